@@ -1,0 +1,101 @@
+"""The bytes being read: a whole file, a stretch of one, or bytes that only exist in memory.
+
+Everything goes through `os.pread`, never a memory map: a file that another process truncates while
+its header is read ends in a `TruncatedError` and not in SIGBUS, and what is held is what was asked for.
+Offsets are absolute in the file, whatever the stretch.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from replay_core.errors import TruncatedError
+from replay_core.records import FileBytes, Inline
+
+_SWAPPABLE = {2: "H", 4: "I", 8: "Q"}
+
+
+class Region:
+    """`start`..`end` of the open file `fd`; of `memory` instead, where the file holds the bytes encoded."""
+
+    __slots__ = ("end", "fd", "memory", "path", "start")
+
+    def __init__(self, path: Path, fd: int, start: int, end: int, memory: bytes | None = None) -> None:
+        self.path = path
+        self.fd = fd
+        self.start = start
+        self.end = end
+        self.memory = memory
+
+    def part(self, offset: int, nbytes: int) -> Region:
+        """The stretch of `nbytes` from `offset`; the caller has checked that it lies inside."""
+        return Region(self.path, self.fd, offset, offset + nbytes, self.memory)
+
+    def in_memory(self, data: bytes) -> Region:
+        """Bytes that this region's file holds in another encoding."""
+        return Region(self.path, -1, 0, len(data), data)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Exactly `nbytes` from `offset`.
+
+        Raises:
+            TruncatedError: the region, or the file underneath, ends before.
+        """
+        if offset < self.start or nbytes < 0 or offset + nbytes > self.end:
+            raise self.truncated(offset + nbytes)
+        if self.memory is not None:
+            return self.memory[offset : offset + nbytes]
+        data = os.pread(self.fd, nbytes, offset)
+        if len(data) != nbytes:
+            raise self.truncated(offset + nbytes, offset + len(data))
+        return data
+
+    def truncated(self, needed: int, found: int | None = None) -> TruncatedError:
+        """The error for a region that should have reached `needed`."""
+        found = self.end if found is None else found
+        return TruncatedError(
+            "the file ends before what it declares",
+            file=str(self.path),
+            expected=f"at least {needed - self.start} bytes",
+            found=f"{found - self.start} bytes",
+            hint="the writer was stopped, or the copy is not complete",
+        )
+
+    def source(
+        self,
+        offset: int,
+        nbytes: int,
+        itemsize: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        big_endian: bool,
+    ) -> FileBytes | Inline:
+        """Where a tensor's bytes lie; the little-endian bytes in C order where no file holds them as they are."""
+        if self.memory is None:
+            return FileBytes(self.path, offset, nbytes, strides, big_endian)
+        data = self.memory[offset : offset + nbytes]
+        if strides is not None:
+            starts = _element_starts(shape, strides, itemsize)
+            data = b"".join(data[start : start + itemsize] for start in starts)
+        return Inline(_swapped(data, itemsize) if big_endian else data)
+
+
+def _element_starts(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Iterator[int]:
+    steps = [range(0, length * stride, stride) if stride else (0,) * length
+             for length, stride in zip(shape, strides, strict=True)]  # fmt: skip
+    return (sum(index) * itemsize for index in product(*steps))
+
+
+def _swapped(data: bytes, itemsize: int) -> bytes:
+    code = _SWAPPABLE.get(itemsize)
+    if code is None:
+        return data
+    numbers = array(code, data)
+    numbers.byteswap()
+    return numbers.tobytes()
+
+

@@ -1,0 +1,116 @@
+"""Flattens the tree a container holds into named TensorRefs: dotted paths, columns for lists of dicts.
+
+    {"loss": .1, "metrics": {"kl": 0.0}}             ->  loss, metrics.kl
+    {"trajectories": [{"tokens": [..]}, ...]}        ->  trajectories.tokens, ragged rows end to end
+    {"samples": [tensor, tensor]}                    ->  samples.0, samples.1
+
+`None` is no field: two absent values agree, a one-sided one shows up as MISSING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from replay_core.records import Inline, TensorRef, Unreadable
+
+#: A tree nested deeper than this is no training record.
+MAX_DEPTH = 64
+
+_INT64 = 2**63
+
+
+def flatten(tree: Any) -> list[TensorRef]:
+    """Every field of a container's tree, in file order. Two fields never share a name."""
+    fields = list(_walk(tree, "", 0))
+    seen: dict[str, int] = {}
+    unique = []
+    for order, ref in enumerate(fields):
+        name = ref.name or "value"
+        count = seen[name] = seen.get(name, 0) + 1
+        unique.append(ref.with_(name=name if count == 1 else f"{name}#{count}", order=order))
+    return unique
+
+
+def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
+    if depth > MAX_DEPTH:
+        yield TensorRef(name, "none", (), Unreadable(f"nested deeper than {MAX_DEPTH} levels"))
+    elif isinstance(value, TensorRef):
+        yield value.with_(name=name)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _walk(inner, f"{name}.{key}" if name else str(key), depth + 1)
+    elif isinstance(value, (list, tuple)):
+        yield from _sequence(list(value), name, depth)
+    elif value is not None:
+        yield _scalar(value, name)
+
+
+def _scalar(value: Any, name: str) -> TensorRef:
+    if isinstance(value, bool):
+        return TensorRef(name, "bool", (), Inline(value))
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return TensorRef(name, "int64", (), Inline(value))
+    if isinstance(value, float):
+        return TensorRef(name, "float64", (), Inline(value))
+    if isinstance(value, complex):
+        return TensorRef(name, "complex128", (), Inline(value))
+    if isinstance(value, str):
+        return TensorRef(name, "text", (), Inline(value))
+    return TensorRef(name, "text", (), Inline(str(value)))
+
+
+def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
+    if not values:
+        yield TensorRef(name, "float64", (0,), Inline([]))
+    elif _all(values, dict):
+        yield from _columns(values, name, depth)
+    elif (numbers := _number_dtype(values)) is not None:
+        yield TensorRef(name, numbers, (len(values),), Inline(values))
+    elif _all(values, str):
+        yield TensorRef(name, "text", (len(values),), Inline(values))
+    elif _all(values, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
+        yield ragged
+    else:
+        for position, inner in enumerate(values):
+            yield from _walk(inner, f"{name}.{position}" if name else str(position), depth + 1)
+
+
+def _all(values: list[Any], kind: type | tuple[type, ...]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _number_dtype(values: list[Any]) -> str | None:
+    """The dtype of a list of plain numbers, None when it is not one."""
+    kinds = set(map(type, values))
+    if kinds == {bool}:
+        return "bool"
+    if kinds == {int}:
+        return "int64" if -_INT64 <= min(values) and max(values) < _INT64 else None
+    return "float64" if kinds <= {int, float} else None
+
+
+def _ragged(rows: list[Any], name: str) -> TensorRef | None:
+    """Rows of numbers: a matrix when equally long, else laid end to end with their lengths."""
+    flat = [number for row in rows for number in row]
+    dtype = _number_dtype(flat) if flat else "float64"
+    if dtype is None:
+        return None
+    lengths = tuple(len(row) for row in rows)
+    if len(set(lengths)) == 1:
+        return TensorRef(name, dtype, (len(rows), lengths[0]), Inline(flat))
+    return TensorRef(name, dtype, (len(flat),), Inline(flat), rows=lengths, alignment="packed")
+
+
+def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[TensorRef]:
+    """A list of dicts is a table: one field per key, a row per sample."""
+    keys = list(dict.fromkeys(key for sample in samples for key in sample))
+    for key in keys:
+        path = f"{name}.{key}" if name else str(key)
+        present = [sample[key] for sample in samples if sample.get(key) is not None]
+        if len(present) == len(samples):
+            yield from _walk(present, path, depth + 1)
+        else:
+            # Rows that lack the key keep their numbers, so that row i stays sample i.
+            for position, sample in enumerate(samples):
+                yield from _walk(sample.get(key), f"{path}.{position}", depth + 1)

@@ -1,0 +1,114 @@
+"""Recorded inputs of OpenRLHF's Actor.forward: input_dumps/actor_inputs_rank{r}_{timestamp}.pkl, plain pickles.
+
+The files name no step, no micro-batch and no role. They are inferred from rank, timestamp order and
+`return_output` (False in the actor's and the reference's logprob forwards, True in training), and the
+run says so: a new step begins where a forward follows a training batch, and the second identical half
+of a step's forwards is the reference model's (facts: seed_systems.md section 1.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay_core import naming
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.fields import flatten
+from replay_core.errors import RldbgError
+from replay_core.records import Inline, Problem, RecordKey, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.dumps.dialect import Index
+
+name = "openrlhf"
+
+_FILE = re.compile(r"actor_inputs_rank(\d+)_(\d{8}_\d{6}_\d{6})\.pkl$")
+_LIKELY = re.compile(r"actor_inputs_.*\.pkl$")
+_FOLDER = "input_dumps"
+
+INFERRED = (
+    "step, micro and role are inferred from rank, timestamp order and return_output: "
+    "the files themselves name none of them"
+)
+
+
+def detect(path: Path) -> bool:
+    if path.is_file():
+        return _LIKELY.fullmatch(path.name) is not None
+    return path.is_dir() and any(_LIKELY.fullmatch(file.name) for file in _folder(path).iterdir())
+
+
+def _folder(path: Path) -> Path:
+    return path / _FOLDER if (path / _FOLDER).is_dir() else path
+
+
+def index(path: Path) -> Index:
+    from replay_core.dumps.dialect import Index
+
+    found = Index([], notes=[INFERRED])
+    if path.is_file():
+        match = _FILE.fullmatch(path.name)
+        rank = int(match.group(1)) if match else None
+        found.files.append((RecordKey(0, 0, rank, "actor", "batch_inputs"), path))
+        return found
+    streams: dict[int, list[tuple[str, Path]]] = defaultdict(list)
+    odd: list[Path] = []
+    for file in sorted(_folder(path).iterdir()):
+        match = _FILE.fullmatch(file.name)
+        if match:
+            streams[int(match.group(1))].append((match.group(2), file))
+        elif _LIKELY.fullmatch(file.name):
+            odd.append(file)
+    for rank, stream in sorted(streams.items()):
+        found.files += _infer(rank, [file for _, file in sorted(stream)], found.problems)
+    for position, file in enumerate(odd):
+        # Kept apart under no step: it cannot be placed in any rank's order.
+        found.problems.append(Problem(str(file), "the name has no place in the rank's order; listed without a step"))
+        found.files.append((RecordKey(None, position, None, "actor", "batch_inputs"), file))
+    return found
+
+
+def _infer(rank: int, files: list[Path], problems: list[Problem]) -> list[tuple[RecordKey, Path]]:
+    """Keys of one rank's files, in order of time."""
+    steps: list[list[tuple[Path, bool]]] = []
+    trained = True
+    for file in files:
+        training = False
+        try:
+            training = bool(_plain(read_container(file).tree, "return_output"))
+        except RldbgError as error:
+            problems.append(Problem(str(file), error.message))
+        if trained and not training:
+            steps.append([])
+        if not steps:
+            steps.append([])
+        steps[-1].append((file, training))
+        trained = training
+    keyed = []
+    for step, members in enumerate(steps):
+        forwards = sum(not training for _, training in members)
+        complete = any(training for _, training in members)
+        for micro, (file, training) in enumerate(members):
+            # Half of a complete step's forwards are the reference model's, recorded after the actor's.
+            second_half = complete and not training and forwards % 2 == 0 and forwards // 2 <= micro < forwards
+            role = "ref" if second_half else "actor"
+            keyed.append((RecordKey(step, micro, rank, role, "batch_inputs"), file))
+    return keyed
+
+
+def _plain(tree: Any, key: str) -> Any:
+    return tree.get(key) if isinstance(tree, dict) else None
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    fields = flatten(read_container(path).tree)
+    return [
+        ref.with_(
+            canonical=naming.canonical(ref.name),
+            alignment={"sequences": "full", "attention_mask": "full", "action_mask": "response"}.get(ref.name),
+            pad="left+right" if not isinstance(ref.source, Inline) else None,
+        )
+        for ref in fields
+    ]

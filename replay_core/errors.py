@@ -1,0 +1,143 @@
+"""Every error rldbg raises on purpose, and the exit code each one means.
+
+    RldbgError
+    ├── RequestError                 exit 2   the request is wrong
+    │   ├── SelectionError                    no such step, rank, micro-batch, stage
+    │   ├── ModelError                        no such model, no weights, vocabulary too small
+    │   └── RecordExistsError                 a record of that key is already on disk
+    ├── DumpError                    exit 3   the bytes are wrong
+    │   ├── TruncatedError                    the file ends before what it declares
+    │   ├── UnsafeFileError                   the file asks to run code
+    │   ├── NotADumpError                     no dialect knows the directory
+    │   └── NothingComparableError            not one tensor could be compared
+    └── CellError                    exit 4   a replay failed, crashed, or cannot run here
+        ├── UnavailableError                  the setting needs what this machine lacks
+        └── ChildDiedError                    the child process ended without an answer
+
+An error names the file, the tensor, what was expected, what was found and the command that
+helps; it crosses a process boundary as a plain mapping and comes out as the same class.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+
+class ExitCode(IntEnum):
+    """What the process says to the shell. Precedence: 130 > 70 > 3 > 4 > 1 > 0."""
+
+    AGREES = 0
+    DIVERGES = 1
+    BAD_REQUEST = 2
+    BAD_BYTES = 3
+    CELL_FAILED = 4
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+class RldbgError(Exception):
+    """Something the user can act on. Never shown with a traceback."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        tensor: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.tensor = tensor
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        for label in ("file", "tensor", "expected", "found"):
+            value = getattr(self, label)
+            if value is not None:
+                lines.append(f"  {label + ':':<10}{value}")
+        if self.hint:
+            lines += ["", f"hint: {self.hint}"]
+        return "\n".join(lines)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The error as JSON-able data, `type` naming the class."""
+        fields = ("message", "file", "tensor", "expected", "found", "hint")
+        return {"type": type(self).__name__, **{name: getattr(self, name) for name in fields}}
+
+
+class RequestError(RldbgError):
+    """The request is wrong: an unknown option, step, rank or model."""
+
+    exit_code = ExitCode.BAD_REQUEST
+
+
+class SelectionError(RequestError):
+    """No record of the run has the step, rank, micro-batch or stage asked for."""
+
+
+class ModelError(RequestError):
+    """The model cannot be found, has no weights, or does not fit the batch."""
+
+
+class RecordExistsError(RequestError):
+    """A record of that key is already on disk; nothing recorded is ever overwritten."""
+
+
+class DumpError(RldbgError):
+    """The bytes on disk are not what they should be."""
+
+    exit_code = ExitCode.BAD_BYTES
+
+
+class TruncatedError(DumpError):
+    """The file ends before the bytes it declares."""
+
+
+class UnsafeFileError(DumpError):
+    """Reading the file the usual way would run code that it carries."""
+
+
+class NotADumpError(DumpError):
+    """No dialect recognises the path as a dump."""
+
+
+class NothingComparableError(DumpError):
+    """Two dumps share no tensor that could be compared."""
+
+
+class CellError(RldbgError):
+    """A replay cell failed."""
+
+    exit_code = ExitCode.CELL_FAILED
+
+
+class UnavailableError(CellError):
+    """The asked-for setting cannot run on this machine."""
+
+
+class ChildDiedError(CellError):
+    """A child process ended without giving its answer."""
+
+
+def _tree(root: type[RldbgError]) -> dict[str, type[RldbgError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def error_from_mapping(mapping: dict[str, Any]) -> RldbgError:
+    """Rebuild the error that `RldbgError.to_mapping` described; an unknown type is the base class."""
+    kind = _tree(RldbgError).get(str(mapping.get("type")), RldbgError)
+    fields = {name: mapping.get(name) for name in ("file", "tensor", "expected", "found", "hint")}
+    return kind(str(mapping.get("message", "unknown error")), **fields)

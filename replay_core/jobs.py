@@ -1,0 +1,90 @@
+"""What crosses a process boundary: Job in, Events and one document (or error) out. No numpy at import.
+
+The wire is JSON lines. A request is `{"id", "job", "params"}`; an answer is any number of
+`{"id", "event", ...}` lines and then one `{"id", "result"}` or `{"id", "error"}`.
+Every result is a document of the published schema (`export/`), so both ends of a pipe, the
+command line and the screen speak one language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Document = dict[str, Any]
+
+#: Jobs a light child answers without torch, and those that need torch.
+READER_JOBS = ("open", "record", "inspect", "compare")
+REPLAYER_JOBS = ("replay_cell", "demo_train")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of work: its kind (a name of READER_JOBS or REPLAYER_JOBS) and JSON-able parameters."""
+
+    kind: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is: `done` of `total` (None when unknown) of the thing `what` names."""
+
+    done: int
+    total: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line something printed: the job itself, or the model it runs."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Memory and time of a running job: seconds since it began, MiB resident on the host and held on the GPU."""
+
+    elapsed_s: float
+    host_mib: float
+    gpu_mib: float | None
+    cpu_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A piece of the final document, sent early: `{"first_divergence": ...}` or `{"cell": ...}`."""
+
+    document: Document
+
+
+Event = Progress | LogLine | Sample | Partial
+OnEvent = Callable[[Event], None]
+
+_EVENTS: dict[str, type[Event]] = {"progress": Progress, "log": LogLine, "sample": Sample, "partial": Partial}
+_NAMES = {kind: name for name, kind in _EVENTS.items()}
+
+
+def event_to_mapping(event: Event) -> dict[str, Any]:
+    return {"event": _NAMES[type(event)], **{name: getattr(event, name) for name in event.__slots__}}
+
+
+def event_from_mapping(mapping: Mapping[str, Any]) -> Event:
+    kind = _EVENTS[mapping["event"]]
+    return kind(**{name: mapping[name] for name in kind.__slots__})
+
+
+def ignore(_event: Event) -> None:
+    """The listener of a caller that only wants the answer."""
+
+
+class Runner(Protocol):
+    """Runs a job to its end in some process.
+
+    Raises:
+        RldbgError: the error the job raised, or ChildDiedError when its process ended without an answer.
+    """
+
+    def run(self, job: Job, on_event: OnEvent = ignore) -> Document: ...

@@ -1,0 +1,158 @@
+"""How a tensor's token axis maps to (sample, position): padded, packed, response slice, next-token shifted.
+
+Every alignment goes through a TokenLayout. Two layouts of the same samples give, for each token that
+counts, the slot it has in either tensor; padded and packed hidden states then compare token by token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Which token of which sample stands in every slot of a [B, S] or packed [1, T] token axis.
+
+    shape: the token axes, (B, S); a pack is (1, T).
+    sample_BS: sample number, -1 where the slot holds no token (padding).
+    position_BS: position of the token within its sample, 0..L-1; -1 in padding.
+    response_BS: whether the token was generated (None: not known).
+    response_width: A of tensors [B, A] that hold the last A slots (OpenRLHF's action suffix), or None.
+    """
+
+    shape: tuple[int, int]
+    sample_BS: Ints
+    position_BS: Ints
+    response_BS: Bools | None = None
+    response_width: int | None = None
+
+    @classmethod
+    def padded(cls, attention_mask_BS: Any, response_mask: Any = None) -> TokenLayout:
+        """Layout of a padded batch. `response_mask` may be [B, S] or a suffix [B, A].
+
+        Raises:
+            ValueError: the mask is not 2-D, or the response mask fits neither form.
+        """
+        valid_BS = np.asarray(attention_mask_BS).astype(bool)
+        if valid_BS.ndim != 2:
+            raise ValueError(f"attention_mask has {valid_BS.ndim} dimensions, expected 2 ([B, S])")
+        batch, width = valid_BS.shape
+        sample_BS = np.where(valid_BS, np.arange(batch)[:, None], -1)
+        position_BS = np.where(valid_BS, np.cumsum(valid_BS, axis=1) - 1, -1)
+        response_BS, response_width = None, None
+        if response_mask is not None:
+            mask = np.asarray(response_mask).astype(bool)
+            if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] > width:
+                raise ValueError(f"response_mask {mask.shape} does not fit a batch of {valid_BS.shape}")
+            response_width = mask.shape[1]
+            response_BS = np.zeros_like(valid_BS)
+            response_BS[:, width - response_width :] = mask
+            response_BS &= valid_BS
+        return cls((batch, width), sample_BS, position_BS, response_BS, response_width)
+
+    @classmethod
+    def packed(cls, cu_seqlens: Any, total: int | None = None, response_mask_T: Any = None) -> TokenLayout:
+        """Layout of sequences laid end to end in one row: cu_seqlens [n+1], starts at 0, never falls.
+
+        Slots past the last boundary (`total` may exceed it) are padding.
+
+        Raises:
+            ValueError: cu_seqlens does not start at 0, falls, or passes `total`.
+        """
+        bounds = np.asarray(cu_seqlens, dtype=np.int64).reshape(-1)
+        if bounds.size < 2 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+            raise ValueError(f"cu_seqlens must start at 0 and never fall, found {bounds[:8].tolist()}")
+        width = int(bounds[-1]) if total is None else int(total)
+        if bounds[-1] > width:
+            raise ValueError(f"cu_seqlens ends at {int(bounds[-1])}, past the {width} tokens of the pack")
+        lengths = np.diff(bounds)
+        sample_T = np.full(width, -1, dtype=np.int64)
+        position_T = np.full(width, -1, dtype=np.int64)
+        sample_T[: bounds[-1]] = np.repeat(np.arange(lengths.size), lengths)
+        position_T[: bounds[-1]] = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
+        response = None if response_mask_T is None else np.asarray(response_mask_T).astype(bool).reshape(1, -1)
+        return cls((1, width), sample_T[None], position_T[None], response)
+
+    @classmethod
+    def from_position_resets(cls, position_ids_T: Any, response_mask_T: Any = None) -> TokenLayout:
+        """Layout of a pack known only by its position ids: a new sample starts wherever they return to 0."""
+        positions = np.asarray(position_ids_T, dtype=np.int64).reshape(-1)
+        starts = np.flatnonzero(positions == 0)
+        if starts.size == 0 or starts[0] != 0:
+            raise ValueError("position_ids of a pack must start at 0")
+        return cls.packed(np.append(starts, positions.size), positions.size, response_mask_T)
+
+    @property
+    def is_packed(self) -> bool:
+        return self.shape[0] == 1 and self.samples > 1
+
+    @property
+    def samples(self) -> int:
+        return int(self.sample_BS.max(initial=-1)) + 1
+
+    @property
+    def lengths(self) -> Ints:
+        """Tokens of each sample."""
+        valid = self.sample_BS[self.sample_BS >= 0]
+        return np.bincount(valid, minlength=self.samples).astype(np.int64)
+
+    def slots(self, alignment: str = "full", region: str = "valid") -> Ints:
+        """Flat slots (into B*S) of the tokens that count, ordered by (sample, position).
+
+        alignment "full": index t is about token t. "next": index t is about token t + 1, so the last
+        token of each sample has none, and a response region means the token *predicted* is a response token.
+        region: "valid" | "response" (falls back to valid where no response mask is known).
+        """
+        sample = self.sample_BS.reshape(-1)
+        position = self.position_BS.reshape(-1)
+        flat = np.flatnonzero(sample >= 0)
+        flat = flat[np.lexsort((position[flat], sample[flat]))]
+        response = None if self.response_BS is None else self.response_BS.reshape(-1)
+        if alignment == "next":
+            has_next = np.append(sample[flat][1:] == sample[flat][:-1], False)
+            if region == "response" and response is not None:
+                has_next &= np.append(response[flat][1:], False)
+            return flat[has_next]
+        if region == "response" and response is not None:
+            return flat[response[flat]]
+        return flat
+
+    def at(self, slot: int) -> tuple[int, int]:
+        """(sample, position) of a flat slot; (-1, -1) in padding."""
+        return int(self.sample_BS.reshape(-1)[slot]), int(self.position_BS.reshape(-1)[slot])
+
+    def token_axes(self, shape: tuple[int, ...]) -> TokenAxes | None:
+        """How a tensor of `shape` carries this layout's tokens, or None when it does not."""
+        batch, width = self.shape
+        if len(shape) >= 2 and shape[:2] == (batch, width):
+            return TokenAxes(2, 0, width)
+        if len(shape) >= 2 and width > 1 and shape[:2] == (batch, width - 1):
+            return TokenAxes(2, 0, width - 1)
+        if len(shape) >= 1 and shape[0] == batch * width and (batch == 1 or len(shape) == 2):
+            return TokenAxes(1, 0, width)
+        if self.response_width and len(shape) == 2 and shape == (batch, self.response_width):
+            return TokenAxes(2, width - self.response_width, self.response_width)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAxes:
+    """The leading `axes` of a tensor are tokens: `width` slots of each row from `offset` on."""
+
+    axes: int
+    offset: int
+    width: int
+
+    def rows(self, slots: Ints, layout: TokenLayout) -> Ints:
+        """Where the layout's flat slots lie in the tensor's own flattened token axes; -1 where they do not."""
+        batch_width = layout.shape[1]
+        row, column = slots // batch_width, slots % batch_width - self.offset
+        inside = (column >= 0) & (column < self.width)
+        return np.where(inside, row * self.width + column, -1)

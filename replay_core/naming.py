@@ -1,0 +1,209 @@
+"""Canonical names, what a name means, and the order of computation. Standard library only.
+
+A canonical name says what a tensor *is*, whatever its framework called it. From the canonical name
+follow its kind (which tolerances judge it), its mask (which tokens count) and its phase: "first" in
+*first diverging tensor* means first by phase, never by file order or alphabet.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """Where in a training step a tensor is computed. Compared as numbers: smaller is earlier."""
+
+    ROLLOUT_TOKENS = 0
+    MASKS = 1
+    REWARDS = 2
+    VALUES = 3
+    ROLLOUT_LOGPROBS = 4
+    OLD_LOGPROBS = 5
+    REF_LOGPROBS = 6
+    ADVANTAGES = 7
+    INPUTS = 8
+    MODULES = 9
+    LOGPROBS = 10
+    ENTROPY = 11
+    RATIO = 12
+    LOSSES = 13
+    GRADIENTS = 14
+    GRAD_NORM = 15
+    PARAMS = 16
+    METRICS = 17
+    UNKNOWN = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a canonical name implies.
+
+    kind: ids | mask | positions | layout | logprob | activation | gradient | param | loss | value | metric | text | note
+    region: which tokens count: valid (attention_mask) | response (response mask) | all
+    alignment: full (index t is token t) | next (index t is about token t+1) | sample (one per row) | none
+    """
+
+    phase: Phase
+    kind: str
+    region: str = "all"
+    alignment: str = "none"
+
+
+MEANINGS: dict[str, Meaning] = {
+    "input_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids", "valid", "full"),
+    "prompt_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids"),
+    "response_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids"),
+    "target_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids"),
+    "attention_mask": Meaning(Phase.MASKS, "mask", "all", "full"),
+    "response_mask": Meaning(Phase.MASKS, "mask", "all", "full"),
+    "loss_mask": Meaning(Phase.MASKS, "mask", "all", "full"),
+    "prompt_mask": Meaning(Phase.MASKS, "mask", "all", "full"),
+    "cu_seqlens": Meaning(Phase.MASKS, "layout"),
+    "sample_lengths": Meaning(Phase.MASKS, "layout"),
+    "position_ids": Meaning(Phase.MASKS, "positions", "valid", "full"),
+    "reward": Meaning(Phase.REWARDS, "value", "all", "sample"),
+    "token_rewards": Meaning(Phase.REWARDS, "value", "response", "next"),
+    "values": Meaning(Phase.VALUES, "value", "response", "next"),
+    "rollout_logprobs": Meaning(Phase.ROLLOUT_LOGPROBS, "logprob", "response", "next"),
+    "old_logprobs": Meaning(Phase.OLD_LOGPROBS, "logprob", "response", "next"),
+    "ref_logprobs": Meaning(Phase.REF_LOGPROBS, "logprob", "response", "next"),
+    "advantages": Meaning(Phase.ADVANTAGES, "value", "response", "next"),
+    "returns": Meaning(Phase.ADVANTAGES, "value", "response", "next"),
+    "policy_logprobs": Meaning(Phase.LOGPROBS, "logprob", "response", "next"),
+    "entropy": Meaning(Phase.ENTROPY, "value", "response", "next"),
+    "is_ratio": Meaning(Phase.RATIO, "value", "response", "next"),
+    "token_loss": Meaning(Phase.LOSSES, "loss", "response", "next"),
+    "pg_loss": Meaning(Phase.LOSSES, "loss"),
+    "entropy_loss": Meaning(Phase.LOSSES, "loss"),
+    "kl_loss": Meaning(Phase.LOSSES, "loss"),
+    "loss": Meaning(Phase.LOSSES, "loss"),
+    "grad": Meaning(Phase.GRADIENTS, "gradient"),
+    "grad_norm": Meaning(Phase.GRAD_NORM, "gradient"),
+    "param": Meaning(Phase.PARAMS, "param"),
+}
+
+#: Names one meaning has in every framework that uses them; names that frameworks disagree about
+#: (`logprobs`, `log_probs`) stand in the dialects' own tables.
+ALIASES: dict[str, str] = {
+    "sequences": "input_ids",
+    "query_responses": "input_ids",
+    "token_ids": "input_ids",
+    "tokens": "input_ids",
+    "action_mask": "response_mask",
+    "completion_mask": "response_mask",
+    "completion_ids": "response_ids",
+    "responses": "response_ids",
+    "prompts": "prompt_ids",
+    "target_tokens": "target_ids",
+    "action_log_probs": "old_logprobs",
+    "old_log_probs": "old_logprobs",
+    "old_per_token_logps": "old_logprobs",
+    "base_action_log_probs": "ref_logprobs",
+    "ref_log_prob": "ref_logprobs",
+    "ref_log_probs": "ref_logprobs",
+    "ref_per_token_logps": "ref_logprobs",
+    "reference_policy_logprobs": "ref_logprobs",
+    "rollout_log_probs": "rollout_logprobs",
+    "sampling_per_token_logps": "rollout_logprobs",
+    "per_token_logps": "policy_logprobs",
+    "curr_logprobs": "policy_logprobs",
+    "log_probs": "policy_logprobs",
+    "logprobs": "rollout_logprobs",
+    "prob_ratio": "is_ratio",
+    "elementwise_loss": "token_loss",
+    "effective_valid": "response_mask",
+    "entropys": "entropy",
+    "rewards": "reward",
+    "score": "reward",
+    "scores": "reward",
+    "gradient": "grad",
+    "token_level_rewards": "token_rewards",
+}
+
+#: Bookkeeping a trainer stores beside its tensors: listed and shown, never first, never judged.
+NOTES = frozenset(
+    {
+        "step", "rank", "micro", "micro_idx", "micro_batch", "timestamp", "batch_size", "seq_len", "log_probs_shape",
+        "entropy_shape", "num_trajectories", "num_datums", "return_output", "allgather_logits", "return_logprobs",
+        "return_entropy", "packed_seq_lens", "shape", "dtype",
+    }
+)  # fmt: skip
+
+_MODULE = re.compile(r"\.(inputs|output)(\.|$)")
+_WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|_fsdp_wrapped_module\.|base_model\.model\.)+")
+_UNKNOWN = Meaning(Phase.UNKNOWN, "value")
+
+
+def canonical(name: str, table: dict[str, str] | None = None) -> str:
+    """The canonical name of a tensor a framework calls `name`; `name` itself where nothing is known.
+
+    `table` holds a dialect's own words and goes before the general ones. A dotted path is looked up
+    whole, then by its last part (`trajectories.tokens` is `trajectories.input_ids`).
+    """
+    if table and name in table:
+        return table[name]
+    if name in MEANINGS:
+        return name
+    if is_module_tensor(name) or name.startswith(("grad.", "param.")):
+        return _without_wrappers(name)
+    if name in ALIASES:
+        return ALIASES[name]
+    head, _, last = name.rpartition(".")
+    if head:
+        known = (table or {}).get(last) or ALIASES.get(last)
+        return f"{head}.{known}" if known else name
+    return name
+
+
+def _without_wrappers(name: str) -> str:
+    for prefix in ("grad.", "param."):
+        if name.startswith(prefix):
+            return prefix + _WRAPPERS.sub("", name[len(prefix) :])
+    name = _WRAPPERS.sub("", name)
+    return name[len("model.") :] if name.startswith("model.") else name
+
+
+def is_module_tensor(name: str) -> bool:
+    """Whether the name is a module's recorded input or output: `layers.0.mlp.inputs.0`, `layers.0.mlp.output`."""
+    return _MODULE.search(name) is not None
+
+
+def module_of(name: str) -> str:
+    """The module a tensor belongs to: `layers.0.mlp` of `layers.0.mlp.output.1`."""
+    found = _MODULE.search(name)
+    return name[: found.start()] if found else name
+
+
+def is_input(name: str) -> bool:
+    """Whether the name is a module's recorded input (not its output)."""
+    found = _MODULE.search(name)
+    return bool(found and found.group(1) == "inputs")
+
+
+def meaning(name: str) -> Meaning:
+    """What a canonical name implies; an unknown name has no phase and is judged as a plain value."""
+    known = MEANINGS.get(name)
+    if known:
+        return known
+    if is_module_tensor(name):
+        tail = name[len(module_of(name)) + 1 :]
+        if tail.endswith("attention_mask"):
+            return Meaning(Phase.MODULES, "mask")
+        if tail.endswith("position_ids"):
+            return Meaning(Phase.MODULES, "positions", "valid", "full")
+        return Meaning(Phase.MODULES, "activation", "valid", "full")
+    if name.startswith("grad."):
+        return Meaning(Phase.GRADIENTS, "gradient")
+    if name.startswith("param."):
+        return Meaning(Phase.PARAMS, "param")
+    last = name.rpartition(".")[2]
+    if last in NOTES:
+        return Meaning(Phase.UNKNOWN, "note")
+    if name.startswith("metrics."):
+        return Meaning(Phase.METRICS, "metric")
+    if last in MEANINGS:
+        inner = MEANINGS[last]
+        return Meaning(inner.phase, inner.kind, "all", "none")
+    return _UNKNOWN

@@ -1,0 +1,83 @@
+"""Puts a file under its final name whole or not at all, and never over one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from replay_core.errors import RecordExistsError
+
+
+def commit(path: Path, write: Callable[[IO[bytes]], None]) -> int:
+    """Write a new file atomically: temporary name, fsync, link to the final name. Returns its size in bytes.
+
+    The link fails where the name exists, so two writers of one key cannot overwrite each other.
+
+    Raises:
+        RecordExistsError: the final name is taken.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        _link(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    _sync_directory(path.parent)
+    return size
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise RecordExistsError(
+            "a record of this key is already on disk; nothing recorded is ever overwritten",
+            file=str(path),
+            hint="give the second write its own micro number, or record into a new directory",
+        ) from None
+    except OSError:
+        # A filesystem without hard links (some FUSE and SMB mounts): claim the name, then rename over the claim.
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            raise RecordExistsError("a record of this key is already on disk", file=str(path)) from None
+        os.replace(temporary, path)
+
+
+def replace_whole(path: Path, data: bytes) -> None:
+    """Write or rewrite a small file atomically (the manifest): readers see the old text or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line in a single write, so a reader that follows never sees half of it twice."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,325 @@
+"""The nouns every room shares: RecordKey, TensorRef, Record, Run. No numpy at import.
+
+A *record* is one file's worth of one key; samples are rows of its tensors. A *run* is every record
+of one dump (or of several directories that belong together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import SelectionError
+
+#: The dump points a record can come from, in the order a training step passes them.
+STAGES = (
+    "trajectory",
+    "prepared_trajectories",
+    "datums",
+    "old_log_probs",
+    "ref_log_probs",
+    "values",
+    "forward_data",
+    "is_loss_debug",
+    "loss",
+    "batch_inputs",
+    "modules",
+    "gradient",
+    "param",
+    "optimizer",
+    "training_metrics",
+    "tensors",
+)
+
+ROLES = ("rollout", "reward", "actor", "ref", "critic")
+
+#: Bytes per element, for every dtype rldbg can hold in numpy + ml_dtypes.
+ITEMSIZE = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKey:
+    """Which computation a record holds. A part the dialect lacks is `None`.
+
+    `epoch` and `minibatch` stand beside the key: `micro` already runs across them within
+    (step, rank), so they explain a record without identifying it.
+    """
+
+    step: int | None = None
+    micro: int | None = None
+    rank: int | None = None
+    role: str | None = "actor"
+    stage: str = "tensors"
+    epoch: int | None = field(default=None, compare=False)
+    minibatch: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{label} {value}"
+            for label, value in (("step", self.step), ("rank", self.rank), ("micro", self.micro))
+            if value is not None
+        ]
+        role = f"{self.role}/" if self.role not in (None, "actor") else ""
+        return " ".join([*parts, f"{role}{self.stage}"])
+
+    @property
+    def order(self) -> tuple[int, int, int, int, int]:
+        """Sort key: step, micro, stage as the step passes them, role, rank. None sorts first."""
+        stage = STAGES.index(self.stage) if self.stage in STAGES else len(STAGES)
+        role = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
+        none_first = [-1 if part is None else part for part in (self.step, self.micro, self.rank)]
+        return (none_first[0], none_first[1], stage, role, none_first[2])
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {
+            "step": self.step, "micro": self.micro, "rank": self.rank, "role": self.role, "stage": self.stage,
+            "epoch": self.epoch, "minibatch": self.minibatch,
+        }  # fmt: skip
+
+    @classmethod
+    def from_mapping(cls, mapping: dict[str, Any]) -> RecordKey:
+        return cls(**{name: mapping.get(name) for name in cls.__slots__ if name in mapping})
+
+
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """Where a tensor's bytes lie: `nbytes` from `offset` of the file, little-endian.
+
+    `strides` are in elements; None means contiguous in C order. `storage_nbytes` bytes from
+    `storage_offset` are the whole storage that a strided view may touch.
+    """
+
+    path: Path
+    offset: int
+    nbytes: int
+    strides: tuple[int, ...] | None = None
+    big_endian: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A value that stood in the file's own structure: a number, a text, a list of numbers."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A field that is there but cannot be read, and why. Never compared, always counted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A tensor's name, dtype, shape and where its bytes lie. Reading happens in `pages.py`.
+
+    `rows` is set for a ragged list of rows stored one after the other: the length of each row
+    (shape is then the shape of the concatenation).
+    `canonical` is the project-wide name (`naming.py`); None until a dialect names it.
+    `alignment` says what the token axis means: full | response | next | packed | sample | None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: FileBytes | Inline | Unreadable
+    canonical: str | None = None
+    alignment: str | None = None
+    pad: str | None = None
+    rows: tuple[int, ...] | None = None
+    order: int | None = None
+    digest: str | None = None
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logical tensor (not of the storage a view may share)."""
+        return self.numel * ITEMSIZE.get(self.dtype, 0)
+
+    @property
+    def is_text(self) -> bool:
+        return self.dtype == "text"
+
+    @property
+    def is_readable(self) -> bool:
+        return not isinstance(self.source, Unreadable)
+
+    def with_(self, **changes: Any) -> TensorRef:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something about a dump that a reader must know before trusting it."""
+
+    where: str
+    what: str
+
+
+class Record:
+    """One key of a run: where it lies, and its tensors once somebody looks.
+
+    `names` are the field names when they are known without opening the file, else None.
+    """
+
+    def __init__(
+        self,
+        key: RecordKey,
+        path: Path,
+        load: Callable[[], Sequence[TensorRef]],
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        self.key = key
+        self.path = path
+        self.names = names
+        self._load = load
+        self._tensors: tuple[TensorRef, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Record({self.key}, {self.path.name})"
+
+    def tensors(self) -> tuple[TensorRef, ...]:
+        """The record's fields in file order. Reads headers, never tensor bytes.
+
+        Raises:
+            DumpError: the file cannot be read, or asks to run code.
+        """
+        if self._tensors is None:
+            self._tensors = tuple(self._load())
+            self.names = tuple(ref.name for ref in self._tensors)
+        return self._tensors
+
+    def get(self, name: str) -> TensorRef | None:
+        """The tensor of that name or canonical name, or None."""
+        for ref in self.tensors():
+            if ref.name == name:
+                return ref
+        for ref in self.tensors():
+            if ref.canonical == name:
+                return ref
+        return None
+
+
+@dataclass(slots=True)
+class Run:
+    """Every record of one dump, sorted by key, with what is wrong and what was inferred."""
+
+    path: Path
+    dialect: str
+    records: list[Record]
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    #: Flags the records were computed with, where the dump says so (a replay's own settings).
+    flags: dict[str, Any] | None = None
+    #: Step -> directory of the weights that computed it, where the dump says so.
+    models: dict[int | None, str] = field(default_factory=dict)
+
+    def steps(self) -> list[int | None]:
+        return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))
+
+    def select(
+        self,
+        step: Selection | None = None,
+        rank: Selection | None = None,
+        micro: Selection | None = None,
+        stage: str | None = None,
+        role: str | None = None,
+    ) -> list[Record]:
+        """The records that match; a part a record lacks (None) matches every selection but step's.
+
+        Raises:
+            SelectionError: nothing matches; names what exists.
+        """
+        chosen = [
+            record
+            for record in self.records
+            if (step is None or step.has(record.key.step))
+            and (rank is None or record.key.rank is None or rank.has(record.key.rank))
+            and (micro is None or record.key.micro is None or micro.has(record.key.micro))
+            and (stage is None or record.key.stage == stage)
+            and (role is None or record.key.role == role)
+        ]
+        if chosen:
+            return chosen
+        asked = [
+            f"{label} {value}"
+            for label, value in (("step", step), ("rank", rank), ("micro", micro), ("stage", stage), ("role", role))
+            if value is not None
+        ]
+        raise SelectionError(
+            f"no record of {' '.join(asked)}",
+            file=str(self.path),
+            expected="one of " + self._grid(),
+            found=" ".join(asked),
+            hint=f"rldbg ls {self.path}",
+        )
+
+    def _grid(self) -> str:
+        def spans(values: Iterable[int | None]) -> str:
+            numbers = sorted({value for value in values if value is not None})
+            if not numbers:
+                return "none"
+            runs, start = [], numbers[0]
+            for here, after in zip(numbers, [*numbers[1:], None], strict=True):
+                if after != here + 1:
+                    runs.append(f"{start}" if start == here else f"{start}..{here}")
+                    start = after if after is not None else here
+            return ",".join(runs)
+
+        keys = [record.key for record in self.records]
+        return (
+            f"step {spans(k.step for k in keys)}; rank {spans(k.rank for k in keys)}; "
+            f"micro {spans(k.micro for k in keys)}; stage {', '.join(sorted({k.stage for k in keys}))}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Numbers picked on the command line: `3`, `0,2`, `0:4` (end excluded), `all`."""
+
+    text: str
+    numbers: frozenset[int] | None = None
+    span: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, text: str | int) -> Selection:
+        """Read a selector.
+
+        Raises:
+            SelectionError: the text is not one of the four forms.
+        """
+        text = str(text).strip()
+        try:
+            if text == "all":
+                return cls(text)
+            if ":" in text:
+                start, end = text.split(":")
+                return cls(text, span=(int(start or 0), int(end) if end else 2**63))
+            return cls(text, numbers=frozenset(int(part) for part in text.split(",")))
+        except ValueError:
+            raise SelectionError(
+                f"cannot read the selection {text!r}", expected="3, 0,2, 0:4 or all", found=text
+            ) from None
+
+    def has(self, number: int | None) -> bool:
+        if self.text == "all":
+            return True
+        if number is None:
+            return False
+        if self.span is not None:
+            return self.span[0] <= number < self.span[1]
+        return number in (self.numbers or ())
+
+    def __str__(self) -> str:
+        return self.text
