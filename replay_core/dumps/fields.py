@@ -86,7 +86,7 @@ def _number_dtype(values: list[Any]) -> str | None:
     if kinds == {bool}:
         return "bool"
     if kinds == {int}:
-        return "int64" if -_INT64 <= min(values) and max(values) < _INT64 else None
+        return "int64" if min(values) >= -_INT64 and max(values) < _INT64 else None
     return "float64" if kinds <= {int, float} else None
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.records import RecordKey, TensorRef
-
-if TYPE_CHECKING:
-    from replay_core.dumps.dialect import Index
 
 name = "file"
 
@@ -21,11 +18,11 @@ def detect(path: Path) -> bool:
 
 
 def index(path: Path) -> Index:
-    from replay_core.dumps.dialect import Index
-
     # Reading now makes a file that is no container an error at opening, where the user looks.
     read_container(path)
-    return Index([(RecordKey(stage="tensors", role=None), path)], notes=["a single file: it names no step, rank or micro"])
+    return Index(
+        [(RecordKey(stage="tensors", role=None), path)], notes=["a single file: it names no step, rank or micro"]
+    )
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:

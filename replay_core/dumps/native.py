@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.errors import DumpError
 from replay_core.records import STAGES, Problem, RecordKey, TensorRef
-
-if TYPE_CHECKING:
-    from replay_core.dumps.dialect import Index
 
 name = "native"
 
@@ -34,8 +32,6 @@ def detect(path: Path) -> bool:
 
 
 def index(path: Path) -> Index:
-    from replay_core.dumps.dialect import Index
-
     manifest = _manifest(path / "manifest.json")
     found = Index([], flags=manifest.get("flags") or None)
     found.models = {

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.records import Inline, Problem, RecordKey, TensorRef
-
-if TYPE_CHECKING:
-    from replay_core.dumps.dialect import Index
 
 name = "nexrl"
 
@@ -34,8 +31,6 @@ def detect(path: Path) -> bool:
 
 
 def index(path: Path) -> Index:
-    from replay_core.dumps.dialect import Index
-
     found = Index([])
     for stage in STAGES:
         if not (path / stage).is_dir():
@@ -58,8 +53,12 @@ def _number(text: str | None) -> int | None:
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """Fields of one file. log_probs, entropy and response_mask hold at index t what is said of token t + 1."""
     fields = flatten(read_container(path).tree)
-    parameter = next((ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None)
-    return [ref.with_(canonical=_canonical(ref.name, key.stage, parameter), alignment=_alignment(ref)) for ref in fields]
+    parameter = next(
+        (ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None
+    )
+    return [
+        ref.with_(canonical=_canonical(ref.name, key.stage, parameter), alignment=_alignment(ref)) for ref in fields
+    ]
 
 
 def _canonical(field: str, stage: str, parameter: object) -> str:
@@ -76,4 +75,8 @@ def _canonical(field: str, stage: str, parameter: object) -> str:
 def _alignment(ref: TensorRef) -> str | None:
     if ref.rows is not None:
         return "packed"
-    return "next" if len(ref.shape) == 2 and ref.name in ("log_probs", "entropy", "response_mask", "old_log_probs") else None
+    return (
+        "next"
+        if len(ref.shape) == 2 and ref.name in ("log_probs", "entropy", "response_mask", "old_log_probs")
+        else None
+    )

@@ -11,16 +11,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Problem, RecordKey, TensorRef
-
-if TYPE_CHECKING:
-    from replay_core.dumps.dialect import Index
 
 name = "openrlhf"
 
@@ -45,8 +43,6 @@ def _folder(path: Path) -> Path:
 
 
 def index(path: Path) -> Index:
-    from replay_core.dumps.dialect import Index
-
     found = Index([], notes=[INFERRED])
     if path.is_file():
         match = _FILE.fullmatch(path.name)

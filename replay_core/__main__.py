@@ -1,0 +1,229 @@
+"""The child process: `python -m replay_core [reader|replayer]` answers jobs over stdio until stdin ends.
+
+    main thread      performs one job at a time
+    wire thread      reads requests; a cancel interrupts the main thread; EOF ends the process at once
+    sampler thread   a Sample per second while a torch job runs
+
+Nobody imports this module but the tests of it. A job that fails is an answer; the process lives on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from replay_core.errors import RldbgError
+from replay_core.executors import wire
+from replay_core.jobs import Document, Event, Job, OnEvent, event_to_mapping
+
+Perform = Callable[[Job, OnEvent], Document]
+
+#: Added to the nice value: a child must not slow a trainer on the same machine.
+NICENESS = 5
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoReturn:
+    """Answer jobs until stdin ends. `perform` stands in for the workbench in tests of this loop."""
+    options = argparse.ArgumentParser(prog="python -m replay_core", description=__doc__)
+    options.add_argument("role", nargs="?", choices=(wire.READER, wire.REPLAYER), default=wire.REPLAYER)
+    options.add_argument(
+        "--die-with-parent", action="store_true", help="ask the kernel (Linux) to end us with our parent"
+    )
+    chosen = options.parse_args(argv)
+
+    requests_fd, answers_fd = _take_the_wire()
+    faulthandler.enable(all_threads=True)
+    if chosen.die_with_parent:
+        _die_with_parent()
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(NICENESS)
+    if chosen.role == wire.READER:
+        _limit_memory()
+    _Loop(perform or _workbench, requests_fd, answers_fd).run()
+
+
+def _workbench(job: Job, on_event: OnEvent) -> Document:
+    # Deferred: a child answers its first cancel before the workbench and what it needs are imported.
+    from replay_core.workbench import perform
+
+    return perform(job, on_event)
+
+
+class _Loop:
+    """Requests in, events and answers out."""
+
+    def __init__(self, perform: Perform, requests_fd: int, answers_fd: int) -> None:
+        self._perform = perform
+        self._requests = os.fdopen(requests_fd, "rb")
+        self._answers_fd = answers_fd
+        self._answering = threading.Lock()
+        self._waiting: queue.SimpleQueue[tuple[int, Job]] = queue.SimpleQueue()
+        self._cancelled: set[int] = set()
+        self._running: int | None = None
+
+    def run(self) -> NoReturn:
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        threading.Thread(target=self._listen, name="wire", daemon=True).start()
+        while True:
+            number, job = self._waiting.get()
+            try:
+                self._answer(number, job)
+            except KeyboardInterrupt:  # came between the job's end and its answer
+                self._running = None
+                self._send(number, {"error": _cancelled(job)})
+
+    def _listen(self) -> None:
+        for line in self._requests:
+            message = wire.decode(line)
+            if message is None:
+                os.write(2, b"not a request: %r\n" % line[:200])
+            elif message.get("cancel"):
+                self._cancelled.add(message["id"])
+                if hasattr(signal, "pthread_kill"):
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            else:
+                self._waiting.put((message["id"], Job(message["job"], message.get("params") or {})))
+        _leave()
+
+    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._running in self._cancelled:
+            self._cancelled.discard(self._running or 0)
+            raise KeyboardInterrupt
+
+    def _answer(self, number: int, job: Job) -> None:
+        def on_event(event: Event) -> None:
+            self._send(number, event_to_mapping(event))
+
+        try:
+            self._running = number
+            if number in self._cancelled:
+                raise KeyboardInterrupt
+            with _samples(job, on_event):
+                result = self._perform(job, on_event)
+            self._running = None  # from here on a cancel comes too late
+            line = wire.encode({"id": number, "result": result})
+        except KeyboardInterrupt:
+            line = wire.encode({"id": number, "error": _cancelled(job)})
+        except RldbgError as error:
+            line = wire.encode({"id": number, "error": error.to_mapping()})
+        except BaseException as error:
+            line = wire.encode({"id": number, "error": _unexpected(job, error).to_mapping()})
+        self._running = None
+        self._cancelled.discard(number)
+        # The parent delivers what the job printed before it delivers the answer.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os.write(2, wire.end_mark(number).encode())
+        self._write(line)
+
+    def _send(self, number: int, content: dict[str, Any]) -> None:
+        self._write(wire.encode({"id": number, **content}))
+
+    def _write(self, line: bytes) -> None:
+        with self._answering:
+            rest = memoryview(line)
+            try:
+                while rest:
+                    rest = rest[os.write(self._answers_fd, rest) :]
+            except BrokenPipeError:
+                _leave()
+
+
+@contextlib.contextmanager
+def _samples(job: Job, on_event: OnEvent) -> Any:
+    if wire.role_of(job) != wire.REPLAYER:
+        yield
+        return
+    # Deferred: psutil costs a reader 20 ms and would sample nothing there.
+    from replay_core.telemetry import Sampler
+
+    with Sampler(on_event):
+        yield
+
+
+def _take_the_wire() -> tuple[int, int]:
+    """Keep stdin and stdout for the wire; a job that prints writes to stderr, one that reads finds nothing."""
+    requests_fd, answers_fd = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(line_buffering=True)
+    return requests_fd, answers_fd
+
+
+def _leave() -> NoReturn:
+    """End now, with every process a job started, whatever the main thread is doing."""
+    if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
+        wire.kill_group(os.getpid())
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    # stdin EOF does the same, but a thread must run to see it, and native code may hold the interpreter.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _limit_memory() -> None:
+    """RLIMIT_DATA for a reader: half of the machine's memory, at least 2 GiB.
+
+    A reader streams and maps files (shared maps do not count), so it needs a fraction of this; a file
+    that makes it ask for more becomes a MemoryError of one job and not a machine that swaps.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = max(memory // 2, 2 << 30)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _cancelled(job: Job) -> dict[str, Any]:
+    return wire.JobCancelledError(f"{job.kind} was cancelled").to_mapping()
+
+
+def _unexpected(job: Job, error: BaseException) -> RldbgError:
+    if isinstance(error, MemoryError):
+        hint = "the job asked for more memory than its process may have"
+    else:
+        hint = "where the traceback ends in rldbg and not in the model's own code, please report it with that file"
+    return RldbgError(
+        f"{job.kind} stopped on {type(error).__name__}: {error}",
+        file=_crash_file(job, error),
+        hint=hint,
+    )
+
+
+def _crash_file(job: Job, error: BaseException) -> str | None:
+    """Write the traceback, without the values of variables, where only its owner can read it."""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix=f"rldbg-crash-{job.kind}-", suffix=".txt")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"job {job.kind}\n")
+            file.writelines(traceback.format_exception(type(error), error, error.__traceback__))
+    except OSError:
+        return None
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Open a file, find out which container it is, read it: the room's door."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.containers.loading import Loading
+from replay_core.dumps.containers.plain_pickle import read_plain_pickle
+from replay_core.dumps.containers.region import Region
+from replay_core.dumps.containers.safetensors_file import read_safetensors
+from replay_core.dumps.containers.sniff import HEAD, kind_of
+from replay_core.dumps.containers.torch_legacy import read_torch_legacy, read_unsettled
+from replay_core.dumps.containers.torch_zip import read_torch_zip
+from replay_core.errors import DumpError, RldbgError, TruncatedError
+from replay_core.records import FileBytes, TensorRef
+
+_READERS: dict[str, Callable[[Loading], Any]] = {
+    "torch_zip": read_torch_zip,
+    "torch_legacy": read_torch_legacy,
+    "pickle": read_plain_pickle,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file holds: nested dict, list, tuple, number, text and None, the tensors as `TensorRef`s.
+
+    A framework's record object is `{"__class__": name, "state": …}`. Bytes of 256 and more are uint8 tensors.
+    """
+
+    container: str
+    tree: Any
+    notes: tuple[str, ...] = ()
+    """What was left out on purpose."""
+    problems: tuple[str, ...] = ()
+    """What a reader must know before trusting the tree."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """safetensors' `__metadata__`."""
+
+
+def read_container(path: Path | str, *, inert: Iterable[str] = ()) -> Content:
+    """Read a file's structure. No tensor's bytes are read and nothing the file names is run.
+
+    Args:
+        path: a torch zip, a torch legacy stream, a pickle or safetensors.
+        inert: further classes (`package.module.Class`) to keep as `{"__class__": …, "state": …}`.
+
+    Raises:
+        NotADumpError: the file is none of these.
+        UnsafeFileError: the pickle names something that is not on the allow-list.
+        DumpError: it is damaged, or cannot be opened.
+    """
+    path = Path(os.path.abspath(path))
+    return _opened(path, None, frozenset(inert))
+
+
+def read_nested(ref: TensorRef, *, inert: Iterable[str] = ()) -> Content:
+    """Read the file that a uint8 tensor's bytes are, offsets absolute in the outer file.
+
+    Raises:
+        DumpError: as `read_container`; or the tensor is not plain bytes of a file.
+    """
+    source = ref.source
+    if ref.dtype != "uint8" or not isinstance(source, FileBytes) or source.strides is not None:
+        raise DumpError("only plain bytes of a file can hold another file", tensor=ref.name or None, found=ref.dtype)
+    return _opened(source.path, (source.offset, source.nbytes), frozenset(inert))
+
+
+def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> Content:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise DumpError(f"cannot open the file: {getattr(error, 'strerror', None) or error}", file=str(path)) from None
+    try:
+        size = os.fstat(fd).st_size
+        offset, nbytes = part or (0, size)
+        region = Region(path, fd, offset, offset + nbytes)
+        if offset + nbytes > size:
+            raise region.truncated(offset + nbytes, size)
+        return _read(Loading(region, inert))
+    except RldbgError:
+        raise
+    except OSError as error:
+        raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, struct.error) as error:
+        # The last fence: bytes that no check foresaw are still the bytes' fault.
+        raise DumpError(f"the file is damaged: {type(error).__name__}: {error}", file=str(path)) from error
+    finally:
+        os.close(fd)
+
+
+def _head(region: Region) -> bytes:
+    if region.end == region.start:
+        raise TruncatedError("the file is empty", file=str(region.path), expected="a dump", found="0 bytes")
+    return region.read(region.start, min(HEAD, region.end - region.start))
+
+
+def _read(loading: Loading) -> Content:
+    kind = kind_of(_head(loading.region), str(loading.region.path))
+    metadata: dict[str, str] = {}
+    if kind == "safetensors":
+        tree, metadata = read_safetensors(loading)
+    else:
+        tree = _READERS[kind](loading)
+    return Content(kind, tree, tuple(loading.notes), tuple(loading.problems), metadata)
+
+
+def read_torch_stream(loading: Loading) -> Any:
+    """A torch file nested in a pickle's bytes, for the builders: a legacy storage stays a storage."""
+    kind = kind_of(_head(loading.region), str(loading.region.path))
+    if kind == "torch_legacy":
+        return read_unsettled(loading)
+    if kind == "torch_zip":
+        return read_torch_zip(loading)
+    raise loading.malformed("a nested torch file that is a plain pickle", expected="a torch zip or legacy stream")

@@ -1,0 +1,192 @@
+"""torch's zip: `data.pkl`, the storages beside it, the byte order. Our own directory parser.
+
+`zipfile` looks for the directory's end anywhere in the last 64 KB and builds an object per record; a
+torch zip has hundreds, and only their offsets are needed. Storages must be stored, not compressed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.pickle_machine import Machine
+from replay_core.dumps.containers.region import Region
+from replay_core.dumps.containers.settle import settle
+from replay_core.dumps.containers.symbols import StorageClass
+from replay_core.dumps.containers.torch_rebuild import Storage
+from replay_core.errors import NotADumpError
+from replay_core.records import ITEMSIZE
+
+_END = struct.Struct("<4s4H2IH")
+_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_ENTRY = struct.Struct("<4s4xHH4xIIIHHH8xI")
+_LOCAL = struct.Struct("<4s22xHH")
+_TAIL = 1 << 16
+
+
+class ZipRecord(NamedTuple):
+    """One file of the zip, as the directory describes it."""
+
+    method: int
+    encrypted: bool
+    crc: int
+    nbytes: int
+    header: int
+
+
+def read_torch_zip(loading: Loading) -> Any:
+    """The tree of a torch zip.
+
+    Raises:
+        DumpError: the zip is damaged or compressed; it is no torch file; its pickle is unsafe.
+    """
+    region = loading.region
+    records = _directory(loading)
+    name = next((name for name in records if name.endswith(b"/data.pkl") and name.count(b"/") == 1), None)
+    if name is None:
+        raise NotADumpError(
+            "a zip that torch.save did not write: it has no data.pkl",
+            file=str(region.path),
+            found=", ".join(name.decode("utf-8", "replace") for name in list(records)[:4]) or "an empty zip",
+        )
+    prefix = name[: -len(b"data.pkl")]
+    order = records.get(prefix + b"byteorder")
+    big_endian = order is not None and _content(loading, order).strip() == b"big"
+    storages: dict[str, Span] = {}
+
+    def storage(cls: StorageClass, key: str, numel: int) -> Storage:
+        span = storages.get(key)
+        if span is None:
+            record = records.get(b"%bdata/%b" % (prefix, key.encode("utf-8", "replace")))
+            if record is None:
+                raise loading.malformed(f"the zip has no record data/{key:.40}", expected="the storage that a tensor views")
+            span = storages[key] = Span(region, _data_offset(loading, record), record.nbytes)
+        if type(numel) is not int or not 0 <= numel * cls.itemsize <= span.nbytes:
+            raise loading.malformed(
+                f"storage {key:.40} is not the size its tensors say",
+                expected=f"{numel} elements of {cls.itemsize} bytes",
+                found=f"{span.nbytes} bytes",
+            )
+        return Storage(span, cls.dtype, ITEMSIZE.get(cls.dtype, 0), big_endian)
+
+    def persistent(pid: Any) -> Storage:
+        if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[1], StorageClass):
+            raise loading.malformed(f"a persistent id that is not torch's: {pid!r:.80}")
+        if type(pid[2]) is not str:
+            raise loading.malformed("a storage key that is not text")
+        return storage(pid[1], pid[2], pid[4])
+
+    loading.persistent, loading.zip_storage = persistent, storage
+    start, nbytes = _data_offset(loading, records[name]), records[name].nbytes
+    value = Machine(loading, region.part(start, nbytes)).run(start)
+    loading.refuse_strangers()
+    if not _checksum_holds(region, start, nbytes, records[name].crc):
+        loading.problems.append("data.pkl does not match its checksum: damaged, or saved with crc32 turned off")
+    return settle(loading, value)
+
+
+def _content(loading: Loading, record: ZipRecord) -> bytes:
+    return loading.region.read(_data_offset(loading, record), min(record.nbytes, 64))
+
+
+def _checksum_holds(region: Region, start: int, nbytes: int, expected: int) -> bool:
+    crc = 0
+    for offset in range(start, start + nbytes, 1 << 20):
+        crc = zlib.crc32(region.read(offset, min(1 << 20, start + nbytes - offset)), crc)
+    return crc == expected
+
+
+def _data_offset(loading: Loading, record: ZipRecord) -> int:
+    """Where a record's bytes start, from its local header (whose lengths differ from the directory's)."""
+    region = loading.region
+    if record.method or record.encrypted:
+        raise loading.malformed("a compressed or encrypted zip record", expected="stored, as torch.save writes")
+    at = region.start + record.header
+    magic, name_length, extra_length = _LOCAL.unpack(region.read(at, _LOCAL.size))
+    if magic != b"PK\x03\x04":
+        raise loading.malformed(f"no zip record at byte {at}", expected="PK\\x03\\x04", found=repr(magic))
+    offset = at + _LOCAL.size + name_length + extra_length
+    if offset + record.nbytes > region.end:
+        raise region.truncated(offset + record.nbytes)
+    return int(offset)
+
+
+def _directory(loading: Loading) -> dict[bytes, ZipRecord]:
+    region = loading.region
+    count, size, start = _find_directory(loading)
+    if count * _ENTRY.size > size:
+        raise loading.malformed(f"a zip directory of {size} bytes for {count} records")
+    data = region.read(region.start + start, size)
+    records: dict[bytes, ZipRecord] = {}
+    at = 0
+    unpack, header = _ENTRY.unpack_from, _ENTRY.size
+    try:
+        for _ in range(count):
+            magic, flags, method, crc, packed, nbytes, name_length, extra_length, comment_length, local = unpack(data, at)
+            if magic != b"PK\x01\x02":
+                raise loading.malformed("the zip's directory is damaged")
+            at += header
+            name = data[at : at + name_length]
+            at += name_length
+            if nbytes == 0xFFFFFFFF or local == 0xFFFFFFFF or packed == 0xFFFFFFFF:
+                nbytes, packed, local = _wide(loading, data[at : at + extra_length], nbytes, packed, local)
+            at += extra_length + comment_length
+            if not method and packed != nbytes:
+                raise loading.malformed("a stored zip record of two sizes", expected=str(nbytes), found=str(packed))
+            records[name] = ZipRecord(method, bool(flags & 1), crc, nbytes, local)
+    except struct.error:
+        raise loading.malformed("the zip's directory is damaged") from None
+    if len(records) != count:
+        raise loading.malformed("the zip has two records of one name")
+    return records
+
+
+def _wide(loading: Loading, extra: bytes, nbytes: int, packed: int, local: int) -> tuple[int, int, int]:
+    """The zip64 extra field: 8-byte values for those of the three that did not fit in four, in this order."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            wide = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
+            sizes = [next(wide, 0) if value == 0xFFFFFFFF else value for value in (nbytes, packed, local)]
+            return sizes[0], sizes[1], sizes[2]
+        at += 4 + length
+    raise loading.malformed("a zip record too long for its header")
+
+
+def _find_directory(loading: Loading) -> tuple[int, int, int]:
+    """(records, bytes, offset) of the directory, from the end of the file."""
+    region = loading.region
+    tail_start = max(region.start, region.end - _TAIL)
+    tail = region.read(tail_start, region.end - tail_start)
+    # torch writes no comment; the record is then the file's last 22 bytes.
+    at = len(tail) - _END.size if tail[-_END.size :][:4] == b"PK\x05\x06" else tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + _END.size > len(tail):
+        error = region.truncated(region.end + 1)
+        error.message = "the zip ends before its directory"
+        error.expected = "a directory at the end of the zip"
+        raise error
+    _, disk, _, _, count, size, start, _ = _END.unpack_from(tail, at)
+    if count == 0xFFFF or size == 0xFFFFFFFF or start == 0xFFFFFFFF:
+        count, size, start = _find_wide_directory(loading, tail_start + at) or (count, size, start)
+    if disk not in (0, 0xFFFF):
+        raise loading.malformed("a zip in several parts")
+    return count, size, start
+
+
+def _find_wide_directory(loading: Loading, end: int) -> tuple[int, int, int] | None:
+    region = loading.region
+    if end - _LOCATOR.size < region.start:
+        return None
+    magic, _, offset, _ = _LOCATOR.unpack(region.read(end - _LOCATOR.size, _LOCATOR.size))
+    if magic != b"PK\x06\x07":
+        return None
+    record = _END64.unpack(region.read(region.start + offset, _END64.size))
+    if record[0] != b"PK\x06\x06":
+        raise loading.malformed("the zip's 64-bit directory is damaged")
+    return record[7], record[8], record[9]
+
+

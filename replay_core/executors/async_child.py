@@ -1,0 +1,240 @@
+"""AsyncChild: one warm child behind asyncio, for a screen that goes on drawing while jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay_core.errors import error_from_mapping
+from replay_core.executors import wire
+from replay_core.jobs import Document, Event, Job, LogLine, OnEvent, event_from_mapping, ignore
+
+#: A document arrives as one line; asyncio's own limit is 64 KiB.
+LONGEST_LINE = 1 << 30
+#: How long a child may take to leave when asked, a job to stop when cancelled, a last log line to arrive.
+GRACE_S = 2.0
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A job that was sent: who listens to it, and what has come back so far."""
+
+    number: int
+    job: Job
+    on_event: OnEvent
+    answer: asyncio.Future[dict[str, Any]]
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    log_complete: asyncio.Event = field(default_factory=asyncio.Event)
+    #: `run` has left without the answer; whoever stops the job clears it away.
+    is_abandoned: bool = False
+
+    def settle(self, outcome: dict[str, Any] | BaseException) -> None:
+        if self.answer.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+    def deliver(self, event: Event) -> None:
+        try:
+            self.on_event(event)
+        except Exception as error:  # the listener's mistake is its caller's to see, not the drain's to die of
+            self.on_event = ignore
+            self.settle(error)
+
+
+class AsyncChild:
+    """A child that starts with its first job and stays warm; a dead one is replaced by the next job.
+
+    Jobs sent while one runs wait in the child, in order. All methods belong to one event loop.
+
+    Args:
+        role: `wire.READER` (no torch, memory limit) or `wire.REPLAYER`.
+        command: makes the command line for a role, in place of the job loop (`wire.child_command`).
+        environment: added to the child's environment.
+        grace_s: how long a cancelled job may take to stop before its child is killed.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        *,
+        command: Callable[[str], list[str]] = wire.child_command,
+        environment: Mapping[str, str] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.role = role
+        self.grace_s = grace_s
+        self._command = command
+        self._environment = dict(environment or {})
+        self._numbers = itertools.count(1)
+        self._process: asyncio.subprocess.Process | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._tail: deque[str] = deque(maxlen=wire.TAIL_LINES)
+        self._starting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, while there is one."""
+        return self._process.pid if self._process else None
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    async def start(self) -> None:
+        """Start the child before its first job needs it (after the screen's first paint, say)."""
+        await self._started()
+
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        """Run one job to its end. Its events and log lines reach `on_event` before the answer does.
+
+        Cancelling the task that awaits this cancels the job and keeps the child.
+
+        Raises:
+            RldbgError: the error the job raised.
+            JobCancelledError: `cancel` was called.
+            ChildDiedError: the child ended without an answer.
+        """
+        number = next(self._numbers)
+        line = wire.request(number, job)
+        process = await self._started()
+        pending = _Pending(number, job, on_event, asyncio.get_running_loop().create_future())
+        self._pending[number] = pending
+        try:
+            await _write(process, line)
+            message = await pending.answer
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(pending.log_complete.wait(), GRACE_S)
+        except BaseException:
+            pending.on_event = ignore
+            if not pending.finished.is_set():
+                pending.is_abandoned = True
+                self._spawn(self._stop_job(process, pending))
+            raise
+        finally:
+            if pending.finished.is_set():
+                self._pending.pop(number, None)
+        error = message.get("error")
+        if error is not None:
+            raise error_from_mapping(error)
+        result: Document = message["result"]
+        return result
+
+    async def cancel(self) -> None:
+        """Stop every job in flight: `run` raises JobCancelledError. A job that does not stop dies with its child."""
+        process = self._process
+        if process is not None:
+            await asyncio.gather(*(self._stop_job(process, pending) for pending in list(self._pending.values())))
+
+    async def stop(self) -> None:
+        """End the child: at stdin EOF, by force when that takes too long. Safe to call twice."""
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), self.grace_s)
+            except asyncio.TimeoutError:
+                wire.kill_group(process.pid)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * GRACE_S)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._process is None:
+                self._tail.clear()
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command(self.role),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={**wire.child_environment(self.role), **self._environment},
+                    limit=LONGEST_LINE,
+                    start_new_session=True,
+                )
+                self._spawn(self._attend(self._process))
+            return self._process
+
+    async def _attend(self, process: asyncio.subprocess.Process) -> None:
+        """Drain one child until it ends, then tell every job it leaves behind."""
+        logs = asyncio.create_task(self._drain_logs(process))
+        await self._drain_wire(process)
+        try:
+            status: int | None = await asyncio.wait_for(process.wait(), GRACE_S)
+        except asyncio.TimeoutError:
+            status = None
+        wire.kill_group(process.pid)
+        await asyncio.wait([logs], timeout=GRACE_S)
+        logs.cancel()
+        if self._process is process:
+            self._process = None
+        left = list(self._pending.values())
+        error = wire.death([pending.job.kind for pending in left], status, list(self._tail))
+        for pending in left:
+            if not pending.finished.is_set():
+                self._pending.pop(pending.number, None)
+                pending.finished.set()
+                pending.settle(error)
+
+    async def _drain_wire(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            message = wire.decode(line)
+            pending = self._pending.get(message["id"]) if message else None
+            if message is None or pending is None:
+                continue
+            if "event" in message:
+                pending.deliver(event_from_mapping(message))
+            else:
+                pending.finished.set()
+                pending.settle(message)
+
+    async def _drain_logs(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            text, ended = wire.read_log(line)
+            if text is not None:
+                self._tail.append(text)
+                speaking = min((p.number for p in self._pending.values() if not p.log_complete.is_set()), default=None)
+                if speaking is not None:
+                    self._pending[speaking].deliver(LogLine(text))
+            if ended in self._pending:
+                self._pending[ended].log_complete.set()
+
+    async def _stop_job(self, process: asyncio.subprocess.Process, pending: _Pending) -> None:
+        """Ask for one job to stop; when it does not, end its child (every job in it hears ChildDiedError)."""
+        await _write(process, wire.cancellation(pending.number))
+        try:
+            await asyncio.wait_for(pending.finished.wait(), self.grace_s)
+        except asyncio.TimeoutError:
+            pending.settle(
+                wire.JobCancelledError(f"{pending.job.kind} was cancelled; it did not stop, so its process was ended")
+            )
+            wire.kill_group(process.pid)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(pending.finished.wait(), GRACE_S)
+        if pending.answer.done() and not pending.answer.cancelled():
+            pending.answer.exception()  # nobody may be left to look at it
+        if pending.is_abandoned:
+            self._pending.pop(pending.number, None)
+
+    def _spawn(self, work: Any) -> None:
+        # asyncio holds tasks weakly: one that nobody keeps may vanish in the middle.
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _write(process: asyncio.subprocess.Process, line: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError, RuntimeError):  # it died: the end of its wire tells how
+        process.stdin.write(line)
+        await process.stdin.drain()

@@ -1,0 +1,187 @@
+"""Builds the documents of docs/documents.md from the nouns they describe. Imports no numpy."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import replay_core
+from replay_core.export.numbers import clean
+from replay_core.jobs import Document
+from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
+from replay_core.recorder.writer import replace_whole
+
+if TYPE_CHECKING:
+    from replay_core.compare import Comparison, TensorVerdict
+    from replay_core.measure.pair import PairFigures
+    from replay_core.measure.statistics import Statistics
+
+SCHEMA_VERSION = 1
+SCHEMA_PATH = Path(__file__).with_name("schema.json")
+
+
+def document(kind: str, **body: Any) -> Document:
+    """A document of that kind: what every one has, then its body with every number cleaned."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind,
+        "tool": f"rldbg {replay_core.__version__}",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **clean(body),
+    }
+
+
+def run_document(run: Run, checked: str) -> Document:
+    """`checked`: how far opening looked: names, headers or bytes."""
+    return document(
+        "run",
+        path=str(run.path),
+        dialect=run.dialect,
+        steps=run.steps(),
+        records=[
+            {
+                "key": record.key.to_mapping(),
+                "path": str(record.path),
+                "fields": None if record.names is None else list(record.names),
+            }
+            for record in run.records
+        ],
+        problems=_problems(run.problems),
+        checked=checked,
+        notes=run.notes,
+        flags=run.flags,
+        models={"*" if step is None else str(step): reference for step, reference in run.models.items()},
+    )
+
+
+def record_document(record: Record, statistics: dict[str, Statistics] | None = None) -> Document:
+    """One record's fields; `statistics` by field name where somebody looked."""
+    looked = statistics or {}
+    return document(
+        "record",
+        key=record.key.to_mapping(),
+        path=str(record.path),
+        fields=[field(ref, looked.get(ref.name)) for ref in record.tensors()],
+    )
+
+
+def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any]:
+    """One field of a record: what it is, and its value where it is a scalar or a text."""
+    scalar = isinstance(ref.source, Inline) and (ref.shape == () or ref.is_text)
+    return {
+        "name": ref.name,
+        "canonical": ref.canonical,
+        "dtype": ref.dtype,
+        "shape": list(ref.shape),
+        "alignment": ref.alignment,
+        "pad": ref.pad,
+        "rows": None if ref.rows is None else list(ref.rows),
+        "stats": None if statistics is None else statistics.to_mapping(),
+        "value": ref.source.value if scalar and isinstance(ref.source, Inline) else None,
+        "problem": ref.source.why if isinstance(ref.source, Unreadable) else None,
+    }
+
+
+def comparison_document(comparison: Comparison) -> Document:
+    first = comparison.first
+    return document(
+        "comparison",
+        a=_side(comparison.a),
+        b=_side(comparison.b),
+        counts=comparison.counts,
+        first_divergence=None if first is None else first_divergence(first, comparison.origin),
+        tensors=[tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
+        problems=_problems(comparison.problems),
+        notes=comparison.notes,
+        coverage={
+            "records_paired": comparison.records_paired,
+            "records_only_in_a": comparison.records_a_only,
+            "records_only_in_b": comparison.records_b_only,
+            "tensors_compared": sum(row.figures is not None for row in comparison.tensors),
+            "tensors_skipped": len(comparison.skipped),
+            "records_unreadable": comparison.records_unreadable,
+            "elements_compared": comparison.elements,
+            "bookkeeping_fields_not_compared": comparison.notes_not_compared,
+        },
+        ruling=None,
+    )
+
+
+def _side(run: Run) -> dict[str, Any]:
+    return {"path": str(run.path), "dialect": run.dialect, "flags": run.flags}
+
+
+def first_divergence(row: TensorVerdict, origin: str | None) -> dict[str, Any]:
+    """Where two runs first part: name, place, both values, and the sentence why."""
+    return {
+        "name": row.name,
+        **_keys(row),
+        "verdict": row.verdict.value,
+        "index": {
+            "sample": None if row.token is None else row.token[0],
+            "position": None if row.token is None else row.token[1],
+            "raw_a": None if row.raw_a is None else list(row.raw_a),
+            "raw_b": None if row.raw_b is None else list(row.raw_b),
+        },
+        "a": row.value_a,
+        "b": row.value_b,
+        "metrics": None if row.figures is None else metrics(row.figures, row),
+        "origin": origin,
+        "why": row.reason,
+    }
+
+
+def tensor_row(row: TensorVerdict) -> dict[str, Any]:
+    """One tensor pair of a comparison."""
+    ref_a, ref_b = (None if side is None else side[1] for side in (row.a, row.b))
+    skipped = row.reason.startswith("skipped: ")
+    return {
+        "name": row.name,
+        **_keys(row),
+        "names": [None if ref is None else ref.name for ref in (ref_a, ref_b)],
+        "verdict": "skipped" if skipped else row.verdict.value,
+        "suspect": row.suspect,
+        "dtype": [None if ref is None else ref.dtype for ref in (ref_a, ref_b)],
+        "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
+        "metrics": None if row.figures is None else metrics(row.figures, row),
+        "unmasked": None if row.unmasked is None else metrics(row.unmasked),
+        "reason": row.reason.removeprefix("skipped: "),
+        "note": row.note,
+    }
+
+
+def _keys(row: TensorVerdict) -> dict[str, Any]:
+    key_a, key_b = (None if side is None else side[0].key.to_mapping() for side in (row.a, row.b))
+    return {"a_key": key_a, "b_key": key_b}
+
+
+def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> dict[str, Any]:
+    """Tier 1 figures of a pair; all of them unitless but max_abs and mean_signed, which are in the tensor's unit."""
+    worst = None if row is None else row.worst_token
+    return {
+        "compared": pair.compared,
+        "mismatched": pair.mismatched,
+        "nan_a": pair.nan_a,
+        "nan_b": pair.nan_b,
+        "nonfinite_mismatched": pair.nonfinite_mismatched,
+        "max_abs": pair.max_abs,
+        "max_rel": pair.max_rel,
+        "rel_l2": pair.rel_l2,
+        "one_minus_cosine": pair.one_minus_cosine,
+        "mean_signed": pair.mean_signed,
+        "gain": pair.gain,
+        "worst_token": None if worst is None else {"sample": worst[0], "position": worst[1], "rel_l2": worst[2]},
+    }
+
+
+def _problems(problems: Sequence[Problem]) -> list[dict[str, str]]:
+    return [{"where": problem.where, "what": problem.what} for problem in problems]
+
+
+def write_document(doc: Document, path: Path) -> None:
+    """Put a document under its name, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_whole(path, (json.dumps(doc, indent=1, allow_nan=False) + "\n").encode())

@@ -1,0 +1,33 @@
+"""The one way a number enters a document: finite as it is, else the word "nan", "inf" or "-inf"."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def number(value: Any) -> int | float | str | bool | None:
+    """A JSON number, or the word for what JSON cannot say. numpy scalars and None are welcome."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return value
+    if isinstance(value, complex):
+        return str(value)
+    real = float(value)
+    if math.isnan(real):
+        return "nan"
+    if math.isinf(real):
+        return "inf" if real > 0 else "-inf"
+    return int(value) if hasattr(value, "dtype") and value.dtype.kind in "iu" else real
+
+
+def clean(value: Any) -> Any:
+    """A tree in which every number went through `number`, tuples are lists and keys are texts."""
+    if isinstance(value, dict):
+        return {str(key): clean(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return clean(value.tolist())
+    return number(value)

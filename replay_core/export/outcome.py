@@ -1,0 +1,37 @@
+"""What a document means to the shell: one exit code per document, in one place."""
+
+from __future__ import annotations
+
+from replay_core.errors import ExitCode
+from replay_core.jobs import Document
+
+
+def exit_code(doc: Document, *, allow_missing: bool = False) -> ExitCode:
+    """The exit code of a finished command (the table in README.md)."""
+    judge = {"comparison": _comparison, "replay": _replay, "run": _run}.get(doc["kind"])
+    return judge(doc, allow_missing) if judge else ExitCode.AGREES
+
+
+def _comparison(doc: Document, allow_missing: bool) -> ExitCode:
+    if doc["coverage"]["records_unreadable"]:
+        return ExitCode.BAD_BYTES
+    counts = doc["counts"]
+    absent = counts["MISSING"] + counts["skipped"]
+    diverges = counts["DIFF"] + counts["NAN"] + counts["SHAPE"] > 0
+    return ExitCode.DIVERGES if diverges or (absent and not allow_missing) else ExitCode.AGREES
+
+
+def _replay(doc: Document, _allow_missing: bool) -> ExitCode:
+    cells = doc["cells"]
+    alternatives = [cell for number, cell in enumerate(cells) if number != doc["baseline"]]
+    if any(cell["outcome"] in ("failed", "crashed") for cell in cells):
+        return ExitCode.CELL_FAILED
+    asked = [cell for cell in alternatives if cell.get("asked", True)]
+    if asked and all(cell["outcome"] == "unavailable" for cell in asked):
+        return ExitCode.CELL_FAILED
+    disagrees = any(cell["agreement"]["agrees"] is False for cell in alternatives if cell["agreement"])
+    return ExitCode.DIVERGES if disagrees else ExitCode.AGREES
+
+
+def _run(doc: Document, _allow_missing: bool) -> ExitCode:
+    return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES

@@ -1,0 +1,121 @@
+"""One tensor under the glass, or two side by side: statistics, a window of values, where they differ most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare import TensorVerdict, compare_runs
+from replay_core.errors import RequestError, RldbgError
+from replay_core.export import documents
+from replay_core.jobs import Document
+from replay_core.measure.statistics import statistics
+from replay_core.records import Record, Run, TensorRef
+
+Named = tuple[Run, Record, str]
+
+
+def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = None, count: int = 64) -> Document:
+    """A tensor document. The window starts at `at`, else where the two differ most, else at the first element.
+
+    Raises:
+        RequestError: no such tensor in the record, or `at` lies outside it.
+    """
+    ref_a = _find(a)
+    ref_b = _find(b) if b else None
+    row = _verdict(a, b, ref_a) if b else None
+    start_a, start_b = _starts(ref_a, ref_b, row, at)
+    return documents.document(
+        "tensor",
+        a=_side(a, ref_a),
+        b=_side(b, ref_b) if b and ref_b else None,
+        verdict=None if row is None else documents.tensor_row(row),
+        window=_window(ref_a, ref_b, start_a, start_b, count),
+    )
+
+
+def _find(named: Named) -> TensorRef:
+    _, record, name = named
+    ref = record.get(name)
+    if ref is None:
+        known = [tensor.name for tensor in record.tensors()]
+        raise RequestError(
+            f"the record has no tensor {name!r}",
+            file=str(record.path),
+            expected="one of " + ", ".join(known[:12]) + (f" and {len(known) - 12} more" if len(known) > 12 else ""),
+            found=name,
+        )
+    return ref
+
+
+def _side(named: Named, ref: TensorRef) -> dict[str, Any]:
+    run, record, _ = named
+    looked = statistics(ref) if ref.is_readable and not ref.is_text else None
+    return {"path": str(run.path), "key": record.key.to_mapping(), **documents.field(ref, looked)}
+
+
+def _verdict(a: Named, b: Named, ref: TensorRef) -> TensorVerdict | None:
+    """The pair's verdict, in the context of its whole micro-batch (layouts and inputs come from there)."""
+    run_a, record_a, _ = a
+    run_b, record_b, _ = b
+    try:
+        compared = compare_runs(run_a, run_b, _neighbours(run_a, record_a), _neighbours(run_b, record_b))
+    except RldbgError:
+        return None
+    name = ref.canonical or ref.name
+    return next((row for row in compared.tensors if row.name == name and row.a and row.a[0].key == record_a.key), None)
+
+
+def _neighbours(run: Run, record: Record) -> list[Record]:
+    here = (record.key.step, record.key.micro, record.key.rank, record.key.role)
+    return [other for other in run.records if (other.key.step, other.key.micro, other.key.rank, other.key.role) == here]
+
+
+def _starts(
+    a: TensorRef, b: TensorRef | None, row: TensorVerdict | None, at: list[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    origin_a, origin_b = (0,) * len(a.shape), (0,) * len(b.shape if b else ())
+    if at is not None:
+        if len(at) != len(a.shape) or any(not 0 <= i < n for i, n in zip(at, a.shape, strict=False)):
+            raise RequestError(
+                "the index lies outside the tensor",
+                tensor=a.name,
+                expected=f"an index into {list(a.shape)}",
+                found=str(at),
+            )
+        return tuple(at), tuple(at) if b is not None and b.shape == a.shape else origin_b
+    if row is not None and row.raw_a is not None and row.raw_b is not None:
+        return row.raw_a, row.raw_b
+    return origin_a, origin_b
+
+
+def _window(
+    a: TensorRef, b: TensorRef | None, start_a: tuple[int, ...], start_b: tuple[int, ...], count: int
+) -> dict[str, Any]:
+    """Up to `count` values of the last axis around the start, both sides, and their difference b - a."""
+    if a.is_text or not a.is_readable:
+        return {"index": [], "a": [], "b": None, "d": None}
+    first_a, values_a = _row(a, start_a, count)
+    prefix = list(start_a[:-1])
+    index = [[*prefix, first_a + i] for i in range(len(values_a))] if a.shape else [[]]
+    if b is None or b.is_text or not b.is_readable:
+        return {"index": index, "a": values_a, "b": None, "d": None}
+    _, values_b = _row(b, start_b, count, first_a if b.shape and a.shape and b.shape[-1] == a.shape[-1] else None)
+    size = min(len(values_a), len(values_b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = np.asarray(values_b[:size], dtype=np.float64) - np.asarray(values_a[:size], dtype=np.float64)
+    return {"index": index, "a": values_a, "b": values_b, "d": d}
+
+
+def _row(ref: TensorRef, start: tuple[int, ...], count: int, first: int | None = None) -> tuple[int, list[Any]]:
+    values = pages.array(ref)
+    if not ref.shape:
+        return 0, [values.item()]
+    width = ref.shape[-1]
+    if first is None:
+        # A quarter of the window before the place, so that it is seen among its neighbours.
+        first = max(0, min(start[-1] - count // 4, width - count))
+    row = values[start[:-1]] if ref.numel else values.reshape(-1)
+    return first, row[first : first + count].tolist()

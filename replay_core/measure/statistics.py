@@ -1,0 +1,71 @@
+"""What one tensor looks like: counts, extremes, moments. One chunked pass, memory independent of size."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from replay_core.pages import flat_chunks
+from replay_core.records import TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Figures over every element, padding included. min, max, mean, std and l2 are over the finite ones."""
+
+    numel: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    zeros: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    l2: float | None
+
+    def to_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def statistics(ref: TensorRef) -> Statistics:
+    """Statistics of a tensor. Sums run in float64; std is the population's, by Chan's merge of chunks.
+
+    Raises:
+        DumpError: its bytes cannot be read.
+    """
+    nan = pos_inf = neg_inf = zeros = count = 0
+    low, high = np.inf, -np.inf
+    mean = deviation = squares = 0.0
+    for _, chunk in flat_chunks(ref):
+        values = as_real(chunk)
+        finite_mask = np.isfinite(values)
+        finite = values[finite_mask]
+        if finite.size != values.size:
+            nan += int(np.isnan(values).sum())
+            pos_inf += int((values == np.inf).sum())
+            neg_inf += int((values == -np.inf).sum())
+        zeros += int(finite.size - np.count_nonzero(finite))
+        if not finite.size:
+            continue
+        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        chunk_mean = float(finite.mean())
+        chunk_deviation = float(((finite - chunk_mean) ** 2).sum())
+        delta, total = chunk_mean - mean, count + finite.size
+        deviation += chunk_deviation + delta * delta * count * finite.size / total
+        mean += delta * finite.size / total
+        squares += float(finite @ finite)
+        count = total
+    if not count:
+        return Statistics(ref.numel, nan, pos_inf, neg_inf, zeros, None, None, None, None, None)
+    std = float(np.sqrt(deviation / count))
+    return Statistics(ref.numel, nan, pos_inf, neg_inf, zeros, low, high, mean, std, float(np.sqrt(squares)))
+
+
+def as_real(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A chunk in float64; complex numbers become pairs of reals along the last axis."""
+    if np.issubdtype(values.dtype, np.complexfloating):
+        values = np.stack([values.real, values.imag], axis=-1).reshape(*values.shape[:-1], -1)
+    return values.astype(np.float64)

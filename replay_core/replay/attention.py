@@ -1,0 +1,173 @@
+"""Attention settings: what each needs, whether it can run here, and the context that pins its kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import torch
+
+from replay_core.errors import CellError, RldbgError, UnavailableError
+from replay_core.replay.flags import Flags
+from replay_core.replay.packing import Forward
+
+_IMPLEMENTATIONS = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "sdpa-math": "sdpa",
+    "sdpa-flash": "sdpa",
+    "sdpa-efficient": "sdpa",
+    "sdpa-cudnn": "sdpa",
+    "flex": "flex_attention",
+    "fa2": "flash_attention_2",
+    "fa3": "flash_attention_3",
+    "fa4": "flash_attention_4",
+}
+_BACKENDS = {
+    "sdpa-math": "MATH",
+    "sdpa-flash": "FLASH_ATTENTION",
+    "sdpa-efficient": "EFFICIENT_ATTENTION",
+    "sdpa-cudnn": "CUDNN_ATTENTION",
+}
+_PACKAGES = {"fa2": "flash_attn", "fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
+#: Kernels that hold the scores of every token pair at once.
+_QUADRATIC = ("eager", "sdpa-math")
+
+
+def implementation(flags: Flags) -> str:
+    """transformers' word for the attention asked for."""
+    return _IMPLEMENTATIONS[flags.attention]
+
+
+def need(flags: Flags) -> None:
+    """Refuse what cannot run on this machine, before a model is loaded.
+
+    Raises:
+        UnavailableError: every reason why.
+    """
+    reasons = []
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        reasons.append("this machine has no CUDA device that torch can use")
+    if flags.attention in ("sdpa-efficient", "sdpa-cudnn") and flags.device != "cuda":
+        reasons.append(f"torch has this kernel for CUDA only; on CPU its attention is sdpa or sdpa-math")
+    if flags.attention in _PACKAGES:
+        reasons += _flash_reasons(flags)
+    if reasons:
+        raise UnavailableError(f"{flags.attention} on {flags.device}: " + "; ".join(reasons))
+
+
+def _flash_reasons(flags: Flags) -> list[str]:
+    reasons = []
+    package = _PACKAGES[flags.attention]
+    try:
+        installed = importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        installed = False
+    if not installed:
+        reasons.append(f"the package {package} is not installed")
+    if flags.device != "cuda":
+        reasons.append("flash-attention runs on CUDA only")
+    if flags.dtype == "float32":
+        reasons.append("flash-attention computes in float16 and bfloat16 only")
+    if flags.packing and not flags.block_mask:
+        reasons.append("flash-attention cuts samples at the position ids and has no mask to leave out")
+    return reasons
+
+
+def need_memory(flags: Flags, forwards: list[Forward], heads: int) -> None:
+    """Refuse a forward whose attention scores would not fit in memory.
+
+    Raises:
+        UnavailableError: the forecast, and what is free.
+    """
+    if flags.attention not in _QUADRATIC:
+        return
+    rows, width = max((forward.input_ids.shape for forward in forwards), key=lambda shape: shape[0] * shape[1] ** 2)
+    # Scores in the model's dtype, their softmax in float32, and one more copy on the way.
+    forecast = rows * heads * width**2 * (8 + getattr(torch, flags.dtype).itemsize)
+    free = torch.cuda.mem_get_info()[0] if flags.device == "cuda" else psutil.virtual_memory().available
+    if forecast > free:
+        raise UnavailableError(
+            f"{flags.attention} holds the scores of all {width:,} x {width:,} token pairs of {heads} heads at once",
+            expected=f"about {forecast / 2**30:.1f} GiB",
+            found=f"{free / 2**30:.1f} GiB free",
+            hint="attention=sdpa needs no such matrix; or rows_per_forward=1",
+        )
+
+
+@contextlib.contextmanager
+def pinned(flags: Flags) -> Iterator[None]:
+    """Run attention with the backend the flags name, and no other; name it when it cannot.
+
+    Raises:
+        UnavailableError: the kernel refused these inputs, with torch's reasons.
+        CellError: the model failed, or memory ran out.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with _backend(flags):
+                yield
+        except RldbgError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise CellError(
+                "the GPU ran out of memory", found=_first_line(error), hint="rows_per_forward=1, or dtype=bfloat16"
+            ) from error
+        except Exception as error:
+            raise _named(flags, error, [str(warning.message) for warning in said]) from error
+
+
+@contextlib.contextmanager
+def _backend(flags: Flags) -> Iterator[None]:
+    if flags.attention not in _BACKENDS:
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([getattr(SDPBackend, _BACKENDS[flags.attention])]):
+        yield
+
+
+def _named(flags: Flags, error: Exception, said: list[str]) -> CellError:
+    text = str(error)
+    if "No available kernel" in text or "No viable backend" in text:
+        reasons = [line for line in said if "kernel" in line or "requires" in line or "Expected" in line]
+        why = "; ".join(reasons) or _first_line(error)
+        return UnavailableError(f"{flags.attention} cannot compute this batch on {flags.device}: {why}")
+    if "softcap" in text:
+        return UnavailableError(f"{flags.attention} cannot compute this model: {_first_line(error)}")
+    return CellError(
+        f"the model failed: {type(error).__name__}: {_first_line(error)}",
+        hint="the log holds the whole traceback",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def masks_by_positions() -> bool:
+    """Whether the installed transformers keeps packed samples apart by itself, from position ids that restart."""
+    try:
+        from transformers import masking_utils
+    except ImportError:
+        return False
+    return hasattr(masking_utils, "find_packed_sequence_indices")
+
+
+def additive_block_mask(position_ids_1T: Any, dtype: torch.dtype) -> torch.Tensor:
+    """[1, 1, T, T]: 0 where a token may look (its own sample, not ahead), the dtype's minimum elsewhere.
+
+    Additive and float, because a bool mask is right in sdpa and wrong in eager.
+    """
+    position_T = torch.as_tensor(position_ids_1T).reshape(-1)
+    sample_T = (position_T == 0).cumsum(0)
+    order_T = torch.arange(position_T.numel(), device=position_T.device)
+    allowed_TT = (sample_T[:, None] == sample_T[None, :]) & (order_T[:, None] >= order_T[None, :])
+    mask_TT = torch.zeros(allowed_TT.shape, dtype=dtype, device=position_T.device)
+    return mask_TT.masked_fill_(~allowed_TT, torch.finfo(dtype).min)[None, None]

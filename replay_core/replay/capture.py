@@ -1,0 +1,220 @@
+"""Capture: what goes into and comes out of every module, in call order, under the names other tools use.
+
+`layers.0.self_attn.inputs.hidden_states`, `layers.0.self_attn.o_proj.inputs.0`, `layers.0.self_attn.output.0`:
+inputs when a module is called, outputs when it returns.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+
+from replay_core.errors import CellError, RequestError
+from replay_core.replay.packing import Arrangement
+
+Tensors = dict[str, torch.Tensor]
+
+
+def modules_matching(backbone: torch.nn.Module, pattern: str | None) -> list[str]:
+    """Names of the modules a pattern chooses (all that can run, where it is None).
+
+    Raises:
+        RequestError: the pattern chooses none.
+    """
+    names = [name for name, module in backbone.named_modules() if name and _can_run(module)]
+    if pattern is None:
+        return names
+    chosen = [name for name in names if re.search(pattern, name)]
+    if not chosen:
+        raise RequestError(
+            "the capture pattern chooses no module",
+            expected=", ".join(names[:4]) + " …",
+            found=pattern,
+            hint=r"it is a regular expression on module names: --capture 'layers\.0\.'",
+        )
+    return chosen
+
+
+def _can_run(module: torch.nn.Module) -> bool:
+    # ModuleList and the like hold modules but are never called.
+    return getattr(type(module), "forward", None) is not torch.nn.Module.forward
+
+
+class Capture:
+    """Hooks on chosen modules; copies each tensor once while the context is open.
+
+    A tensor that passes several modules unchanged is copied once and shared under all its names, so it is
+    also stored once. Copies are taken on the spot: a later in-place operation cannot reach them.
+    """
+
+    def __init__(self, backbone: torch.nn.Module, modules: Iterable[str]) -> None:
+        self.tensors: Tensors = {}
+        self.ran: set[str] = set()
+        self._modules = {name: backbone.get_submodule(name) for name in modules}
+        self._calls: dict[str, int] = {}
+        self._handles: list[Any] = []
+        self._copies: dict[int, tuple[Any, int, torch.Tensor]] = {}
+
+    def __enter__(self) -> Capture:
+        for name, module in self._modules.items():
+            self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after(name)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The copy of this very tensor object, if it passed a hook."""
+        known = self._copies.get(id(tensor))
+        return known[2] if known and known[0]() is tensor else None
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The module output that this very tensor object is."""
+        copy = self.copied(tensor)
+        if copy is None:
+            return None
+        names = [name for name, held in self.tensors.items() if held is copy and ".output" in name]
+        return names[0] if names else None
+
+    def _before(self, name: str) -> Any:
+        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.ran.add(name)
+            call = self._calls[name] = self._calls.get(name, 0) + 1
+            named = _numbered(name, call)
+            for position, value in enumerate(args):
+                self._keep(f"{named}.inputs.{position}", value)
+            for keyword, value in kwargs.items():
+                self._keep(f"{named}.inputs.{keyword}", value)
+
+        return hook
+
+    def _after(self, name: str) -> Any:
+        def hook(_module: Any, _args: tuple[Any, ...], output: Any) -> None:
+            self._keep(f"{_numbered(name, self._calls[name])}.output", output)
+
+        return hook
+
+    def _keep(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            leaf = name.rpartition(".")[2]
+            # The mask's form follows the kernel (bool, float, none at all): no two settings share one to compare.
+            if leaf == "attention_mask" or not (value.is_floating_point() or leaf == "position_ids"):
+                return
+            self.tensors[name] = self._copy(value)
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                self._keep(f"{name}.{key}", inner)
+        elif isinstance(value, (tuple, list)):
+            for position, inner in enumerate(value):
+                self._keep(f"{name}.{position}", inner)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._copies.get(id(tensor))
+        if known and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
+        copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        self._copies[id(tensor)] = (weakref.ref(tensor), tensor._version, copy)
+        return copy
+
+
+def _numbered(name: str, call: int) -> str:
+    """A module called again within one forward keeps its calls apart."""
+    return name if call == 1 else f"{name}[{call - 1}]"
+
+
+def need_all(asked: Iterable[str], ran: set[str], pattern: str | None) -> list[str]:
+    """Modules that were hooked and never ran, said as notes; an error where a pattern asked for them by name.
+
+    Raises:
+        CellError: fewer modules were captured than the pattern asked for, or none at all.
+    """
+    idle = [name for name in asked if name not in ran]
+    if not ran or (idle and pattern is not None):
+        raise CellError(
+            f"{len(idle)} of the modules to capture never ran",
+            expected=f"every module that matches {pattern}" if pattern is not None else "modules that run",
+            found=", ".join(idle[:4]) + (" …" if len(idle) > 4 else ""),
+            hint="the forward pass does not call them; narrow the pattern",
+        )
+    return [f"never called by the forward pass, so not captured: {', '.join(idle)}"] if idle else []
+
+
+def join(parts: list[Tensors], arrangement: Arrangement) -> tuple[Tensors, list[str]]:
+    """One tensor per name from the forwards' tensors, joined along the token axes; and what could not be joined."""
+    if len(parts) == 1:
+        return parts[0], []
+    joined: Tensors = {}
+    left_out: list[str] = []
+    shared: dict[tuple[int, ...], torch.Tensor | None] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        pieces = [part[name] for part in parts if name in part]
+        identity = tuple(id(piece) for piece in pieces)
+        if identity not in shared:
+            shared[identity] = _joined(pieces, arrangement) if len(pieces) == len(parts) else None
+        whole = shared[identity]
+        if whole is None:
+            left_out.append(name)
+        else:
+            joined[name] = whole
+    notes = []
+    if left_out:
+        notes.append(f"{len(left_out)} captured tensors have no token axis to join rows along: {', '.join(left_out[:3])}")
+    return joined, notes
+
+
+def _joined(pieces: list[torch.Tensor], arrangement: Arrangement) -> torch.Tensor | None:
+    shapes = [forward.input_ids.shape for forward in arrangement.forwards]
+    pairs = list(zip(pieces, shapes, strict=True))
+    if all(tuple(piece.shape[:2]) == shape for piece, shape in pairs):
+        return torch.cat(pieces, dim=arrangement.axis)
+    if all(piece.ndim and piece.shape[0] == shape[0] * shape[1] for piece, shape in pairs):
+        return torch.cat(pieces, dim=0)
+    if all(piece.shape == pieces[0].shape and torch.equal(piece, pieces[0]) for piece in pieces[1:]):
+        return pieces[0]
+    return None
+
+
+def forecast_bytes(sample: Tensors, tokens: int, total: int) -> int:
+    """Bytes the capture of `total` token slots will take, from that of one row of `tokens`."""
+    unique = {id(tensor): tensor for tensor in sample.values()}.values()
+    size = 0
+    for tensor in unique:
+        per_token = tuple(tensor.shape[:2]) == (1, tokens) or (tensor.ndim and tensor.shape[0] == tokens)
+        size += tensor.numel() * tensor.element_size() * (total // tokens + 1 if per_token else 1)
+    return size
+
+
+def need_room(size: int, out: Path, cap_mib: int) -> None:
+    """Refuse a capture that would not fit, before anything is captured.
+
+    Raises:
+        RequestError: the forecast, what there is, and how to capture less.
+    """
+    existing = next(parent for parent in [out, *out.absolute().parents] if parent.exists())
+    rooms = {
+        "the cap on one capture": cap_mib << 20,
+        f"free on the disk of {existing}": int(shutil.disk_usage(existing).free * 0.95),
+        "free in memory": psutil.virtual_memory().available,
+    }
+    what, room = min(rooms.items(), key=lambda item: item[1])
+    if size > room:
+        raise RequestError(
+            "capturing these modules takes more room than there is",
+            file=str(out),
+            expected=f"at most {room / 2**20:,.0f} MiB ({what})",
+            found=f"about {size / 2**20:,.0f} MiB",
+            hint=r"capture fewer modules: --capture 'layers\.(0|1)\.', or replay fewer rows",
+        )

@@ -1,0 +1,136 @@
+"""Log-probabilities and entropy of the next token, the logits never held whole (OpenRLHF's Actor, in chunks).
+
+Logits come from the head in the model's dtype, then float32, divided by the temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from replay_core.errors import CellError
+from replay_core.jobs import OnEvent, Progress, ignore
+
+HeadFunction = Callable[[torch.Tensor], torch.Tensor]
+
+#: Rows whose softmax is held beside the chunk's logits.
+_ENTROPY_ROWS = 64
+
+
+def token_logprobs(
+    head: HeadFunction,
+    hidden_ND: torch.Tensor,
+    targets_N: torch.Tensor,
+    temperature: float = 1.0,
+    chunk: int = 512,
+    on_event: OnEvent = ignore,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probability of each target, entropy of its distribution), float32 [N], on the CPU.
+
+    Chunks are of nearly equal length: a last chunk of one row would take another matrix kernel.
+    """
+    count = int(targets_N.numel())
+    logprobs_N, entropy_N = torch.empty(count), torch.empty(count)
+    chunks = max(1, -(-count // chunk))
+    bounds = [count * number // chunks for number in range(chunks + 1)]
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        if end > start:
+            logits = head(hidden_ND[start:end])
+            logprobs_N[start:end], entropy_N[start:end] = _of_logits(logits, targets_N[start:end], temperature)
+            del logits
+        on_event(Progress(end, count, "tokens through the head"))
+    return logprobs_N, entropy_N
+
+
+def _of_logits(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs, entropies = [], []
+    for rows in range(0, logits_NV.shape[0], _ENTROPY_ROWS):
+        some = slice(rows, rows + _ENTROPY_ROWS)
+        scaled = logits_NV[some].float()
+        if temperature != 1.0:
+            scaled = scaled / temperature
+        normaliser = torch.logsumexp(scaled, dim=-1)
+        logprobs.append(scaled.gather(-1, targets_N[some, None]).squeeze(-1) - normaliser)
+        probabilities = torch.softmax(scaled, dim=-1)
+        entropies.append(normaliser - probabilities.mul_(scaled).sum(dim=-1))
+    return torch.cat(logprobs).cpu(), torch.cat(entropies).cpu()
+
+
+class _Stub(torch.nn.Module):
+    """Stands where the backbone stands and returns hidden states that are already computed."""
+
+    hidden: torch.Tensor | None = None
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        assert self.hidden is not None
+        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+
+
+class Head:
+    """The causal LM's own code after its backbone: head, softcap, logit scale, whatever it does.
+
+    Args:
+        causal_lm: the model.
+        hidden_1ND: hidden states of a short probe row.
+        logits_1NV: the model's own logits of the same row; the head must reproduce them.
+
+    Raises:
+        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them.
+    """
+
+    def __init__(self, causal_lm: Any, hidden_1ND: torch.Tensor, logits_1NV: torch.Tensor) -> None:
+        self._causal_lm = causal_lm
+        self._stub = _Stub()
+        self.note: str | None = None
+        if self._agrees(self._own_code, hidden_1ND, logits_1NV):
+            self._compute: HeadFunction = self._own_code
+        elif self._agrees(causal_lm.get_output_embeddings(), hidden_1ND, logits_1NV):
+            self._compute = causal_lm.get_output_embeddings()
+            self.note = "logits come from the output embedding: the model's own forward does not take hidden states"
+        else:
+            raise CellError(
+                "the model's head cannot be run on hidden states alone: its logits come out different",
+                found=type(causal_lm).__name__,
+                hint="this architecture needs its own forward; please report it",
+            )
+
+    def __call__(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of hidden states [N, D], in the model's dtype."""
+        return self._compute(hidden_ND[None])[0]
+
+    def _own_code(self, hidden_1ND: torch.Tensor) -> torch.Tensor:
+        with self._swapped():
+            self._stub.hidden = hidden_1ND
+            ids_1N = torch.zeros(hidden_1ND.shape[:2], dtype=torch.long, device=hidden_1ND.device)
+            try:
+                logits: torch.Tensor = self._causal_lm(input_ids=ids_1N, use_cache=False).logits
+            finally:
+                self._stub.hidden = None
+            return logits
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        place = self._causal_lm.base_model_prefix
+        backbone = self._causal_lm._modules[place]
+        self._causal_lm._modules[place] = self._stub
+        try:
+            yield
+        finally:
+            self._causal_lm._modules[place] = backbone
+
+    @staticmethod
+    def _agrees(compute: HeadFunction | None, hidden_1ND: torch.Tensor, logits_1NV: torch.Tensor) -> bool:
+        if compute is None:
+            return False
+        try:
+            found = compute(hidden_1ND)
+        except Exception:  # whatever an unknown model raises on a stand-in, the answer is: not this way
+            return False
+        slack = torch.finfo(logits_1NV.dtype).eps * 4
+        return found.shape == logits_1NV.shape and torch.allclose(found, logits_1NV, rtol=slack, atol=slack)

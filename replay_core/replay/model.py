@@ -1,0 +1,254 @@
+"""Loads the model a plan names, onto the device, in the dtype and attention implementation asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from replay_core.errors import ModelError, RldbgError, UnavailableError
+from replay_core.records import Run
+from replay_core.replay import architectures, attention
+from replay_core.replay.batch import Batch
+from replay_core.replay.plan import ReplayPlan
+
+RANDOM = "random:"
+CHECKPOINT = "checkpoint"
+
+
+@dataclass
+class LoadedModel:
+    """A causal language model in eval mode, the reference it came from, and what to say about it."""
+
+    causal_lm: Any
+    reference: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def backbone(self) -> Any:
+        """The model below its head."""
+        return self.causal_lm.base_model
+
+    @property
+    def config(self) -> Any:
+        config = self.causal_lm.config
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def load_model(plan: ReplayPlan, run: Run, batch: Batch) -> LoadedModel:
+    """The model of the plan, ready to run.
+
+    Raises:
+        ModelError: no such model, no weights in it, weights missing, or a vocabulary too small for the batch.
+        UnavailableError: the architecture does not offer the attention asked for.
+    """
+    reference, notes = resolve(plan, run)
+    if reference.startswith(RANDOM):
+        model = _random(reference.removeprefix(RANDOM), plan, batch)
+    else:
+        model, said = _from_directory(Path(reference), plan, batch)
+        notes += said
+    model.eval().requires_grad_(False)
+    return LoadedModel(model.to(plan.flags.device), reference, notes)
+
+
+def resolve(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
+    """(a directory or `random:…`, notes) of the plan's model reference.
+
+    Raises:
+        ModelError: the dump notes no weights, or the directory is not there.
+    """
+    reference, notes = plan.model, list[str]()
+    base = Path()
+    if reference == CHECKPOINT:
+        reference, notes = _noted(plan, run)
+        base = run.path if run.path.is_dir() else run.path.parent
+    if reference.startswith(RANDOM):
+        return reference, notes
+    directory = base / Path(reference).expanduser()
+    if directory.is_dir():
+        return str(directory), notes
+    raise ModelError(
+        "the model is not a directory on this machine",
+        file=str(directory),
+        expected=f"a Hugging Face directory, {CHECKPOINT}, or "
+        + ", ".join(RANDOM + name for name in architectures.ARCHITECTURES),
+        found="a file" if directory.is_file() else "nothing there",
+        hint=_similar(directory) or "nothing is downloaded: fetch the model first, or replay random:llama-tiny",
+    )
+
+
+def _noted(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
+    models = run.models
+    for step in (plan.step, None):
+        if step in models:
+            return models[step], []
+    if not models:
+        raise ModelError(
+            "the dump notes no weights",
+            file=str(run.path),
+            expected="a checkpoint noted by Recorder.checkpoint or Recorder.note_model",
+            found="none",
+            hint="name a model: --model DIRECTORY, or --model random:llama-tiny",
+        )
+    nearest = min((step for step in models if step is not None), key=lambda step: (abs(step - plan.step), step))
+    return models[nearest], [
+        f"the dump has no weights of step {plan.step}: those of step {nearest} are used; numbers will differ from the recording"
+    ]
+
+
+def _similar(directory: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        beside = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
+        near = difflib.get_close_matches(directory.name, beside, n=1)
+        if near:
+            return f"did you mean {directory.parent / near[0]}?"
+    return None
+
+
+def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
+    kind, arguments = architectures.settings(arch, batch.largest_id, int(batch.ids_BS.shape[1]))
+    try:
+        config = transformers.AutoConfig.for_model(kind, **arguments)
+    except ValueError:
+        raise UnavailableError(f"transformers {transformers.__version__} does not know the architecture {kind}") from None
+    # Drawn in float32 whatever the dtype, so that every cell has the same weights, rounded.
+    with torch.random.fork_rng(devices=[]), _naming_attention(plan, kind):
+        torch.manual_seed(plan.seed)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention.implementation(plan.flags)
+        )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, plan.flags.dtype))
+    return model
+
+
+def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+    if not (directory / "config.json").is_file():
+        raise ModelError(
+            "the directory holds no model",
+            file=str(directory),
+            expected="config.json and *.safetensors",
+            found=_listing(directory),
+            hint="point --model at the directory that holds config.json",
+        )
+    pickled = _need_weights(directory, plan)
+    config = _config(directory)
+    vocabulary = config.get_text_config().vocab_size
+    _need_vocabulary(vocabulary, batch, directory)
+    with _naming_attention(plan, config.model_type), _naming_weights(directory):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=getattr(torch, plan.flags.dtype),
+            attn_implementation=attention.implementation(plan.flags),
+            use_safetensors=not pickled,
+            output_loading_info=True,
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        # transformers fills these with random numbers and only warns.
+        raise ModelError(
+            f"the directory lacks {len(missing)} of the model's weights",
+            file=str(directory),
+            expected=", ".join(missing[:3]) + (" …" if len(missing) > 3 else ""),
+            found=f"{len(list(model.state_dict())) - len(missing)} weights of {config.model_type}",
+            hint="is it a critic, a reward model, an adapter, or an unfinished save?",
+        )
+    unexpected = sorted(info["unexpected_keys"])
+    return model, ([f"weights the model does not use: {', '.join(unexpected[:3])}"] if unexpected else [])
+
+
+def _need_weights(directory: Path, plan: ReplayPlan) -> bool:
+    """Whether the weights are to be read from pickles."""
+    if any(directory.glob("*.safetensors")):
+        return False
+    pickles = sorted(file.name for file in directory.glob("pytorch_model*.bin"))
+    if not pickles:
+        raise ModelError(
+            "the model directory holds no weights",
+            file=str(directory),
+            expected="*.safetensors",
+            found=_listing(directory),
+            hint="was the save interrupted, or only the config copied?",
+        )
+    if not plan.allow_pickled_weights:
+        raise ModelError(
+            "the weights are pickles, which can run code when they are loaded",
+            file=str(directory / pickles[0]),
+            expected="*.safetensors",
+            found=", ".join(pickles[:3]),
+            hint="convert them to safetensors, or --allow-pickled-weights if you trust where they came from",
+        )
+    return True
+
+
+def _need_vocabulary(vocabulary: int, batch: Batch, directory: Path) -> None:
+    if batch.largest_id >= vocabulary or int(batch.ids_BS.min(initial=0)) < 0:
+        low, high = int(batch.ids_BS.min()), batch.largest_id
+        raise ModelError(
+            "the model's vocabulary is too small for the batch" if high >= vocabulary else "the batch holds negative token ids",
+            file=str(directory),
+            expected=f"token ids 0..{vocabulary - 1}",
+            found=f"token ids {low}..{high}",
+            hint="is it the model the batch was recorded with? random:llama-tiny sizes itself to the batch",
+        )
+
+
+def _config(directory: Path) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"transformers {transformers.__version__} cannot read the model's config: {_first_line(error)}",
+            file=str(directory / "config.json"),
+            hint="models that bring their own code are not run",
+        ) from error
+
+
+@contextlib.contextmanager
+def _naming_attention(plan: ReplayPlan, kind: str) -> Iterator[None]:
+    """Turns the library's refusal of an attention implementation into `unavailable: why`."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        if "attention implementation" in str(error) or "FlashAttention" in str(error):
+            raise UnavailableError(
+                f"{kind} does not run with attention={plan.flags.attention}: {_first_line(error)}",
+                hint="attention=eager runs everywhere",
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
+def _naming_weights(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except RldbgError:
+        raise
+    except Exception as error:
+        if "attention implementation" in str(error) or "FlashAttention" in str(error):
+            raise
+        raise ModelError(
+            f"the weights cannot be loaded: {_first_line(error)}",
+            file=str(directory),
+            found=_listing(directory),
+            hint="is every shard there, and whole?",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _listing(directory: Path) -> str:
+    names = sorted(entry.name for entry in directory.iterdir())
+    return (", ".join(names[:6]) + (" …" if len(names) > 6 else "")) or "an empty directory"

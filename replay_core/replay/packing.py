@@ -1,0 +1,108 @@
+"""Arrangement: how a batch's samples are laid out for the model. numpy only; the rules are facts/replay.md's.
+
+padded: the recorded rows; positions cumsum(mask) - 1 with 1 in padding (OpenRLHF's Actor); the mask is given.
+packed: samples end to end in one row; positions restart at 0; no mask, so the library itself keeps samples apart.
+rows alone: each sample by itself, positions 0..L-1, no mask. The reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.layout import Bools, Ints, TokenLayout
+from replay_core.replay.batch import Batch
+from replay_core.replay.flags import Flags
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The inputs of one call of the model, each [b, s]. `segments` samples lie in a packed row."""
+
+    input_ids: Ints
+    position_ids: Ints
+    attention_mask: Ints | None
+    segments: int = 1
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Every forward of a cell and how their tensors join: along axis 0 (padded, [B, S]) or 1 (flat, [1, T])."""
+
+    forwards: list[Forward]
+    layout: TokenLayout
+    axis: int
+    cu_seqlens: Ints | None
+    position_rule: str
+
+    @property
+    def input_ids(self) -> Ints:
+        return np.concatenate([forward.input_ids for forward in self.forwards], axis=self.axis)
+
+    @property
+    def position_ids(self) -> Ints:
+        return np.concatenate([forward.position_ids for forward in self.forwards], axis=self.axis)
+
+    @property
+    def attention_mask(self) -> Ints | None:
+        """[B, S] when padded; a flat row has no padding to mask."""
+        if self.cu_seqlens is not None:
+            return None
+        return np.concatenate([f.attention_mask for f in self.forwards if f.attention_mask is not None], axis=0)
+
+    @property
+    def response_mask(self) -> Bools | None:
+        return self.layout.response_BS
+
+    def next_tokens(self) -> tuple[Ints, Ints]:
+        """(flat slots that predict a next token, ids of those next tokens), by sample and position.
+
+        The order is the same in every arrangement of one batch, so the head sees the same chunks in each.
+        """
+        slots = self.layout.slots()
+        sample = self.layout.sample_BS.reshape(-1)[slots]
+        follows = sample[1:] == sample[:-1]
+        return slots[:-1][follows], self.input_ids.reshape(-1)[slots[1:][follows]]
+
+
+def arrange(batch: Batch, flags: Flags) -> Arrangement:
+    """Lay the batch out as the flags say."""
+    if flags.packing or flags.is_reference:
+        return _flat(batch, flags)
+    return _padded(batch, flags)
+
+
+def _padded(batch: Batch, flags: Flags) -> Arrangement:
+    mask_BS = batch.valid_BS.astype(np.int64)
+    positions_BS = np.where(batch.valid_BS, np.cumsum(mask_BS, axis=1) - 1, 1)
+    forwards = [
+        Forward(batch.ids_BS[rows], positions_BS[rows], mask_BS[rows]) for rows in _row_groups(batch.rows, flags)
+    ]
+    return Arrangement(forwards, batch.layout(), 0, None, "cumsum(attention_mask) - 1, 1 in padding")
+
+
+def _flat(batch: Batch, flags: Flags) -> Arrangement:
+    forwards = []
+    for rows in _row_groups(batch.rows, flags):
+        lengths = batch.valid_BS[rows].sum(axis=1)
+        ids_T = batch.ids_BS[rows][batch.valid_BS[rows]]
+        if not ids_T.size:
+            continue
+        starts_T = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions_T = np.arange(ids_T.size) - starts_T
+        segments = int((lengths > 0).sum())
+        # An all-ones mask says "one sequence" to the library, which then looks no further at the positions.
+        leaks = segments > 1 and not flags.block_mask
+        mask = np.ones((1, ids_T.size), dtype=np.int64) if leaks else None
+        forwards.append(Forward(ids_T[None], positions_T[None], mask, segments))
+    lengths = batch.valid_BS.sum(axis=1)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    response_T = None if batch.response_BS is None else batch.response_BS[batch.valid_BS]
+    layout = TokenLayout.packed(cu_seqlens, response_mask_T=response_T)
+    return Arrangement(forwards, layout, 1, cu_seqlens, "0..L-1 in each sample")
+
+
+def _row_groups(rows: int, flags: Flags) -> list[slice]:
+    size = flags.rows_per_forward or rows
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]

@@ -1,0 +1,89 @@
+"""ReplayPlan: which micro-batch to re-execute, through which model, under which flags. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from replay_core.errors import RequestError
+from replay_core.replay.flags import Flags
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """One cell of work, decided before anything heavy is imported; crosses to the child as a mapping.
+
+    dump, step, rank, micro, role: the record to re-execute; role None takes the actor's, else the only one.
+    model: a local Hugging Face directory, `checkpoint` (the one the dump notes for the step), or
+        `random:<arch>` (structure bugs show with random weights).
+    out: directory the answer's dump goes to; the caller picks it, never inside the recorded dump.
+    temperature: None takes the record's, else 1.0, and says so.
+    seed: of a random model's weights.
+    capture: regular expression on module names (`layers\\.0\\.`); None captures every module.
+    logit_chunk: rows of logits held at once; never the whole [B, S, V].
+    max_rows: replay only the first rows of the micro-batch.
+    capture_cap_mib: refuse a capture forecast to exceed this.
+    allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
+    """
+
+    dump: str
+    step: int
+    rank: int
+    micro: int
+    model: str
+    out: str
+    flags: Flags = field(default_factory=Flags)
+    role: str | None = None
+    temperature: float | None = None
+    seed: int = 0
+    capture: str | None = None
+    logit_chunk: int = 512
+    max_rows: int | None = None
+    capture_cap_mib: int = 8192
+    allow_pickled_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.capture is not None:
+            try:
+                re.compile(self.capture)
+            except re.error as error:
+                raise RequestError(
+                    f"the capture pattern is no regular expression: {error}",
+                    expected=r"a pattern on module names, like layers\.0\.",
+                    found=self.capture,
+                ) from None
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise RequestError("the temperature must be above 0", expected="like 1.0", found=str(self.temperature))
+        for name in ("logit_chunk", "max_rows", "capture_cap_mib"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"{name} must be at least 1", expected="1 or more", found=str(value))
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in self.__slots__}, "flags": self.flags.to_mapping()}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> ReplayPlan:
+        """The plan that `to_mapping` described.
+
+        Raises:
+            RequestError: an unknown or missing part, or an unknown flag.
+        """
+        known = {part.name for part in fields(cls)}
+        unknown = sorted(set(mapping) - known)
+        if unknown:
+            raise RequestError(f"a plan has no {', '.join(unknown)}", expected=", ".join(sorted(known)))
+        missing = [name for name in ("dump", "step", "rank", "micro", "model", "out") if name not in mapping]
+        if missing:
+            raise RequestError(f"the plan lacks {', '.join(missing)}")
+        return cls(**{**mapping, "flags": Flags.from_mapping(mapping.get("flags", {}))})
+
+    def with_flags(self, flags: Flags, out: str) -> ReplayPlan:
+        """The same micro-batch under other settings, answering into another directory."""
+        return replace(self, flags=flags, out=out)
+
+    def reference(self, out: str) -> ReplayPlan:
+        """The same micro-batch with each row alone."""
+        return self.with_flags(self.flags.reference(), out)

@@ -1,0 +1,185 @@
+"""The one façade: every command and every screen asks here, and gets a document.
+
+The command line calls the functions; a child process calls `perform` with the Job that came down its pipe.
+Imports of what a job does not need are left to the job: a reader child never pays for torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps import open_run
+from replay_core.errors import RequestError, RldbgError, SelectionError
+from replay_core.export import documents
+from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
+from replay_core.records import Problem, Record, RecordKey, Run, Selection
+
+
+def perform(job: Job, on_event: OnEvent = ignore) -> Document:
+    """Do a job of `jobs.READER_JOBS` or `jobs.REPLAYER_JOBS`.
+
+    Raises:
+        RldbgError: what the job raised, or RequestError for an unknown kind or missing parameter.
+    """
+    actions: dict[str, Callable[[dict[str, Any], OnEvent], Document]] = {
+        "open": _open_job,
+        "record": _record_job,
+        "inspect": _inspect_job,
+        "compare": _compare_job,
+        "replay_cell": _replay_cell_job,
+        "demo_train": _demo_train_job,
+    }
+    if job.kind not in actions:
+        raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
+    try:
+        return actions[job.kind](dict(job.params), on_event)
+    except KeyError as error:
+        raise RequestError(f"the job {job.kind} lacks the parameter {error}") from None
+
+
+def open_dump(path: Path, *, headers: bool = False, on_event: OnEvent = ignore) -> Document:
+    """A run document. `headers` also reads every record's header: field names, and which records are unreadable."""
+    run = open_run(path)
+    unreadable: list[Problem] = []
+    if headers:
+        for done, record in enumerate(run.records):
+            on_event(Progress(done, len(run.records), record.path.name))
+            try:
+                record.tensors()
+            except RldbgError as error:
+                unreadable.append(Problem(str(record.path), _one_line(error)))
+    known = {problem.where for problem in unreadable}
+    run.problems = [problem for problem in run.problems if problem.where not in known] + unreadable
+    doc = documents.run_document(run, "headers" if headers else "names")
+    return {**doc, "unreadable": len(unreadable)}
+
+
+def _one_line(error: RldbgError) -> str:
+    parts = [error.message]
+    parts += [f"{label} {value}" for label, value in (("expected", error.expected), ("found", error.found)) if value]
+    return "; ".join(parts)
+
+
+def show_record(path: Path, key: RecordKey | None, *, stats: bool = False, **selection: Any) -> Document:
+    """A record document: of the given key, or of the only record the selection leaves.
+
+    Raises:
+        SelectionError: no record matches, or several do (says which).
+    """
+    record = find_record(open_run(path), key, **selection)
+    return documents.record_document(record, _all_statistics(record) if stats else None)
+
+
+def _all_statistics(record: Record) -> dict[str, Any]:
+    from replay_core.measure.statistics import statistics
+
+    return {
+        ref.name: statistics(ref) for ref in record.tensors() if ref.is_readable and not ref.is_text and ref.shape != ()
+    }
+
+
+def find_record(run: Run, key: RecordKey | None = None, **selection: Any) -> Record:
+    """The record of a key, or the only one a selection leaves."""
+    if key is not None:
+        matching = [record for record in run.records if record.key == key]
+        if not matching:
+            raise SelectionError(f"there is no record of {key}", file=str(run.path), hint=f"rldbg ls {run.path}")
+        return matching[0]
+    chosen = run.select(**selection)
+    if len(chosen) > 1:
+        keys = [str(record.key) for record in chosen]
+        more = f" and {len(keys) - 6} more" if len(keys) > 6 else ""
+        raise SelectionError(
+            f"{len(chosen)} records match",
+            file=str(run.path),
+            expected="one record",
+            found="; ".join(keys[:6]) + more,
+            hint="narrow it with --step, --rank, --micro, --stage or --role",
+        )
+    return chosen[0]
+
+
+def compare_dumps(
+    a: Path, b: Path, *, exact: bool = False, on_event: OnEvent = ignore, **selection: Selection | str | None
+) -> Document:
+    """A comparison document of two dumps, or of the part of each that the selection leaves.
+
+    Raises:
+        NothingComparableError: the two share no tensor.
+    """
+    from replay_core.compare import compare_runs
+
+    run_a, run_b = open_run(a), open_run(b)
+    chosen = {name: value for name, value in selection.items() if value is not None}
+    records_a = run_a.select(**chosen) if chosen else None  # type: ignore[arg-type]
+    records_b = run_b.select(**chosen) if chosen else None  # type: ignore[arg-type]
+    return documents.comparison_document(
+        compare_runs(run_a, run_b, records_a, records_b, exact=exact, on_event=on_event)
+    )
+
+
+def inspect(
+    a: dict[str, Any], b: dict[str, Any] | None = None, *, at: list[int] | None = None, count: int = 64
+) -> Document:
+    """A tensor document: statistics, values around an index, and the pair's verdict when there are two.
+
+    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}.
+    """
+    from replay_core.inspection import tensor_document
+
+    return tensor_document(_named(a), _named(b) if b else None, at=at, count=count)
+
+
+def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
+    run = open_run(Path(where["path"]))
+    return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
+
+
+def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore) -> Document:
+    """A replay document: the reference, the padded batch and the asked-for cell, compared.
+
+    Raises:
+        RldbgError: the request is wrong (record, model, flags), so that no cell can run.
+    """
+    from replay_core.export.replays import replay_document
+    from replay_core.replay.matrix import run_cells
+    from replay_core.replay.plan import ReplayPlan
+
+    asked = ReplayPlan.from_mapping({**plan, "out": str(out)})
+    return replay_document(asked, run_cells(asked, out, runner, on_event))
+
+
+def _open_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    return open_dump(Path(params["path"]), headers=bool(params.get("headers")), on_event=on_event)
+
+
+def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    key = RecordKey.from_mapping(params["key"])
+    return show_record(Path(params["path"]), key, stats=bool(params.get("stats")))
+
+
+def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)))
+
+
+def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    names = ("step", "rank", "micro")
+    selection = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
+    return compare_dumps(
+        Path(params["a"]), Path(params["b"]), exact=bool(params.get("exact")), on_event=on_event, **selection
+    )
+
+
+def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.replay.plan import ReplayPlan
+    from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
+
+    return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
+
+
+def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
+
+    return train_demo(Path(params["directory"]), on_event)

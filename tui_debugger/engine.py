@@ -1,0 +1,45 @@
+"""Who does the work: a light reader child and a warm replayer child. The screen only ever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from replay_core.executors import wire
+from replay_core.executors.async_child import AsyncChild
+from replay_core.jobs import Document, Job, OnEvent, ignore
+
+
+class Engine(Protocol):
+    """Runs jobs for the screen. Tests put a script in its place."""
+
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        """One job to its end. Cancelling the task that waits cancels the job.
+
+        Raises:
+            RldbgError: what the job raised, or ChildDiedError.
+        """
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class ChildEngine:
+    """Two children: reading never waits for a replay, and torch is loaded only by a replay."""
+
+    def __init__(self) -> None:
+        self._reader = AsyncChild(wire.READER)
+        self._replayer = AsyncChild(wire.REPLAYER)
+
+    async def start(self) -> None:
+        """Start the reader; the replayer starts with its first job."""
+        await self._reader.start()
+
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        child = self._replayer if wire.role_of(job) == wire.REPLAYER else self._reader
+        return await child.run(job, on_event)
+
+    async def stop(self) -> None:
+        await asyncio.gather(self._reader.stop(), self._replayer.stop())

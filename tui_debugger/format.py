@@ -1,0 +1,186 @@
+"""Documents into words. Pure: mappings in, text out; no textual, no colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay_core.errors import RldbgError
+
+#: Verdict words in the order a reader cares about them.
+VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")
+DIVERGING = frozenset({"NAN", "SHAPE", "DIFF"})
+
+NONE = "—"
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A number as it is shown everywhere: short, and never a bare 0 for something small."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**9 else f"{value:.{digits}g}"
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return str(value)  # "nan", "inf", "-inf", or a text
+
+
+def exact(value: object) -> str:
+    """A stored value with every digit that tells it from its neighbour."""
+    return f"{value:.9g}" if isinstance(value, float) and not isinstance(value, bool) else number(value)
+
+
+def shape(value: Sequence[object] | None) -> str:
+    return NONE if value is None else "×".join(str(part) for part in value) or "scalar"
+
+
+def pair(value: Any, show: Any = str) -> str:
+    """`[a, b]` as one text when both are alike."""
+    if not isinstance(value, list) or len(value) != 2:
+        return show(value) if value is not None else NONE
+    a, b = (show(part) if part is not None else NONE for part in value)
+    return a if a == b else f"{a} → {b}"
+
+
+def short_dtype(name: object) -> str:
+    text = str(name)
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        if text.startswith(long):
+            return short + text[len(long) :]
+    return text
+
+
+def seconds(value: object) -> str:
+    return NONE if not isinstance(value, (int, float)) else f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
+
+
+def mib(value: object) -> str:
+    if not isinstance(value, (int, float)):
+        return "n/a"
+    return f"{value:,.0f} MiB" if value < 10_240 else f"{value / 1024:,.1f} GiB"
+
+
+def middle(text: str, width: int) -> str:
+    """The text within `width` cells, cut in the middle: both ends of a tensor's name tell it from others."""
+    if len(text) <= width:
+        return text
+    if width < 4:
+        return text[:width]
+    tail = max(1, (width - 1) * 2 // 3)
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+def scope(key: Mapping[str, Any] | None) -> str:
+    """`step 3 rank 0 micro 2`, leaving out what is not there."""
+    key = key or {}
+    parts = [f"{name} {key[name]}" for name in ("step", "rank", "micro") if key.get(name) is not None]
+    return " ".join(parts)
+
+
+def flags(value: Mapping[str, Any] | None) -> str:
+    """Flags as `attention=sdpa packing=on`, without those that are unset."""
+    return " ".join(f"{name}={setting(set_to)}" for name, set_to in (value or {}).items() if set_to is not None)
+
+
+def setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "—" if value is None else str(value)
+
+
+def place(index: Mapping[str, Any] | None) -> str:
+    """`sample 1 · position 0`, or the raw index where a tensor has no tokens."""
+    index = index or {}
+    parts = [f"{name} {index[name]}" for name in ("sample", "position") if index.get(name) is not None]
+    if not parts and index.get("raw_a") is not None:
+        parts = [f"index {list(index['raw_a'])}"]
+    return " · ".join(parts)
+
+
+def error_line(error: RldbgError) -> str:
+    """An error as one toast: what, where, what helps."""
+    lines = [error.message]
+    if error.file and error.file not in error.message:
+        lines.append(error.file)
+    if error.expected:
+        lines.append(f"expected {error.expected}")
+    if error.found:
+        lines.append(f"found {error.found}")
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the screen says first: a word, where, and why."""
+
+    word: str
+    token: str
+    """The colour's name: first, close, same, missing, muted."""
+    where: str
+    """The tensor, or a sentence when there is none."""
+    facts: list[str] = field(default_factory=list)
+    footnote: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The whole answer on one line, as `y` copies it."""
+        first = f"first at {self.where}" if self.token == "first" else self.where
+        return " · ".join([f"{self.word} {first}", *self.facts])
+
+
+def counts(value: Mapping[str, Any]) -> str:
+    """`3 DIFF  41 CLOSE  168 SAME  of 212`."""
+    parts = [f"{value[word]} {word}" for word in VERDICTS if value.get(word)]
+    if value.get("skipped"):
+        parts.append(f"{value['skipped']} skipped")
+    return f"{'  '.join(parts)}  of {value.get('total', 0)}"
+
+
+def comparison_answer(document: Mapping[str, Any]) -> Answer:
+    """The first line of a comparison."""
+    totals = document.get("counts") or {}
+    first = document.get("first_divergence")
+    if first:
+        return first_answer(first, totals)
+    compared = sum(totals.get(word, 0) for word in ("SAME", "CLOSE", "PADDING"))
+    if not compared:
+        return Answer("NONE", "missing", "nothing could be compared", [], _remarks(document, totals))
+    left_out = totals.get("MISSING", 0) + totals.get("skipped", 0)
+    word = "SAME" if compared == totals.get("SAME", 0) else "CLOSE"
+    phrase = "everything bitwise SAME" if word == "SAME" else "everything SAME or CLOSE"
+    facts = [f"{compared} compared"]
+    if left_out:
+        return Answer("PARTLY", "missing", f"no divergence, but {left_out} not compared", facts, _remarks(document, totals))
+    return Answer(word, word.lower(), phrase, facts, _remarks(document, totals))
+
+
+def first_answer(first: Mapping[str, Any], totals: Mapping[str, Any] | None = None) -> Answer:
+    """The first line when something diverges."""
+    facts = []
+    where = place(first.get("index"))
+    key = scope(first.get("a_key"))
+    if key:
+        facts.append(key)
+    if where:
+        facts.append(where)
+    if first.get("a") is not None or first.get("b") is not None:
+        facts.append(f"a={number(first.get('a'))}  b={number(first.get('b'))}")
+    if first.get("origin"):
+        facts.append(f"origin {first['origin']}")
+    footnote = f"{counts(totals)}" if totals else ""
+    if first.get("why"):
+        footnote = f"{footnote} · {first['why']}" if footnote else str(first["why"])
+    return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, footnote)
+
+
+def _remarks(document: Mapping[str, Any], totals: Mapping[str, Any]) -> str:
+    parts = [counts(totals)]
+    problems = document.get("problems") or []
+    if problems:
+        parts.append(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}: {problems[0].get('what', '')}")
+    return " · ".join(parts)

@@ -1,0 +1,69 @@
+"""What panes tell the screen. Panes never act; the screen does."""
+
+from __future__ import annotations
+
+from textual.message import Message
+
+from tui_debugger.state import Scope
+
+
+class TensorHighlighted(Message):
+    """The cursor of the tensor list stands on another row."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def can_replace(self, message: Message) -> bool:
+        # Holding a key down must not queue an inspection for every row passed.
+        return isinstance(message, TensorHighlighted)
+
+
+class TensorOpened(Message):
+    """Enter on a row of the tensor list."""
+
+
+class RecordHighlighted(Message):
+    """The cursor of the step browser stands on another record."""
+
+    def __init__(self, index: int | None, scope: Scope) -> None:
+        super().__init__()
+        self.index = index
+        """Which of the run's records; None on a step or a micro-batch of several records."""
+        self.scope = scope
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, RecordHighlighted)
+
+
+class RecordOpened(Message):
+    """Enter on a row of the step browser."""
+
+    def __init__(self, index: int | None, scope: Scope) -> None:
+        super().__init__()
+        self.index = index
+        self.scope = scope
+
+
+class FlagPressed(Message):
+    """Enter or space on a flag."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class FilterChanged(Message):
+    """The filter's text changed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class FilterClosed(Message):
+    """Enter or escape in the filter."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep = keep

@@ -1,0 +1,66 @@
+"""5 Flags: what the next replay runs with; each flag with its key, and what the last replay really used."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual import on
+
+from tui_debugger import format as fmt
+from tui_debugger.messages import FlagPressed
+from tui_debugger.state import FLAGS, State
+from tui_debugger.widgets.paint import paint
+from tui_debugger.widgets.rows import Rows
+
+
+class FlagsPane(Rows):
+    BORDER_TITLE = "5 Flags"
+    head_lines = 0
+
+    def __init__(self) -> None:
+        super().__init__(id="flags")
+        self._state = State()
+
+    def show(self, state: State) -> None:
+        self._state = state
+        self.set_count(len(FLAGS) + 1, self.cursor)
+        self.border_subtitle = "r replays" if state.a else ""
+
+    def _effective(self) -> dict[str, object]:
+        cells = self._state.cells
+        return dict(cells[-1].document.get("effective") or {}) if len(cells) > 1 else {}
+
+    def line(self, row: int, width: int) -> Text:
+        text = Text(" ")
+        if row == len(FLAGS):
+            text.append("m ", paint(self, "key"))
+            text.append(f"{'model':<14}")
+            model = self._state.model or self._recorded()
+            text.append(fmt.middle(model, max(4, width - 18)), "" if self._state.model else paint(self, "muted"))
+            return text
+        choice = FLAGS[row]
+        value = self._state.flags.get(choice.name)
+        text.append(f"{choice.key or ' '} ", paint(self, "key"))
+        text.append(f"{choice.label:<14}")
+        shown = "all" if choice.name == "rows_per_forward" and value is None else fmt.setting(value)
+        changed = value != choice.settings[0]
+        text.append(shown, paint(self, "strong") if changed else "")
+        used = self._effective().get(choice.name)
+        if used is not None and fmt.setting(used) != fmt.setting(value):
+            text.append(f"   ran {fmt.setting(used)}", paint(self, "missing"))
+        elif choice.name == "block_mask" and value is False and not self._state.flags.get("packing"):
+            text.append("   only when packing", paint(self, "muted"))
+        return text
+
+    def _recorded(self) -> str:
+        models = (self._state.a or {}).get("models") or {}
+        return str(next(iter(models.values()))) if models else "none recorded: press m"
+
+    @on(Rows.Chosen)
+    def _chosen(self, event: Rows.Chosen) -> None:
+        event.stop()
+        self.press()
+
+    def press(self) -> None:
+        """Change the flag under the cursor."""
+        name = "model" if self.cursor == len(FLAGS) else FLAGS[self.cursor].name
+        self.post_message(FlagPressed(name))

@@ -1,0 +1,148 @@
+"""1 Steps: the records of A, by step, micro-batch and dump point. Children are added when a step opens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.widgets import Tree
+from textual.widgets.tree import TreeNode
+
+from tui_debugger.messages import RecordHighlighted, RecordOpened
+from tui_debugger.state import Scope, State
+from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What a node stands for: a scope, and the one record when there is just one."""
+
+    scope: Scope
+    record: int | None = None
+    records: tuple[int, ...] = ()
+
+
+class StepsPane(Tree[Spot]):
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
+    BORDER_TITLE = "1 Steps"
+    ICON_NODE = "▸ "
+    ICON_NODE_EXPANDED = "▾ "
+
+    def __init__(self) -> None:
+        super().__init__("records", id="steps")
+        self.show_root = False
+        self.guide_depth = 2
+        self.auto_expand = False
+        self._drawn: object = None
+        self._records: list[Mapping[str, Any]] = []
+        self._verdicts: dict[int | None, str] = {}
+        self._silent = False
+
+    def show(self, state: State) -> None:
+        """Draw the run; keep the tree as it is while only verdicts change."""
+        self._verdicts = dict(state.step_verdicts)
+        if state.a is None:
+            self.border_subtitle = ""
+            return
+        if self._drawn is not state.a:
+            self._drawn = state.a
+            self._build(state)
+        self.border_subtitle = f"{len(self._records):,} records"
+        self._follow(state.scope)
+        self._clear_line_cache()  # labels hold verdicts
+        self.refresh()
+
+    def _build(self, state: State) -> None:
+        assert state.a is not None
+        self._records = list(state.a.get("records") or [])
+        by_step: dict[int | None, list[int]] = {}
+        for index, record in enumerate(self._records):
+            by_step.setdefault(record["key"].get("step"), []).append(index)
+        self.clear()
+        for step, indexes in by_step.items():
+            name = "no step" if step is None else f"step {step}"
+            node = self.root.add(name, Spot(Scope(step), indexes[0] if len(indexes) == 1 else None, tuple(indexes)))
+            if len(indexes) == 1:
+                node.allow_expand = False
+            elif len(by_step) == 1 or step == state.scope.step:
+                node.expand()
+        self.root.expand()
+
+    def _follow(self, scope: Scope) -> None:
+        """Put the cursor on the step that is looked at, without telling anybody."""
+        here = self.cursor_node
+        if here is not None and here.data is not None and here.data.scope.step == scope.step:
+            return
+        for node in self.root.children:
+            if node.data and node.data.scope.step == scope.step:
+                self._silent = True
+                self.move_cursor(node)
+                self.call_after_refresh(setattr, self, "_silent", False)
+                return
+
+    def on_tree_node_expanded(self, event: Tree.NodeExpanded[Spot]) -> None:
+        self._fill(event.node)
+
+    def _fill(self, node: TreeNode[Spot]) -> None:
+        spot = node.data
+        if spot is None or node.children:
+            return
+        groups: dict[Scope, list[int]] = {}
+        for index in spot.records:
+            groups.setdefault(Scope.of(self._records[index]["key"]), []).append(index)
+        if len(groups) == 1 and spot.scope in groups:
+            self._add_stages(node, spot.scope, list(spot.records))
+            return
+        for scope, indexes in groups.items():
+            label = " ".join(
+                f"{name} {value}" for name, value in (("rank", scope.rank), ("micro", scope.micro)) if value is not None
+            )
+            if scope == spot.scope or not label:
+                self._add_stages(node, scope, indexes)
+            elif len(indexes) == 1:
+                node.add_leaf(f"{label} {self._stage(indexes[0])}", Spot(scope, indexes[0]))
+            else:
+                node.add(label, Spot(scope, None, tuple(indexes)))
+
+    def _add_stages(self, node: TreeNode[Spot], scope: Scope, indexes: list[int]) -> None:
+        for index in indexes:
+            node.add_leaf(self._stage(index), Spot(scope, index))
+
+    def _stage(self, index: int) -> str:
+        record = self._records[index]
+        role = record["key"].get("role")
+        fields = record.get("fields")
+        count = f" ({len(fields)})" if fields else ""
+        prefix = f"{role}/" if role not in (None, "actor") else ""
+        return f"{prefix}{record['key'].get('stage')}{count}"
+
+    def process_label(self, label: Any) -> Text:
+        # A name is data: never markup.
+        return label if isinstance(label, Text) else Text(str(label))
+
+    def render_label(self, node: TreeNode[Spot], base_style: Style, style: Style) -> Text:
+        text = super().render_label(node, base_style, style)
+        if node.parent is self.root and node.data is not None:
+            word = self._verdicts.get(node.data.scope.step)
+            if word:
+                text.append("  ")
+                text.append(word, paint(self, verdict_token(word)))
+        return text
+
+    def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Spot]) -> None:
+        event.stop()
+        spot = event.node.data
+        if spot is not None and self.has_focus and not self._silent:
+            self.post_message(RecordHighlighted(spot.record, spot.scope))
+
+    def on_tree_node_selected(self, event: Tree.NodeSelected[Spot]) -> None:
+        event.stop()
+        spot = event.node.data
+        if spot is None:
+            return
+        if event.node.allow_expand and not event.node.is_expanded:
+            event.node.expand()
+        self.post_message(RecordOpened(spot.record, spot.scope))

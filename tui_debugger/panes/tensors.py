@@ -1,0 +1,190 @@
+"""2 Tensors: the divergence list in order of computation, or the tensors of one record."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.events import Key
+from textual.widgets import Input
+
+from tui_debugger import format as fmt
+from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted, TensorOpened
+from tui_debugger.state import Scope, State, TensorRow
+from tui_debugger.widgets.paint import paint, verdict_token
+from tui_debugger.widgets.rows import Rows
+
+_NO_ROWS = (
+    "No tensors yet. Choose a record in 1 Steps, compare with another dump (c), or replay the record (r): "
+    "the tensors then stand here in order of computation."
+)
+_FILTERED = "No tensor matches the filter. esc clears it."
+
+
+class TensorRows(Rows):
+    """The list itself. Columns leave as the pane narrows; verdict and name stay."""
+
+    def __init__(self) -> None:
+        super().__init__(id="tensor-rows", empty=_NO_ROWS)
+        self._rows: list[TensorRow] = []
+        self._shown: list[int] = []
+        self._comparing = False
+        self._with_key = False
+        self._drawn: object = None
+
+    def show(self, state: State) -> None:
+        self._rows, self._shown = state.rows, state.shown
+        self._comparing = not state.shows_record
+        self.empty = _FILTERED if state.rows else _NO_ROWS
+        if self._drawn is not state.rows:
+            self._drawn = state.rows
+            scopes = {str(Scope.of(row.entry.get("a_key") or {})) for row in state.rows} if self._comparing else set()
+            self._with_key = len(scopes) > 1
+        at = self._shown.index(state.selected) if state.selected in self._shown else 0
+        self.set_count(len(self._shown), at)
+
+    def index(self, row: int) -> int | None:
+        return self._shown[row] if row < len(self._shown) else None
+
+    def is_marked(self, row: int) -> bool:
+        return self._rows[self._shown[row]].is_first
+
+    def _columns(self, width: int) -> list[tuple[str, int]]:
+        """The columns that fit behind verdict and name."""
+        if self._comparing:
+            wanted = [("rel l2", 9), ("max |d|", 9), ("worst token", 12), ("shape", 16), ("dtype", 10)]
+            if self._with_key:
+                wanted.insert(0, ("where", 10))
+        else:
+            wanted = [("shape", 16), ("dtype", 6), ("value", 14), ("tokens", 9)]
+        room = width - (11 if self._comparing else 2) - 30
+        taken = []
+        for name, size in wanted:
+            if room < size + 1:
+                break
+            room -= size + 1
+            taken.append((name, size))
+        return taken
+
+    def heading(self, width: int) -> Text:
+        columns = self._columns(width)
+        text = Text("  verdict  tensor" if self._comparing else "  tensor")
+        text.append(" " * max(0, width - len(text.plain) - sum(size + 1 for _, size in columns)))
+        for name, size in columns:
+            text.append(f" {name:>{size}}")
+        return text
+
+    def line(self, row: int, width: int) -> Text:
+        item = self._rows[self._shown[row]]
+        columns = self._columns(width)
+        text = Text("▶ " if item.is_first else "  ")
+        if self._comparing:
+            suspect = "?" if item.entry.get("suspect") else " "
+            text.append(f"{item.verdict + suspect:<9}", paint(self, verdict_token(item.verdict)))
+        elif item.verdict:
+            text.append(f"{item.verdict} ", paint(self, verdict_token(item.verdict)))
+        room = width - text.cell_len - sum(size + 1 for _, size in columns)
+        quiet = item.verdict in ("SAME", "PADDING")
+        name = fmt.middle(item.name, room)
+        text.append(f"{name:<{room}}", paint(self, "muted") if quiet else "")
+        for column, size in columns:
+            text.append(f" {fmt.middle(self._cell(item, column), size):>{size}}", paint(self, "muted") if quiet else "")
+        return text
+
+    def _cell(self, item: TensorRow, column: str) -> str:
+        entry, metrics = item.entry, item.entry.get("metrics") or {}
+        if column == "rel l2":
+            return "" if item.verdict == "SAME" else fmt.number(metrics.get("rel_l2"), 3)
+        if column == "max |d|":
+            return "" if item.verdict == "SAME" else fmt.number(metrics.get("max_abs"), 3)
+        if column == "worst token":
+            worst = metrics.get("worst_token") or {}
+            return f"s{worst.get('sample')} p{worst.get('position')}" if worst and item.verdict != "SAME" else ""
+        if column == "where":
+            key = entry.get("a_key") or entry.get("b_key") or {}
+            return " ".join(f"{n[0]}{key[n]}" for n in ("step", "rank", "micro") if key.get(n) is not None)
+        if column == "shape":
+            return fmt.pair(entry.get("shape"), fmt.shape) if self._comparing else fmt.shape(entry.get("shape"))
+        if column == "dtype":
+            if self._comparing:
+                return fmt.pair(entry.get("dtype"), fmt.short_dtype)
+            return fmt.short_dtype(entry.get("dtype"))
+        if column == "tokens":
+            return str(entry.get("alignment") or "")
+        if entry.get("problem"):
+            return str(entry["problem"])
+        value = entry.get("value")
+        return "" if value is None else fmt.number(value)
+
+
+class FilterInput(Input):
+    def on_key(self, event: Key) -> None:
+        if event.key == "escape":
+            event.stop()
+            event.prevent_default()
+            self.post_message(FilterClosed(keep=False))
+
+
+class TensorsPane(Vertical):
+    BORDER_TITLE = "2 Tensors"
+
+    def __init__(self) -> None:
+        super().__init__(id="tensors")
+
+    def compose(self) -> ComposeResult:
+        yield TensorRows()
+        yield FilterInput(placeholder="regular expression, e.g. ^DIFF|o_proj", id="filter", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(FilterInput).display = False
+
+    @property
+    def rows(self) -> TensorRows:
+        return self.query_one(TensorRows)
+
+    def show(self, state: State) -> None:
+        self.rows.show(state)
+        if state.shows_record:
+            self.border_title = f"2 Tensors · of {state.scope}" if state.record else "2 Tensors"
+        else:
+            self.border_title = "2 Tensors · in order of computation"
+        left_out = len(state.rows) - len(state.shown)
+        if state.filter_error:
+            self.border_subtitle = f"not a regular expression: {state.filter_error}"
+        elif left_out:
+            self.border_subtitle = f"{len(state.shown):,} of {len(state.rows):,} shown"
+        else:
+            self.border_subtitle = f"{len(state.rows):,}" if state.rows else ""
+
+    def ask_filter(self, text: str) -> None:
+        field = self.query_one(FilterInput)
+        field.display = True
+        field.value = text
+        field.focus()
+
+    def close_filter(self, *, hide: bool) -> None:
+        self.query_one(FilterInput).display = not hide
+        self.rows.focus()
+
+    @on(Input.Changed)
+    def _changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.post_message(FilterChanged(event.value))
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.post_message(FilterClosed(keep=True))
+
+    @on(Rows.Highlighted)
+    def _highlighted(self, event: Rows.Highlighted) -> None:
+        event.stop()
+        index = self.rows.index(event.row)
+        if index is not None and not isinstance(event, Rows.Chosen):
+            self.post_message(TensorHighlighted(index))
+
+    @on(Rows.Chosen)
+    def _chosen(self, event: Rows.Chosen) -> None:
+        event.stop()
+        self.post_message(TensorOpened())

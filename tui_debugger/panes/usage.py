@@ -1,0 +1,81 @@
+"""6 Usage: memory and time of the replay that runs, and of those that ran."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Sparkline, Static
+
+from tui_debugger import format as fmt
+from tui_debugger.state import State
+from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+
+_EMPTY = "Memory and time of a replay stand here while it runs. Press r to replay."
+
+
+class UsagePane(VerticalScroll, can_focus=True):
+    BORDER_TITLE = "6 Usage"
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
+
+    def __init__(self) -> None:
+        super().__init__(id="usage")
+
+    def compose(self) -> ComposeResult:
+        yield Static(_EMPTY, markup=False, id="usage-now")
+        yield Sparkline([], id="usage-line")
+        yield Static("", markup=False, id="usage-cells")
+
+    def on_mount(self) -> None:
+        self.query_one(Sparkline).display = False
+        self.query_one("#usage-now", Static).update(Text(_EMPTY, style=paint(self, "muted")))
+
+    def show(self, state: State) -> None:
+        line = self.query_one(Sparkline)
+        line.display = len(state.samples) > 1
+        if state.samples:
+            last = state.samples[-1]
+            self.query_one("#usage-now", Static).update(
+                Text.assemble(
+                    ("elapsed ", paint(self, "muted")), f"{fmt.seconds(last.elapsed_s)}   ",
+                    ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
+                    ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
+                    ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
+                )
+            )  # fmt: skip
+            gpu = [sample.gpu_mib for sample in state.samples if sample.gpu_mib is not None]
+            line.data = gpu or [sample.host_mib for sample in state.samples]
+            line.border_title = "gpu MiB" if gpu else "host MiB"
+        self.query_one("#usage-cells", Static).update(self._cells(state))
+
+    def _cells(self, state: State) -> Text:
+        text = Text()
+        for cell in state.cells:
+            document = cell.document
+            time, memory = document.get("time") or {}, document.get("memory") or {}
+            agreement = document.get("agreement") or {}
+            word = {True: "SAME", False: "DIFF"}.get(agreement.get("agrees"), "")
+            text.append(f"{cell.label}", paint(self, "strong"))
+            if word:
+                text.append("  ")
+                text.append("agrees" if word == "SAME" else "differs", paint(self, verdict_token(word)))
+            elif document.get("outcome") != "ran":
+                text.append(f"  {document.get('outcome')}", paint(self, "missing"))
+            text.append("\n")
+            for label, value in (
+                ("load", fmt.seconds(time.get("load_s"))), ("compile", fmt.seconds(time.get("compile_s"))),
+                ("run", fmt.seconds(time.get("steady_s"))), ("peak", fmt.mib(memory.get("peak_mib"))),
+            ):  # fmt: skip
+                if value not in (fmt.NONE, "n/a"):
+                    text.append(f"  {label} ", paint(self, "muted"))
+                    text.append(value)
+            text.append("\n")
+        segments = (state.comparison or {}).get("segments") or []
+        if segments:
+            text.append("sample  worst token  rel l2\n", paint(self, "muted"))
+        for segment in segments:
+            worst = segment.get("worst_token") or {}
+            text.append(f"{segment.get('sample')!s:>6}  {worst.get('position')!s:>11}  {fmt.number(worst.get('rel_l2'), 3)}\n")
+        return text

@@ -1,0 +1,69 @@
+"""What textual 8.2.8 gets wrong about terminals, and the last resort of a terminal without UTF-8.
+
+A terminal rebuilt under the app (tmux re-attach, SSH reconnect) falls back to X10 mouse reports,
+whose bytes are not UTF-8. Textual decodes its input strictly, so one click ends the app with exit
+code 0 (Textualize/textual#6668). `survive_broken_input` makes the decoder forgiving;
+`tests/tui_debugger/test_terminal.py` shows the death without it, and so tells when it is obsolete.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+
+def survive_broken_input() -> None:
+    """Let textual's input thread replace bytes that are no UTF-8 instead of dying of them."""
+    from textual.drivers import linux_driver
+
+    def forgiving(encoding: str) -> Any:
+        return functools.partial(codecs.getincrementaldecoder(encoding), errors="replace")
+
+    linux_driver.getincrementaldecoder = forgiving  # type: ignore[assignment]
+
+
+_PLAIN = {
+    **dict.fromkeys("─━═╌┄┈╴╶╸╺▔▁", "-"),
+    **dict.fromkeys("│┃║╎┆┊▏▎▍▌▐▕▊▋▉", "|"),
+    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰┏┓┗┛┣┫┳┻╋╔╗╚╝╠╣╦╩╬", "+"),
+    "▸": ">", "▶": ">", "►": ">", "▾": "v", "▼": "v", "●": "*", "○": "o", "•": "*", "·": "-", "…": "~",
+    "↔": "=", "→": ">", "←": "<", "↑": "^", "↓": "v", "–": "-", "—": "-", "×": "x", "Δ": "d", "≠": "!",
+    "▂": ".", "▃": ":", "▄": "-", "▅": "=", "▆": "+", "▇": "*", "█": "#", "−": "-", "≥": ">", "≤": "<",
+    "\N{NO-BREAK SPACE}": " ", "▀": "-", "✓": "v", "✗": "x",
+}  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """The text in ASCII, as many cells wide as before."""
+    if text.isascii():
+        return text
+    return "".join(char if char.isascii() else _PLAIN.get(char, "?" * cell_len(char)) for char in text)
+
+
+class AsciiFilter(LineFilter):
+    """Draws every line in ASCII: for terminals whose locale turns anything else into `_`."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment if segment.control or segment.text.isascii() else Segment(plain(segment.text), segment.style)
+            for segment in segments
+        ]
+
+
+def has_utf8() -> bool:
+    """Whether what we print reaches the terminal as UTF-8, as far as the locale says."""
+    return (sys.__stderr__ is not None and (sys.__stderr__.encoding or "").lower().replace("-", "")) == "utf8"
+
+
+def crash_text(error: BaseException, trace: TracebackType | None) -> str:
+    """A crash report: the stack, and never a local variable (it may be a secret, or a tensor)."""
+    return "".join(traceback.format_exception(type(error), error, trace))
