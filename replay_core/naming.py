@@ -160,9 +160,12 @@ def canonical(name: str, table: dict[str, str] | None = None) -> str:
 def _without_wrappers(name: str) -> str:
     for prefix in ("grad.", "param."):
         if name.startswith(prefix):
-            return prefix + _WRAPPERS.sub("", name[len(prefix) :])
-    name = _WRAPPERS.sub("", name)
-    return name[len("model.") :] if name.startswith("model.") else name
+            return prefix + _bare(name[len(prefix) :])
+    return _bare(name)
+
+
+def _bare(name: str) -> str:
+    return _WRAPPERS.sub("", name).removeprefix("model.")
 
 
 def is_module_tensor(name: str) -> bool:

@@ -73,7 +73,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("flag", ("t",), "dtype", "next dtype", RUN, argument="dtype"),
     Action("flag", ("b",), "block mask", "block mask on, or off: packed rows then leak", RUN, argument="block_mask"),
     Action("flag", ("w",), "rows", "all rows in one forward, or one by one", RUN, argument="rows_per_forward"),
-    Action("toggle", ("space",), "change", "change the flag under the cursor; pause the log", RUN, 2, "flags"),
+    Action("change", ("space",), "change", "change the flag under the cursor; pause the log", RUN, 2, "flags"),
     Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN),
     *(
         Action("pane", (str(i),), PANE_TITLES[name], f"go to {PANE_TITLES[name]}", MOVE, argument=name)

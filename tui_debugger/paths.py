@@ -78,3 +78,10 @@ def _prune(replays: Path) -> None:
 def writable_or_state(folder: Path) -> Path:
     """`folder` if files can be made in it, else the state folder."""
     return folder if os.access(folder, os.W_OK) else private_dir(state_dir())
+
+
+def described() -> dict[str, str]:
+    """Every directory by name, for `rldbg info`."""
+    folders = {"config": config_dir(), "state": state_dir(), "cache": cache_dir()}
+    themes = {"themes": ", ".join(str(path) for path in theme_dirs()) or "none found"}
+    return {name: str(path) for name, path in folders.items()} | themes

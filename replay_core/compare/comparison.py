@@ -81,6 +81,11 @@ class Comparison:
         return next((row for row in self.tensors if may_be_first(row)), None)
 
     @property
+    def first_difference(self) -> TensorVerdict | None:
+        """The first pair that is not the same, noise included: where two runs stop being bitwise equal."""
+        return next((row for row in self.tensors if row.figures is not None and row.figures.mismatched), None)
+
+    @property
     def origin(self) -> str | None:
         """The module that first turned agreeing inputs into a diverging output, within the first one's micro-batch."""
         first = self.first

@@ -86,13 +86,14 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    first = comparison.first
+    first, difference = comparison.first, comparison.first_difference
     return document(
         "comparison",
         a=_side(comparison.a),
         b=_side(comparison.b),
         counts=comparison.counts,
         first_divergence=None if first is None else first_divergence(first, comparison.origin),
+        first_difference=None if difference is None else first_divergence(difference, None),
         tensors=[tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
         problems=_problems(comparison.problems),
         notes=comparison.notes,
@@ -120,14 +121,7 @@ def first_divergence(row: TensorVerdict, origin: str | None) -> dict[str, Any]:
         "name": row.name,
         **_keys(row),
         "verdict": row.verdict.value,
-        "index": {
-            "sample": None if row.token is None else row.token[0],
-            "position": None if row.token is None else row.token[1],
-            "raw_a": None if row.raw_a is None else list(row.raw_a),
-            "raw_b": None if row.raw_b is None else list(row.raw_b),
-        },
-        "a": row.value_a,
-        "b": row.value_b,
+        **_place(row),
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "origin": origin,
         "why": row.reason,
@@ -148,9 +142,18 @@ def tensor_row(row: TensorVerdict) -> dict[str, Any]:
         "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
+        **_place(row),
         "reason": row.reason.removeprefix("skipped: "),
         "note": row.note,
     }
+
+
+def _place(row: TensorVerdict) -> dict[str, Any]:
+    """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
+    sample, position = row.token or (None, None)
+    raw_a, raw_b = (None if raw is None else list(raw) for raw in (row.raw_a, row.raw_b))
+    index = {"sample": sample, "position": position, "raw_a": raw_a, "raw_b": raw_b}
+    return {"index": index, "a": row.value_a, "b": row.value_b}
 
 
 def _keys(row: TensorVerdict) -> dict[str, Any]:

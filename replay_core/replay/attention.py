@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +54,7 @@ def need(flags: Flags) -> None:
     if flags.device == "cuda" and not torch.cuda.is_available():
         reasons.append("this machine has no CUDA device that torch can use")
     if flags.attention in ("sdpa-efficient", "sdpa-cudnn") and flags.device != "cuda":
-        reasons.append(f"torch has this kernel for CUDA only; on CPU its attention is sdpa or sdpa-math")
+        reasons.append("torch has this kernel for CUDA only; on CPU its attention is sdpa or sdpa-math")
     if flags.attention in _PACKAGES:
         reasons += _flash_reasons(flags)
     if reasons:
@@ -119,6 +120,7 @@ def pinned(flags: Flags) -> Iterator[None]:
                 "the GPU ran out of memory", found=_first_line(error), hint="rows_per_forward=1, or dtype=bfloat16"
             ) from error
         except Exception as error:
+            traceback.print_exc()
             raise _named(flags, error, [str(warning.message) for warning in said]) from error
 
 

@@ -219,10 +219,10 @@ def resolve_temperature(asked: float | None, recorded: float | None) -> tuple[fl
         RequestError: the recorded temperature is not above 0.
     """
     if asked is not None:
-        note = None if recorded in (None, asked) else f"temperature {asked:g} was asked for; the record says {recorded:g}"
-        return asked, note
+        differs = recorded not in (None, asked)
+        return asked, f"temperature {asked:g} as asked; the record says {recorded:g}" if differs else None
     if recorded is None:
         return 1.0, "the record names no temperature: 1.0 is assumed"
     if not recorded > 0:
-        raise RequestError("the recorded temperature is not above 0", found=str(recorded), hint="give one: --temperature 1.0")
+        raise RequestError("the recorded temperature is not above 0", found=str(recorded), hint="--temperature 1.0")
     return recorded, None

@@ -53,10 +53,17 @@ class Capture:
 
     A tensor that passes several modules unchanged is copied once and shared under all its names, so it is
     also stored once. Copies are taken on the spot: a later in-place operation cannot reach them.
+
+    Args:
+        backbone: the model below its head.
+        modules: names of the modules to hook.
+        width: tokens in a row of this forward; tells attention weights [b, heads, width, width] from states.
     """
 
-    def __init__(self, backbone: torch.nn.Module, modules: Iterable[str]) -> None:
+    def __init__(self, backbone: torch.nn.Module, modules: Iterable[str], width: int) -> None:
         self.tensors: Tensors = {}
+        self.skipped: list[str] = []
+        self._width = width
         self.ran: set[str] = set()
         self._modules = {name: backbone.get_submodule(name) for name in modules}
         self._calls: dict[str, int] = {}
@@ -112,6 +119,9 @@ class Capture:
             leaf = name.rpartition(".")[2]
             # The mask's form follows the kernel (bool, float, none at all): no two settings share one to compare.
             if leaf == "attention_mask" or not (value.is_floating_point() or leaf == "position_ids"):
+                return
+            if value.ndim == 4 and value.shape[2] == value.shape[3] == self._width != value.shape[1]:
+                self.skipped.append(name)
                 return
             self.tensors[name] = self._copy(value)
         elif isinstance(value, Mapping):
@@ -171,7 +181,7 @@ def join(parts: list[Tensors], arrangement: Arrangement) -> tuple[Tensors, list[
             joined[name] = whole
     notes = []
     if left_out:
-        notes.append(f"{len(left_out)} captured tensors have no token axis to join rows along: {', '.join(left_out[:3])}")
+        notes.append(f"{len(left_out)} captured tensors have no token axis to join along: {', '.join(left_out[:3])}")
     return joined, notes
 
 

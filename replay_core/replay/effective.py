@@ -15,7 +15,7 @@ _FUSED = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_atte
 _CPU_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[misc]
     """Counts the operators executed while the context is open."""
 
     def __init__(self) -> None:
@@ -66,6 +66,8 @@ def effective_settings(
 def notes_on(flags: Flags, effective: dict[str, Any]) -> list[str]:
     """What a reader of the settings must know: flags that had no effect, kernels that two flags share."""
     notes = []
+    if flags.attention == "flex":
+        notes.append("the time includes compiling the flex kernel for each shape")
     if effective["attention"] == _CPU_FLASH:
         notes.append("on CPU sdpa and sdpa-flash are one kernel")
     if not flags.block_mask and (not flags.packing or flags.is_reference):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def token_logprobs(
     logprobs_N, entropy_N = torch.empty(count), torch.empty(count)
     chunks = max(1, -(-count // chunk))
     bounds = [count * number // chunks for number in range(chunks + 1)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         if end > start:
             logits = head(hidden_ND[start:end])
             logprobs_N[start:end], entropy_N[start:end] = _of_logits(logits, targets_N[start:end], temperature)
@@ -62,7 +63,7 @@ def _of_logits(
     return torch.cat(logprobs).cpu(), torch.cat(entropies).cpu()
 
 
-class _Stub(torch.nn.Module):
+class _Stub(torch.nn.Module):  # type: ignore[misc]
     """Stands where the backbone stands and returns hidden states that are already computed."""
 
     hidden: torch.Tensor | None = None
@@ -133,4 +134,4 @@ class Head:
         except Exception:  # whatever an unknown model raises on a stand-in, the answer is: not this way
             return False
         slack = torch.finfo(logits_1NV.dtype).eps * 4
-        return found.shape == logits_1NV.shape and torch.allclose(found, logits_1NV, rtol=slack, atol=slack)
+        return found.shape == logits_1NV.shape and bool(torch.allclose(found, logits_1NV, rtol=slack, atol=slack))

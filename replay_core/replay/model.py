@@ -98,9 +98,8 @@ def _noted(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
             hint="name a model: --model DIRECTORY, or --model random:llama-tiny",
         )
     nearest = min((step for step in models if step is not None), key=lambda step: (abs(step - plan.step), step))
-    return models[nearest], [
-        f"the dump has no weights of step {plan.step}: those of step {nearest} are used; numbers will differ from the recording"
-    ]
+    note = f"the dump has no weights of step {plan.step}: those of step {nearest} are used, so numbers will differ"
+    return models[nearest], [note]
 
 
 def _similar(directory: Path) -> str | None:
@@ -117,7 +116,7 @@ def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
     try:
         config = transformers.AutoConfig.for_model(kind, **arguments)
     except ValueError:
-        raise UnavailableError(f"transformers {transformers.__version__} does not know the architecture {kind}") from None
+        raise UnavailableError(f"transformers {transformers.__version__} knows no architecture {kind}") from None
     # Drawn in float32 whatever the dtype, so that every cell has the same weights, rounded.
     with torch.random.fork_rng(devices=[]), _naming_attention(plan, kind):
         torch.manual_seed(plan.seed)
@@ -195,7 +194,7 @@ def _need_vocabulary(vocabulary: int, batch: Batch, directory: Path) -> None:
     if batch.largest_id >= vocabulary or int(batch.ids_BS.min(initial=0)) < 0:
         low, high = int(batch.ids_BS.min()), batch.largest_id
         raise ModelError(
-            "the model's vocabulary is too small for the batch" if high >= vocabulary else "the batch holds negative token ids",
+            "the batch holds negative token ids" if low < 0 else "the model's vocabulary is too small for the batch",
             file=str(directory),
             expected=f"token ids 0..{vocabulary - 1}",
             found=f"token ids {low}..{high}",

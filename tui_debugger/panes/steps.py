@@ -16,6 +16,9 @@ from tui_debugger.state import Scope, State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
 
+_EMPTY = ("The records of a dump", "stand here, by step:", "rldbg DIR")
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """What a node stands for: a scope, and the one record when there is just one."""
@@ -46,16 +49,20 @@ class StepsPane(Tree[Spot]):
         self._verdicts = dict(state.step_verdicts)
         if state.a is None:
             self.border_subtitle = ""
+            if not self.root.children:
+                self.root.expand()
+                for line in _EMPTY:
+                    self.root.add_leaf(Text(line, style=paint(self, "muted")))
             return
         if self._drawn is not state.a:
             self._drawn = state.a
-            self._build(state)
+            self._plant(state)
         self.border_subtitle = f"{len(self._records):,} records"
         self._follow(state.scope)
         self._clear_line_cache()  # labels hold verdicts
         self.refresh()
 
-    def _build(self, state: State) -> None:
+    def _plant(self, state: State) -> None:
         assert state.a is not None
         self._records = list(state.a.get("records") or [])
         by_step: dict[int | None, list[int]] = {}

@@ -53,7 +53,7 @@ class TensorRows(Rows):
     def _columns(self, width: int) -> list[tuple[str, int]]:
         """The columns that fit behind verdict and name."""
         if self._comparing:
-            wanted = [("rel l2", 9), ("max |d|", 9), ("worst token", 12), ("shape", 16), ("dtype", 10)]
+            wanted = [("rel l2", 9), ("max |d|", 9), ("worst", 7), ("shape", 14), ("dtype", 10)]
             if self._with_key:
                 wanted.insert(0, ("where", 10))
         else:
@@ -78,7 +78,8 @@ class TensorRows(Rows):
     def line(self, row: int, width: int) -> Text:
         item = self._rows[self._shown[row]]
         columns = self._columns(width)
-        text = Text("▶ " if item.is_first else "  ")
+        at_cursor = row == self.cursor
+        text = Text("▶ " if at_cursor and item.is_first else "● " if item.is_first else "› " if at_cursor else "  ")
         if self._comparing:
             suspect = "?" if item.entry.get("suspect") else " "
             text.append(f"{item.verdict + suspect:<9}", paint(self, verdict_token(item.verdict)))
@@ -98,7 +99,7 @@ class TensorRows(Rows):
             return "" if item.verdict == "SAME" else fmt.number(metrics.get("rel_l2"), 3)
         if column == "max |d|":
             return "" if item.verdict == "SAME" else fmt.number(metrics.get("max_abs"), 3)
-        if column == "worst token":
+        if column == "worst":
             worst = metrics.get("worst_token") or {}
             return f"s{worst.get('sample')} p{worst.get('position')}" if worst and item.verdict != "SAME" else ""
         if column == "where":

@@ -135,7 +135,7 @@ class Rows(ScrollView, can_focus=True):
             self._user_moved(row)
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.scrollable_content_region.width
         base = self.rich_style
         if not self.count:
             return self._message(y, width, base)
@@ -144,13 +144,15 @@ class Rows(ScrollView, can_focus=True):
         row = self.scroll_offset.y + y - self.head_lines
         if row >= self.count:
             return Strip.blank(width, base)
-        style = base
+        text = self.line(row, width)
         if self.is_marked(row):
-            style += self.get_component_rich_style("rows--first", partial=True)
+            # Louder than the cursor, and in one colour: this row is what the eye must meet.
+            text.spans.clear()
+            return self._strip(text, width, base + self.get_component_rich_style("rows--first", partial=True))
         if row == self.cursor:
             kind = "rows--cursor" if self.has_focus else "rows--cursor-blurred"
-            style += self.get_component_rich_style(kind, partial=True)
-        return self._strip(self.line(row, width), width, style)
+            base += self.get_component_rich_style(kind, partial=True)
+        return self._strip(text, width, base)
 
     def _message(self, y: int, width: int, base: Style) -> Strip:
         text = Text(self.empty, style=self.get_component_rich_style("t-muted", partial=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.dumps.containers import numpy_rebuild as numpy_
+from replay_core.dumps.containers import tensordict_rebuild as tensordict_
 from replay_core.dumps.containers import torch_rebuild as torch_
 from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
 from replay_core.dumps.containers.symbols import DType, InertClass, StorageClass, Stranger, Symbol, TensorClass
@@ -179,6 +180,8 @@ def _table() -> dict[str, Symbol]:
         "collections.defaultdict": _default_dict,
         "collections.Counter": _ordered_dict,
         "collections.deque": _list,
+        "tensordict._reductions._make_td": tensordict_.make_td,
+        "tensordict._reductions._rebuild_tensordict_files_consolidated": tensordict_.rebuild_consolidated,
         "_codecs.encode": _encode,
         "_io.BytesIO": _bytes_io,
         "copyreg._reconstructor": _reconstructor,

@@ -25,6 +25,7 @@ _STRUCT = {
 }  # fmt: skip
 #: Arrays of text are turned into lists of text; longer ones are left where they are.
 MAX_TEXT_BYTES = 1 << 24
+_MAX_EMPTY_ROWS = 1 << 16
 
 
 class NumpyDType:
@@ -128,8 +129,15 @@ def _fortran_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _reshaped(items: list[Any], shape: tuple[int, ...], order: Any, axes: Any) -> Any:
     if len(shape) == 1:
         return items
-    if order != "C" or axes is not None or 0 in shape:
+    if order != "C" or axes is not None:
         return unreadable("object", shape, "an array of objects that is not in C order")
+    if 0 in shape:
+        outer = shape[: shape.index(0)]
+        if prod(outer) > _MAX_EMPTY_ROWS:
+            return unreadable("object", shape, "an array of no objects in very many rows")
+        items, shape = [[] for _ in range(prod(outer))], outer
+        if not outer:
+            return []
     for length in reversed(shape[1:]):
         items = [items[start : start + length] for start in range(0, len(items), length)]
     return items if shape else items[0]

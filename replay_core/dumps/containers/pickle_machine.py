@@ -98,8 +98,11 @@ class Machine:
         self.stack.append(span)
 
     def push_text(self, nbytes: int) -> None:
+        self.stack.append(self.text(self.take(nbytes)))
+
+    def text(self, data: bytes) -> str:
         try:
-            self.stack.append(str(self.take(nbytes), "utf-8", "surrogatepass"))
+            return data.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise self.loading.malformed(f"a text that is not UTF-8: {error.reason}") from None
 
@@ -183,7 +186,7 @@ class Machine:
                 pos += 4
             elif op == 0x94:  # MEMOIZE
                 memo[len(memo)] = stack[-1]
-            elif op in (0x68, 0x6A):  # BINGET, LONG_BINGET
+            elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
                 if op == 0x68:
                     index = buf[pos]
                     pos += 1
@@ -199,7 +202,7 @@ class Machine:
                     if tensor is not None:
                         value, pos = tensor
                 stack.append(value)
-            elif op in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
+            elif op == 0x58 or op == 0x8C:  # BINUNICODE, SHORT_BINUNICODE
                 if op == 0x58:
                     length = _u4(buf, pos)[0]
                     pos += 4
@@ -207,8 +210,12 @@ class Machine:
                     length = buf[pos]
                     pos += 1
                 self.pos, self.stack = pos, stack
-                self.push_text(length)
-                pos = self.pos
+                if pos + length <= len(buf):
+                    pos += length
+                    stack.append(self.text(buf[pos - length : pos]))
+                else:
+                    self.push_text(length)
+                    pos = self.pos
             elif op == 0x4B:  # BININT1
                 stack.append(buf[pos])
                 pos += 1

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from replay_core.dumps.containers.allowlist import find_global
+from replay_core.dumps.containers.allowlist import TABLE, find_global
 from replay_core.dumps.containers.symbols import InertClass, Stranger, Symbol
 from replay_core.errors import UnsafeFileError
 from replay_core.records import TensorRef
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: A line of text opcodes: a dotted name or a number. Python itself stops at 4300 digits.
 _MAX_LINE = 1 << 12
 _MAX_LONG_BYTES = 1 << 12
+
+#: The allow-list as GLOBAL spells it: module and name, a line each.
+_BY_LINES = {"\n".join(name.rpartition(".")[::2]).encode(): symbol for name, symbol in TABLE.items()}
 
 
 def _unsigned(machine: Machine, width: int) -> int:
@@ -170,6 +173,12 @@ def _frozenset(machine: Machine) -> None:
 
 
 def _global_line(machine: Machine) -> Symbol:
+    buf, start = machine.buf, machine.pos
+    end = buf.find(b"\n", buf.find(b"\n", start, start + _MAX_LINE) + 1, start + _MAX_LINE)
+    known = _BY_LINES.get(buf[start:end])
+    if known is not None:
+        machine.pos = end + 1
+        return known
     module, name = _line(machine).decode("utf-8"), _line(machine).decode("utf-8")
     return find_global(machine.loading, module, name)
 

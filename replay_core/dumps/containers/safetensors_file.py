@@ -76,8 +76,10 @@ def _tensor(loading: Loading, name: str, entry: Any, start: int, spans: list[tup
         raise loading.malformed(f"tensor {name:.80} has no data offsets")
     begin, end = offsets
     try:
-        size = geometry(tuple(shape), None).shape  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        if not isinstance(shape, list) or any(type(length) is not int for length in shape):
+            raise ValueError("not a list of whole numbers")
+        size = geometry(tuple(shape), None).shape
+    except ValueError:
         raise loading.malformed(f"tensor {name:.80} has an impossible shape", found=f"{shape!r:.80}") from None
     if not 0 <= begin <= end:
         raise loading.malformed(f"tensor {name:.80} ends before it starts")

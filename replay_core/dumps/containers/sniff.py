@@ -6,11 +6,11 @@ hold a nested zip. safetensors come first, because their length field can look l
 
 from __future__ import annotations
 
-from replay_core.dumps.containers.torch_legacy import MAGIC_PICKLE
+from replay_core.dumps.containers.torch_legacy import MAGIC_OPCODES
 from replay_core.errors import NotADumpError
 
 #: Enough to tell a legacy torch stream from another pickle.
-HEAD = 16
+HEAD = 32
 
 
 def kind_of(head: bytes, file: str) -> str:
@@ -24,7 +24,9 @@ def kind_of(head: bytes, file: str) -> str:
     if head[:4] == b"PK\x03\x04":
         return "torch_zip"
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return "torch_legacy" if head[2:15] == MAGIC_PICKLE[2:] else "pickle"
+        # From protocol 4 on, nine bytes of framing stand before the number.
+        is_torch = head.startswith(MAGIC_OPCODES, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC_OPCODES, 11))
+        return "torch_legacy" if is_torch else "pickle"
     raise NotADumpError(
         "the file is no container of tensors that rldbg reads",
         file=file,

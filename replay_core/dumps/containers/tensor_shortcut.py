@@ -14,8 +14,8 @@ from typing import Any
 
 from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import view
-from replay_core.records import TensorRef
+from replay_core.dumps.containers.torch_rebuild import Geometry, geometry, view
+from replay_core.records import FileBytes, TensorRef
 
 _GET = rb"(h.|j.{4})"
 _PUT = rb"(q.|r.{4})"
@@ -34,10 +34,22 @@ _TENSOR = re.compile(
 
 @lru_cache(maxsize=4096)
 def _decoded(opcodes: bytes) -> Any:
-    """A number or a tuple of numbers. The pattern let nothing but number and tuple opcodes through."""
+    """A number. The pattern let nothing but number opcodes through, the one thing pickle itself may decode."""
     return pickle.loads(opcodes + b".")
 
 
+@lru_cache(maxsize=4096)
+def _size_and_strides(size: bytes | None, strides: bytes | None) -> tuple[Any, Any, Geometry | None]:
+    """The two tuples, and what they amount to; no geometry if they are no tensor's."""
+    lengths = pickle.loads(size + b".") if size else ()
+    steps = pickle.loads(strides + b".") if strides else ()
+    try:
+        return lengths, steps, geometry(lengths, steps)
+    except ValueError:
+        return lengths, steps, None
+
+
+@lru_cache(maxsize=8192)
 def _index(opcode: bytes) -> int:
     return opcode[1] if len(opcode) == 2 else int.from_bytes(opcode[1:], "little")
 
@@ -64,8 +76,7 @@ def match_tensor(loading: Loading, memo: dict[int, Any], buf: bytes, pos: int) -
         return None
     where, no_hooks = memo.get(_index(location)), {}  # type: ignore[var-annotated]
     name, count, first = key.decode(), _decoded(numel), _decoded(offset)
-    lengths = _decoded(size) if size else ()
-    steps = _decoded(strides) if strides else ()
+    lengths, steps, shape = _size_and_strides(size, strides)
     memo[_index(key_put)] = name
     storage = loading.zip_storage(storage_class, name, count)
     memo[_index(id_put)] = ("storage", storage_class, name, where, count)
@@ -75,6 +86,13 @@ def match_tensor(loading: Loading, memo: dict[int, Any], buf: bytes, pos: int) -
         memo[_index(strides_put)] = steps
     memo[_index(hooks_put)] = no_hooks
     memo[_index(args_put)] = (storage, first, lengths, steps, grad == b"\x88", no_hooks)
-    tensor = view(loading, storage, first, lengths, steps)
+    (region, start, length), dtype, itemsize, big_endian, _ = storage
+    if shape is None or region.memory is not None or not itemsize or not 0 <= first <= length // itemsize - shape.extent:
+        tensor = view(loading, storage, first, lengths, steps)
+    else:
+        source = FileBytes(
+            region.path, start + first * itemsize, shape.extent * itemsize, shape.strides, big_endian and itemsize > 1
+        )
+        tensor = TensorRef("", dtype, shape.shape, source)
     memo[_index(tensor_put)] = tensor
     return tensor, match.end()

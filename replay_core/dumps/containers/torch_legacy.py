@@ -18,8 +18,8 @@ from replay_core.records import ITEMSIZE
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
-#: The magic number's pickle, as every writer since 2016 has put it.
-MAGIC_PICKLE = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+#: The magic number as a pickler writes it: LONG1 of ten bytes, STOP.
+MAGIC_OPCODES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
 
 
 def read_torch_legacy(loading: Loading) -> Any:

@@ -24,14 +24,16 @@ _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s4xHH4xIIIHHH8xI")
 _LOCAL = struct.Struct("<4s22xHH")
-_TAIL = 1 << 16
+#: Enough for the end record and, in most files, the directory; a comment can be sixteen times as long.
+_TAIL = 1 << 12
+_LONGEST_TAIL = 1 << 17
 
 
 class ZipRecord(NamedTuple):
     """One file of the zip, as the directory describes it."""
 
+    flags: int
     method: int
-    encrypted: bool
     crc: int
     nbytes: int
     header: int
@@ -56,11 +58,12 @@ def read_torch_zip(loading: Loading) -> Any:
     order = records.get(prefix + b"byteorder")
     big_endian = order is not None and _content(loading, order).strip() == b"big"
     storages: dict[str, Span] = {}
+    data_prefix, itemsizes = prefix + b"data/", ITEMSIZE.get
 
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
         span = storages.get(key)
         if span is None:
-            record = records.get(b"%bdata/%b" % (prefix, key.encode("utf-8", "replace")))
+            record = records.get(data_prefix + key.encode("utf-8", "replace"))
             if record is None:
                 raise loading.malformed(f"the zip has no record data/{key:.40}", expected="the storage that a tensor views")
             span = storages[key] = Span(region, _data_offset(loading, record), record.nbytes)
@@ -70,7 +73,7 @@ def read_torch_zip(loading: Loading) -> Any:
                 expected=f"{numel} elements of {cls.itemsize} bytes",
                 found=f"{span.nbytes} bytes",
             )
-        return Storage(span, cls.dtype, ITEMSIZE.get(cls.dtype, 0), big_endian)
+        return Storage(span, cls.dtype, itemsizes(cls.dtype, 0), big_endian)
 
     def persistent(pid: Any) -> Storage:
         if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[1], StorageClass):
@@ -102,7 +105,7 @@ def _checksum_holds(region: Region, start: int, nbytes: int, expected: int) -> b
 def _data_offset(loading: Loading, record: ZipRecord) -> int:
     """Where a record's bytes start, from its local header (whose lengths differ from the directory's)."""
     region = loading.region
-    if record.method or record.encrypted:
+    if record.method or record.flags & 1:
         raise loading.malformed("a compressed or encrypted zip record", expected="stored, as torch.save writes")
     at = region.start + record.header
     magic, name_length, extra_length = _LOCAL.unpack(region.read(at, _LOCAL.size))
@@ -122,7 +125,7 @@ def _directory(loading: Loading) -> dict[bytes, ZipRecord]:
     data = region.read(region.start + start, size)
     records: dict[bytes, ZipRecord] = {}
     at = 0
-    unpack, header = _ENTRY.unpack_from, _ENTRY.size
+    unpack, header, new = _ENTRY.unpack_from, _ENTRY.size, tuple.__new__
     try:
         for _ in range(count):
             magic, flags, method, crc, packed, nbytes, name_length, extra_length, comment_length, local = unpack(data, at)
@@ -136,7 +139,7 @@ def _directory(loading: Loading) -> dict[bytes, ZipRecord]:
             at += extra_length + comment_length
             if not method and packed != nbytes:
                 raise loading.malformed("a stored zip record of two sizes", expected=str(nbytes), found=str(packed))
-            records[name] = ZipRecord(method, bool(flags & 1), crc, nbytes, local)
+            records[name] = new(ZipRecord, (flags, method, crc, nbytes, local))
     except struct.error:
         raise loading.malformed("the zip's directory is damaged") from None
     if len(records) != count:
@@ -160,10 +163,14 @@ def _wide(loading: Loading, extra: bytes, nbytes: int, packed: int, local: int) 
 def _find_directory(loading: Loading) -> tuple[int, int, int]:
     """(records, bytes, offset) of the directory, from the end of the file."""
     region = loading.region
-    tail_start = max(region.start, region.end - _TAIL)
-    tail = region.read(tail_start, region.end - tail_start)
-    # torch writes no comment; the record is then the file's last 22 bytes.
-    at = len(tail) - _END.size if tail[-_END.size :][:4] == b"PK\x05\x06" else tail.rfind(b"PK\x05\x06")
+    tail_start, tail, at = region.end, b"", -1
+    for length in (_TAIL, _LONGEST_TAIL):
+        tail_start = max(region.start, region.end - length)
+        tail = region.read(tail_start, region.end - tail_start)
+        # torch writes no comment; the record is then the file's last 22 bytes.
+        at = len(tail) - _END.size if tail[-_END.size :][:4] == b"PK\x05\x06" else tail.rfind(b"PK\x05\x06")
+        if at >= 0:
+            break
     if at < 0 or at + _END.size > len(tail):
         error = region.truncated(region.end + 1)
         error.message = "the zip ends before its directory"

@@ -31,7 +31,9 @@ def values(ref: TensorRef) -> np.ndarray:
         assert ref.source.nbytes == prod(ref.shape) * ITEMSIZE[name]
         return flat.reshape(ref.shape).astype(dtype.newbyteorder("="))
     steps = tuple(stride * dtype.itemsize for stride in ref.source.strides)
-    return np.lib.stride_tricks.as_strided(flat, ref.shape, steps).astype(dtype.newbyteorder("="))
+    plain = flat.view(f"V{dtype.itemsize}")  # as_strided knows no ml_dtypes
+    strided = np.lib.stride_tricks.as_strided(plain, ref.shape, steps)
+    return np.ascontiguousarray(strided).view(dtype).reshape(ref.shape).astype(dtype.newbyteorder("="))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -212,7 +212,11 @@ def test_flipped_opcodes_never_read_as_something_else_than_pickle_reads(tmp_path
             tree = read_container(path).tree
         except RldbgError:
             continue
-        assert_same(tree, pickle.loads(bytes(damaged)))
+        try:
+            theirs = pickle.loads(bytes(damaged))
+        except UnicodeDecodeError:  # Python 2 texts: pickle takes ASCII, torch and we UTF-8
+            continue
+        assert_same(tree, theirs)
         equal += 1
     assert equal > 100
 

@@ -1,0 +1,56 @@
+"""tensordict's two spellings in a pickle: one storage cut into leaves, or a dictionary of tensors.
+
+Both come out as `{"__class__": "tensordict.TensorDict", "state": {name: tensor}}`; a nested one's state is
+the same again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.torch_rebuild import Storage, unreadable, view
+from replay_core.records import ITEMSIZE, FileBytes, TensorRef
+
+CLASS = "tensordict.TensorDict"
+_RESERVED = frozenset({"cls", "non_tensors", "leaves", "cls_metadata"})
+
+
+def make_td(loading: Loading, args: tuple[Any, ...]) -> dict[str, Any]:
+    """`_make_td(class, state)`."""
+    _, state = args
+    return {"__class__": CLASS, "state": state["_tensordict"]}
+
+
+def rebuild_consolidated(loading: Loading, args: tuple[Any, ...]) -> dict[str, Any]:
+    """`_rebuild_tensordict_files_consolidated(metadata, storage)`."""
+    metadata, storage = args
+    if not isinstance(storage, TensorRef) or storage.dtype != "uint8" or not isinstance(storage.source, FileBytes):
+        raise loading.malformed("a consolidated tensordict without its storage")
+    if storage.source.strides is not None:
+        raise loading.malformed("a consolidated tensordict whose storage is not contiguous")
+    return _consolidated(loading, metadata, storage.source, 0)
+
+
+def _consolidated(loading: Loading, metadata: dict[str, Any], storage: FileBytes, depth: int) -> dict[str, Any]:
+    if depth > 8:
+        raise loading.malformed("a tensordict nested more than 8 deep")
+    state: dict[str, Any] = dict(metadata["non_tensors"])
+    for name, leaf in metadata["leaves"].items():
+        state[name] = _leaf(loading, leaf, storage)
+    for name, nested in metadata.items():
+        if name not in _RESERVED and type(nested) is dict and "leaves" in nested:
+            state[name] = _consolidated(loading, nested, storage, depth + 1)
+    return {"__class__": CLASS, "state": state}
+
+
+def _leaf(loading: Loading, leaf: Any, storage: FileBytes) -> TensorRef:
+    """`(dtype, shape, start, stop, padding)`, in bytes of the storage."""
+    name, shape, start, stop = leaf[:4]
+    dtype = name.removeprefix("torch.")
+    if dtype not in ITEMSIZE:
+        return unreadable(dtype, shape, f"numpy has no dtype like {dtype}")
+    if not 0 <= start <= stop <= storage.nbytes:
+        raise loading.malformed("a tensordict's leaf reaches past its storage")
+    span = Span(loading.region, storage.offset + start, stop - start)
+    return view(loading, Storage(span, dtype, ITEMSIZE[dtype]), 0, tuple(shape), None)

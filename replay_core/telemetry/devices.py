@@ -1,0 +1,30 @@
+"""The GPUs of this machine as NVML sees them: name, memory, what is free. Empty where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+MIB = 1 << 20
+
+
+def gpus() -> list[dict[str, Any]]:
+    """One mapping per GPU: name, total_mib, free_mib, driver. Raises nothing: no NVML is no GPU."""
+    import pynvml
+
+    found = []
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(
+                {
+                    "name": str(pynvml.nvmlDeviceGetName(handle)),
+                    "total_mib": memory.total // MIB,
+                    "free_mib": memory.free // MIB,
+                    "driver": driver,
+                }
+            )
+    return found

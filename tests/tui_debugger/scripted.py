@@ -1,0 +1,87 @@
+"""The engine's seam in tests: answers come from documents, errors and events from a script."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import NotADumpError
+from replay_core.jobs import Document, Event, Job, LogLine, OnEvent, Partial, Progress, Sample, ignore
+
+DOCUMENTS = Path(__file__).parent / "documents"
+
+
+def document(name: str) -> Document:
+    found: Document = json.loads((DOCUMENTS / f"{name}.json").read_text())
+    return found
+
+
+class ScriptedEngine:
+    """Answers every job from `documents/`. `answers` overrides a kind with a document, an error or a function."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.jobs: list[Job] = []
+        self.gate: asyncio.Event | None = None
+        """When set, replays wait for it."""
+        self.stopped = False
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def kinds(self) -> list[str]:
+        return [job.kind for job in self.jobs]
+
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        self.jobs.append(job)
+        await asyncio.sleep(0)
+        answer = self.answers.get(job.kind)
+        if isinstance(answer, Callable):  # type: ignore[arg-type]
+            answer = answer(job)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            answer = await getattr(self, f"_{job.kind}")(job, on_event)
+        return copy.deepcopy(answer)
+
+    async def _open(self, job: Job, _on_event: OnEvent) -> Document:
+        for name in ("run_a", "run_b"):
+            if document(name)["path"] == job.params["path"]:
+                return document(name)
+        raise NotADumpError(
+            "no dialect recognises this as a dump", file=job.params["path"], expected="a dump", hint="rldbg info"
+        )
+
+    async def _record(self, job: Job, _on_event: OnEvent) -> Document:
+        return {**document("record"), "key": job.params["key"]}
+
+    async def _inspect(self, job: Job, _on_event: OnEvent) -> Document:
+        answer = document("inspect_pair" if job.params.get("b") else "inspect_one")
+        answer["a"]["name"] = answer["a"]["canonical"] = job.params["a"]["name"]
+        answer["verdict"] = None
+        return answer
+
+    async def _compare(self, job: Job, on_event: OnEvent) -> Document:
+        answer = document("comparison")
+        on_event(Progress(12, 33, "tensors"))
+        on_event(Partial({"first_divergence": answer["first_divergence"]}))
+        if job.params["a"] == job.params["b"]:
+            return document("comparison_same")
+        return answer
+
+    async def _replay_cell(self, job: Job, on_event: OnEvent) -> Document:
+        events: list[Event] = [LogLine("loading random:llama-tiny"), Progress(0, 4, "rows")]
+        events += [Sample(0.25 * i, 700.0 + 40 * (i % 5), None, 98.0) for i in range(12)]
+        for event in events:
+            on_event(event)
+        if self.gate is not None:
+            await self.gate.wait()
+        packed = job.params["plan"]["flags"]["packing"]
+        return {**document("cell_packed" if packed else "cell_reference"), "flags": job.params["plan"]["flags"]}

@@ -1,0 +1,5 @@
+"""`python -m tui_debugger` is `rldbg`."""
+
+from tui_debugger.cli import main
+
+main()

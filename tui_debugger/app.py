@@ -1,0 +1,189 @@
+"""The terminal UI's outer shell: themes, signals, crashes, children. What users see is `screens/debugger.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+
+from replay_core.errors import ExitCode
+from tui_debugger import paths, terminal, theming
+from tui_debugger.actions import ACTIONS
+from tui_debugger.engine import ChildEngine, Engine
+from tui_debugger.screens.debugger import DebuggerScreen
+from tui_debugger.session import Session
+from tui_debugger.state import Part, Scope, State
+
+_FATAL_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
+
+
+class RldbgApp(App[None]):
+    """Opens A (and B) and hands the keys to the debugger screen.
+
+    Args:
+        a, b: the dumps.
+        select: `step`, `rank`, `micro` to look at first.
+        replay: settings of a replay (`model`, `flags`, `temperature`, `seed`); with `start` it begins at once.
+        engine: who runs the jobs; the children of this process unless a test brings its own.
+    """
+
+    TITLE = "rldbg"
+    CSS_PATH = [paths.styles_dir() / "app.tcss"]
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+
+    def __init__(
+        self,
+        a: Path | None = None,
+        b: Path | None = None,
+        *,
+        select: dict[str, Any] | None = None,
+        replay: dict[str, Any] | None = None,
+        ascii: bool = False,
+        theme: str | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self._paths = (a, b)
+        self._select = select or {}
+        self._replay = replay or {}
+        self._theme_asked = theme
+        self._clean_exit: list[str] = []
+        self.crash_report: Path | None = None
+        if ascii:
+            self._filters.append(terminal.AsciiFilter())
+            self.add_class("-ascii")
+        self.engine: Engine = engine or ChildEngine()
+        state = State()
+        state.model = self._replay.get("model")
+        state.temperature = self._replay.get("temperature")
+        state.seed = self._replay.get("seed")
+        state.flags.update(self._replay.get("flags") or {})
+        self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
+        self.debugger = DebuggerScreen(self.session)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return dict(theming.TOKENS)
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _FATAL_SIGNALS:
+            # Without this a dropped SSH link kills the app on the spot: children orphaned, terminal raw.
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._end, 128 + number)
+        self._load_themes()
+        self.push_screen(self.debugger)
+        self.call_after_refresh(self._begin)
+
+    def _end(self, code: int) -> None:
+        self.exit(return_code=code)
+
+    def _load_themes(self) -> None:
+        themes, problems = theming.load_themes()
+        for theme in themes:
+            self.register_theme(theme)
+        asked = self._theme_asked or os.environ.get("RLDBG_THEME") or theming.DEFAULT
+        if asked not in self.available_themes:
+            problems.append(f"no theme {asked}: using {theming.DEFAULT} (there is {', '.join(t.name for t in themes)})")
+            asked = theming.DEFAULT
+        self.theme = asked
+        if problems:
+            self.notify("\n".join(problems), title="themes", severity="warning", markup=False)
+
+    def _begin(self) -> None:
+        a, b = self._paths
+        self.session.state.a_path, self.session.state.b_path = a, b
+        self.debugger.run_worker(self._first_look(a, b), group="job")
+
+    async def _first_look(self, a: Path | None, b: Path | None) -> None:
+        chosen = {name: self._select[name] for name in ("step", "rank", "micro") if self._select.get(name) is not None}
+        await self.session.open(a, b, Scope(**chosen) if chosen else None)
+        if self._replay.get("start"):
+            await self.session.replay()
+
+    async def on_unmount(self) -> None:
+        await self.engine.stop()
+
+    # ── what the session calls ───────────────────────────────────────────────────────────────────
+
+    def _changed(self, *parts: Part) -> None:
+        self.debugger.redraw(*parts)
+
+    def _tell(self, text: str, severity: Any) -> None:
+        self.notify(text, severity=severity, markup=False, timeout=10)
+
+    def _log_line(self, line: str) -> None:
+        if self.debugger.is_mounted:
+            self.debugger.log_line(line)
+
+    # ── palette ──────────────────────────────────────────────────────────────────────────────────
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        for action in ACTIONS:
+            if action.group != "Move" and action.id != "palette":
+                title = f"{action.label} ({action.key_text})"
+                yield SystemCommand(title, action.help, lambda call=action.call: self._act(call))
+        for name in sorted(self.available_themes):
+            yield SystemCommand(f"theme {name}", "colours of the screen", lambda name=name: setattr(self, "theme", name))
+
+    async def _act(self, call: str) -> None:
+        await self.run_action(call, default_namespace=self.debugger)
+
+    # ── crashes ──────────────────────────────────────────────────────────────────────────────────
+
+    def _handle_exception(self, error: Exception) -> None:
+        """End with exit code 70 and a crash file. Textual's own report prints local variables."""
+        if self._exception is None:
+            self._exception = error
+            self._exception_event.set()
+            self.crash_report = write_crash(error)
+        self._return_code = int(ExitCode.INTERNAL)
+        self._close_messages_no_wait()
+
+
+def write_crash(error: BaseException) -> Path | None:
+    """The crash report's file; None where none can be written."""
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        path = paths.private_dir(paths.state_dir()) / name
+        path.write_text(terminal.crash_text(error, error.__traceback__), encoding="utf-8")
+    except OSError:
+        return None
+    return path
+
+
+def run_ui(
+    a: Path | None,
+    b: Path | None = None,
+    *,
+    select: dict[str, Any] | None = None,
+    replay: dict[str, Any] | None = None,
+    ascii: bool = False,
+    mouse: bool = True,
+    theme: str | None = None,
+) -> int:
+    """Run the screen until the user leaves. The caller has checked that there is a terminal.
+
+    Returns:
+        0; 70 after a crash; 128 + number after a signal.
+    """
+    terminal.survive_broken_input()
+    app = RldbgApp(a, b, select=select, replay=replay, ascii=ascii, theme=theme)
+    app.run(mouse=mouse)
+    code = app.return_code
+    error = app._exception
+    if error is not None:
+        where = f"crash report: {app.crash_report}" if app.crash_report else "no crash report could be written"
+        sys.stderr.write(f"rldbg stopped on a bug of its own: {type(error).__name__}: {error}\n{where}\n")
+        return int(ExitCode.INTERNAL)
+    return code or 0

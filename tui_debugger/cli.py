@@ -1,0 +1,106 @@
+"""The command `rldbg`: the first word is a command if it is one, else a path to open on the screen.
+
+Standard output carries the answer and nothing else; progress, hints and errors go to standard error.
+Exit codes are those of `replay_core.errors.ExitCode`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+import replay_core
+from replay_core.errors import ExitCode, RldbgError
+from tui_debugger.commands import fail
+
+#: Command -> the module that holds it. Imported when asked for: `ls` never pays for the screen.
+COMMANDS = {
+    "ui": "tui_debugger.commands.ui",
+    "demo": "tui_debugger.commands.demo",
+    "ls": "tui_debugger.commands.ls",
+    "show": "tui_debugger.commands.show",
+    "compare": "tui_debugger.commands.compare",
+    "replay": "tui_debugger.commands.replay",
+    "info": "tui_debugger.commands.info",
+}
+
+HIDDEN = ("ui",)
+
+
+class _Commands(click.Group):
+    """Commands loaded on demand; anything else is `ui`, the screen."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if name not in HIDDEN]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        command: click.Command | None = import_module(module).command if module else None
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            args = ["ui", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(replay_core.__version__, prog_name="rldbg")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Record, replay and compare what an RL trainer computed; see the first diverging tensor.
+
+    \b
+    rldbg RUN            open a dump on the screen
+    rldbg RUN_A RUN_B    open two dumps on their first diverging tensor
+    rldbg demo           train a tiny policy, break its packing, see where it shows
+    """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(import_module(COMMANDS["ui"]).command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code. Never shows a traceback."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result: Any = cli.main(args=arguments, prog_name="rldbg", standalone_mode=False)
+        return int(result or 0)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.ClickException as error:
+        fail(error.format_message(), "rldbg --help")
+        return ExitCode.BAD_REQUEST
+    except RldbgError as error:
+        fail(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`| head`): nothing more to say, and nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.AGREES
+    except Exception as error:
+        from tui_debugger.crash import write_crash
+
+        fail(f"internal error: {type(error).__name__}: {error}", f"the report is in {write_crash(error)}")
+        return ExitCode.INTERNAL
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""One file per command, and what all of them share: options, output, progress, the voice of errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from replay_core.errors import ExitCode
+from replay_core.export.documents import write_document
+from replay_core.export.outcome import exit_code
+from replay_core.jobs import Document, Event, LogLine, Progress
+from replay_core.records import Selection
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def fail(message: str, hint: str | None = None) -> None:
+    """An error, on standard error: what is wrong, then what helps."""
+    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    click.echo(message, err=True)
+    if hint:
+        click.echo(f"\nhint: {hint}", err=True)
+
+
+class _SelectionType(click.ParamType):
+    name = "3|0,2|0:4|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selection:
+        return value if isinstance(value, Selection) else Selection.parse(value)
+
+
+def selectors(command: Decorated) -> Decorated:
+    """--step --rank --micro."""
+    for name, what in (("micro", "micro-batch"), ("rank", "rank"), ("step", "training step")):
+        command = click.option(f"--{name}", type=_SelectionType(), help=f"Which {what}: 3, 0,2, 0:4 or all.")(command)
+    return command
+
+
+def document_output(command: Decorated) -> Decorated:
+    """--json and --output."""
+    command = click.option(
+        "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document to a file."
+    )(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the JSON document and nothing else.")(command)
+
+
+def finish(
+    doc: Document,
+    report: Callable[[Document], str],
+    *,
+    as_json: bool,
+    output: Path | None,
+    allow_missing: bool = False,
+) -> int:
+    """Print the answer, write it where asked, and return the exit code it means."""
+    if output is not None:
+        write_document(doc, output)
+        click.echo(f"wrote {output}", err=True)
+    click.echo(json.dumps(doc, indent=1, allow_nan=False) if as_json else report(doc))
+    return int(exit_code(doc, allow_missing=allow_missing))
+
+
+class ProgressLine:
+    """One line on standard error that says how far a job is; silent where nobody watches, and in its first second."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._watched = sys.stderr.isatty()
+        self._verbose = verbose
+        self._began = time.monotonic()
+        self._drawn = 0.0
+        self._width = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, LogLine) and self._verbose:
+            self.clear()
+            click.echo(event.text, err=True)
+        if not isinstance(event, Progress) or not self._watched:
+            return
+        now = time.monotonic()
+        if now - self._began < 1 or now - self._drawn < 0.1:
+            return
+        self._drawn = now
+        total = f"/{event.total}" if event.total else ""
+        text = f"{event.done}{total} {event.what}  {now - self._began:.0f} s"[:78]
+        sys.stderr.write("\r" + text.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def clear(self) -> None:
+        if self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.flush()
+            self._width = 0
+
+
+__all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "selectors"]

@@ -1,0 +1,77 @@
+"""`rldbg demo`: the whole road on real input, in under a minute.
+
+Train a tiny policy with GRPO and record it; replay one micro-batch with each row alone, padded, packed
+rightly, and packed without the mask between samples; open the screen where the wrong pack first parts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from replay_core import workbench
+from replay_core.errors import ExitCode
+from replay_core.executors.child import ChildRunner
+from replay_core.jobs import Event, Job, LogLine, Progress
+from tui_debugger import format as words
+from tui_debugger import paths
+from tui_debugger.commands import document_output, finish
+from tui_debugger.reports.replay import replay_report
+
+
+@click.command("demo")
+@click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), help="Where to record it.")
+@click.option("--text", "as_text", is_flag=True, help="Print the story instead of opening the screen.")
+@document_output
+def command(directory: Path | None, as_text: bool, as_json: bool, output: Path | None) -> int:
+    """Train a tiny policy, pack a micro-batch wrongly, and see the first diverging tensor.
+
+    Exit 1 is success: the demo ends on a divergence.
+    """
+    began = time.monotonic()
+    root = directory or paths.new_replay_dir("demo")
+    _say("1/2  training a tiny Qwen2-style policy with GRPO, recording every step")
+    with ChildRunner(warm=True) as runner:
+        trained = runner.run(Job("demo_train", {"directory": str(root / "run")}), _tell)
+        _say(
+            f"     mean reward {words.number(trained['reward_first'], 2)} -> {words.number(trained['reward_last'], 2)} "
+            f"in {len(trained['steps'])} steps"
+        )
+        _say("2/2  replaying one micro-batch: each row alone, padded, packed, packed without a block mask")
+        doc = workbench.replay(_plan(trained), root / "replay", runner, _tell)
+    _say(f"     {time.monotonic() - began:.0f} s in all; recorded in {root}")
+    cells = doc["cells"]
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if as_json or as_text or output is not None or not interactive:
+        return finish(doc, replay_report, as_json=as_json, output=output)
+    from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
+
+    code = run_ui(Path(cells[0]["dump"]), Path(cells[-1]["dump"]))
+    return code or int(ExitCode.DIVERGES)
+
+
+def _plan(trained: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "dump": trained["dump"],
+        "step": trained["steps"][-1],
+        "rank": 0,
+        "micro": trained["micro"],
+        "model": "checkpoint",
+        "flags": {"packing": True, "block_mask": False},
+    }
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _tell(event: Event) -> None:
+    if isinstance(event, LogLine):
+        return
+    if isinstance(event, Progress) and event.total and sys.stderr.isatty():
+        sys.stderr.write(f"\r     {event.done}/{event.total} {event.what}".ljust(76)[:76] + "\r")
+        sys.stderr.flush()

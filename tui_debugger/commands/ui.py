@@ -1,0 +1,49 @@
+"""`rldbg [A [B]]`: the screen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from replay_core.dumps import open_run
+from replay_core.errors import RequestError
+
+
+@click.command("ui", hidden=True)
+@click.argument("a", type=click.Path(path_type=Path), required=False)
+@click.argument("b", type=click.Path(path_type=Path), required=False)
+@click.option("--ascii", "ascii_only", is_flag=True, help="No character outside ASCII.")
+@click.option("--no-mouse", is_flag=True, help="Do not ask the terminal for mouse reports.")
+@click.option("--theme", help="Name of a theme.")
+def command(
+    a: Path | None = None,
+    b: Path | None = None,
+    ascii_only: bool = False,
+    no_mouse: bool = False,
+    theme: str | None = None,
+) -> int:
+    """Open the screen on dump A, or on the first divergence of A and B."""
+    require_terminal(a, b)
+    for path in (a, b):
+        if path is not None:
+            open_run(path)
+    from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
+
+    return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme)
+
+
+def require_terminal(a: Path | None, b: Path | None) -> None:
+    """Refuse to draw where nobody sees it.
+
+    Raises:
+        RequestError: standard input or output is no terminal; names the headless command.
+    """
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return
+    if a is not None and b is not None:
+        hint = f"rldbg compare {a} {b}"
+    else:
+        hint = f"rldbg ls {a}" if a is not None else "rldbg --help"
+    raise RequestError("the screen needs a terminal", found="standard input or output is none", hint=hint)

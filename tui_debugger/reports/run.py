@@ -1,0 +1,31 @@
+"""A run document as text: what `rldbg ls` prints."""
+
+from __future__ import annotations
+
+from replay_core.jobs import Document
+from tui_debugger.reports.columns import columns
+
+
+def run_report(doc: Document) -> str:
+    steps = [step for step in doc["steps"] if step is not None]
+    span = f"steps {steps[0]}..{steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "no step numbers"
+    lines = [f"{doc['path']}  {doc['dialect']}  {span}  {len(doc['records'])} records  checked: {doc['checked']}"]
+    lines += [f"note: {note}" for note in doc["notes"]]
+    if doc["records"]:
+        lines.append("")
+        rows = [["step", "rank", "micro", "role", "stage", "fields"]]
+        rows += [_row(record) for record in doc["records"]]
+        lines += columns(rows, right=frozenset({0, 1, 2}))
+    if doc["problems"]:
+        lines.append("")
+        lines += [f"problem: {problem['what']}\n  {problem['where']}" for problem in doc["problems"]]
+    return "\n".join(lines)
+
+
+def _row(record: Document) -> list[str]:
+    key, fields = record["key"], record["fields"]
+    parts = ["-" if key[name] is None else str(key[name]) for name in ("step", "rank", "micro", "role", "stage")]
+    if fields is None:
+        return [*parts, "not read"]
+    more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""
+    return [*parts, ", ".join(fields[:5]) + more]

@@ -1,0 +1,126 @@
+"""The top of the screen: which dumps, and the answer before anything else."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.widgets import Static
+
+from tui_debugger import format as fmt
+from tui_debugger.state import State
+from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+
+_STATES = ("first", "close", "same", "missing", "muted", "padding")
+
+
+class TitleLine(Static):
+    """`rldbg  A ↔ B · step 0 · flags that differ`"""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
+
+    def __init__(self) -> None:
+        super().__init__("", markup=False, id="title")
+        self._state = State()
+
+    def show(self, state: State) -> None:
+        self._state = state
+        self._draw()
+
+    def on_resize(self, _event: events.Resize) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        state, width = self._state, self.size.width
+        text = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
+        names, tail = self._names(), str(state.scope)
+        room = max(12, (width - 10 - len(tail) - 6 * len(names)) // max(1, len(names)))
+        for i, (letter, name) in enumerate(names):
+            text.append(" ↔ " if i else " ", paint(self, "muted"))
+            text.append(f"{letter} ", paint(self, "key"))
+            text.append(fmt.middle(name, room))
+        if tail:
+            text.append(" · ", paint(self, "muted"))
+            text.append(tail)
+        self.update(text)
+
+    def _names(self) -> list[tuple[str, str]]:
+        state = self._state
+        compared = None if state.shows_record else state.comparison
+        if compared and state.cells and len(state.cells) > 1:
+            return [("A", "each row alone"), ("B", _changed_flags(compared) or state.cells[-1].label)]
+        if state.b_path is not None:
+            names = [str(state.a_path), str(state.b_path)]
+            common = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
+            shown = [os.path.relpath(name, common) if len(common) > 1 else name for name in names]
+            if "." in shown:
+                shown = [os.path.basename(name) for name in names]
+            return [("A", shown[0]), ("B", shown[1])]
+        return [("A", str(state.a_path))] if state.a_path else []
+
+
+def _changed_flags(comparison: dict[str, Any]) -> str:
+    a = (comparison.get("a") or {}).get("flags") or {}
+    b = (comparison.get("b") or {}).get("flags") or {}
+    names = [name for name in b if b[name] is not None and b[name] != a.get(name)]
+    return " ".join(f"{name}={fmt.setting(b[name])}" for name in names)
+
+
+class Headline(Static):
+    """Three lines: the word and the tensor; where, both values, origin; counts and why."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--badge", *TOKEN_CLASSES}
+
+    def __init__(self) -> None:
+        super().__init__("", markup=False, id="headline")
+        self._answer = fmt.Answer("RLDBG", "muted", "")
+
+    def show(self, state: State) -> None:
+        self._answer = state.answer()
+        for token in _STATES:
+            self.set_class(token == self._answer.token, f"-{token}")
+        self._draw()
+
+    def on_resize(self, _event: events.Resize) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        answer, width = self._answer, max(20, self.content_size.width or self.size.width - 2)
+        badge = f" {answer.word} "
+        indent = " " * (len(badge) + 1)
+        text = Text(no_wrap=True, overflow="ellipsis", end="")
+        text.append(badge, self.get_component_rich_style("headline--badge"))
+        text.append(" ")
+        if answer.token == "first":
+            text.append("first at ")
+        room = width - text.cell_len
+        facts = " · ".join(answer.facts)
+        text.append(fmt.middle(answer.where, room) if answer.token == "first" else answer.where, paint(self, "strong"))
+        if facts and len(answer.where) + len(facts) + 3 <= room:
+            text.append(f" · {facts}\n")
+            self._footnote(text, indent, answer.footnote)
+        else:
+            text.append("\n")
+            if answer.facts:
+                text.append(f"{indent}{fitting(answer.facts, width - len(indent))}\n")
+            self._footnote(text, indent, answer.footnote)
+        self.update(text)
+
+    def _footnote(self, text: Text, indent: str, footnote: str) -> None:
+        text.append(indent)
+        for word in footnote.split(" "):
+            style = paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted")
+            text.append(f"{word} ", style)
+
+
+def fitting(facts: list[str], width: int) -> str:
+    """As many facts as fit; the first (the record's key) is dropped before any other."""
+    for skipped in range(len(facts)):
+        line = " · ".join(facts[skipped:])
+        if len(line) <= width:
+            return line
+        if skipped == 1:
+            break
+    return " · ".join(facts[1:])
