@@ -40,7 +40,7 @@ class Phase(IntEnum):
 class Meaning:
     """What a canonical name implies.
 
-    kind: ids | mask | positions | layout | logprob | activation | gradient | param | loss | value | metric | text | note
+    kind: ids | mask | positions | layout | logprob | activation | gradient | param | loss | value | metric | note
     region: which tokens count: valid (attention_mask) | response (response mask) | all
     alignment: full (index t is token t) | next (index t is about token t+1) | sample (one per row) | none
     """

@@ -180,11 +180,12 @@ def same_bytes(a: TensorRef, b: TensorRef, block: int = 8 << 20) -> bool | None:
 
 
 def _memcmp(a: memoryview, b: memoryview) -> bool:
-    # memoryview == unpacks item by item unless both formats are 'B'; bytes compare at memory speed only
-    # as 64-bit words through numpy, which needs no copy.
+    """C's memcmp on the maps: memoryview's own == unpacks item by item, np.array_equal reaches a third of its speed."""
+    import ctypes
+
     import numpy as np
 
-    words = len(a) // 8 * 8
-    if words and not np.array_equal(np.frombuffer(a[:words], np.uint64), np.frombuffer(b[:words], np.uint64)):
-        return False
-    return bytes(a[words:]) == bytes(b[words:])
+    pointer_a, pointer_b = (np.frombuffer(view, np.uint8).ctypes.data for view in (a, b))
+    compare = ctypes.CDLL(None).memcmp
+    compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return bool(compare(pointer_a, pointer_b, len(a)) == 0)

@@ -32,7 +32,8 @@ class RldbgApp(App[None]):
     Args:
         a, b: the dumps.
         select: `step`, `rank`, `micro` to look at first.
-        replay: settings of a replay (`model`, `flags`, `temperature`, `seed`); with `start` it begins at once.
+        replay: settings of a replay (`model`, `flags`, `temperature`, `seed`); `dump` is the recording when it is
+            not A; with `start` it begins at once.
         engine: who runs the jobs; the children of this process unless a test brings its own.
     """
 
@@ -58,7 +59,6 @@ class RldbgApp(App[None]):
         self._select = select or {}
         self._replay = replay or {}
         self._theme_asked = theme
-        self._clean_exit: list[str] = []
         self.crash_report: Path | None = None
         if ascii:
             self._filters.append(terminal.AsciiFilter())
@@ -68,6 +68,7 @@ class RldbgApp(App[None]):
         state.model = self._replay.get("model")
         state.temperature = self._replay.get("temperature")
         state.seed = self._replay.get("seed")
+        state.replay_dump = self._replay.get("dump")
         state.flags.update(self._replay.get("flags") or {})
         self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
         self.debugger = DebuggerScreen(self.session)
@@ -134,7 +135,9 @@ class RldbgApp(App[None]):
                 title = f"{action.label} ({action.key_text})"
                 yield SystemCommand(title, action.help, lambda call=action.call: self._act(call))
         for name in sorted(self.available_themes):
-            yield SystemCommand(f"theme {name}", "colours of the screen", lambda name=name: setattr(self, "theme", name))
+            yield SystemCommand(
+                f"theme {name}", "colours of the screen", lambda name=name: setattr(self, "theme", name)
+            )
 
     async def _act(self, call: str) -> None:
         await self.run_action(call, default_namespace=self.debugger)

@@ -92,12 +92,12 @@ def setting(value: object) -> str:
 
 
 def place(index: Mapping[str, Any] | None) -> str:
-    """`sample 1 · position 0`, or the raw index where a tensor has no tokens."""
+    """`sample 1 position 0`, or the raw index where a tensor has no tokens."""
     index = index or {}
     parts = [f"{name} {index[name]}" for name in ("sample", "position") if index.get(name) is not None]
     if not parts and index.get("raw_a") is not None:
         parts = [f"index {list(index['raw_a'])}"]
-    return " · ".join(parts)
+    return " ".join(parts)
 
 
 def error_line(error: RldbgError) -> str:
@@ -124,7 +124,8 @@ class Answer:
     where: str
     """The tensor, or a sentence when there is none."""
     facts: list[str] = field(default_factory=list)
-    footnote: str = ""
+    notes: list[str] = field(default_factory=list)
+    """Counts first, then why."""
 
     @property
     def sentence(self) -> str:
@@ -134,11 +135,11 @@ class Answer:
 
 
 def counts(value: Mapping[str, Any]) -> str:
-    """`3 DIFF  41 CLOSE  168 SAME  of 212`."""
+    """`3 DIFF · 41 CLOSE · 168 SAME of 212`."""
     parts = [f"{value[word]} {word}" for word in VERDICTS if value.get(word)]
     if value.get("skipped"):
         parts.append(f"{value['skipped']} skipped")
-    return f"{'  '.join(parts)}  of {value.get('total', 0)}"
+    return f"{' · '.join(parts)} of {value.get('total', 0)}"
 
 
 def comparison_answer(document: Mapping[str, Any]) -> Answer:
@@ -155,7 +156,9 @@ def comparison_answer(document: Mapping[str, Any]) -> Answer:
     phrase = "everything bitwise SAME" if word == "SAME" else "everything SAME or CLOSE"
     facts = [f"{compared} compared"]
     if left_out:
-        return Answer("PARTLY", "missing", f"no divergence, but {left_out} not compared", facts, _remarks(document, totals))
+        return Answer(
+            "PARTLY", "missing", f"no divergence, but {left_out} not compared", facts, _remarks(document, totals)
+        )
     return Answer(word, word.lower(), phrase, facts, _remarks(document, totals))
 
 
@@ -169,18 +172,18 @@ def first_answer(first: Mapping[str, Any], totals: Mapping[str, Any] | None = No
     if where:
         facts.append(where)
     if first.get("a") is not None or first.get("b") is not None:
-        facts.append(f"a={number(first.get('a'))}  b={number(first.get('b'))}")
+        facts.append(f"a={number(first.get('a'), 3)} b={number(first.get('b'), 3)}")
     if first.get("origin"):
         facts.append(f"origin {first['origin']}")
-    footnote = f"{counts(totals)}" if totals else ""
+    notes = [counts(totals)] if totals else ["the comparison still runs"]
     if first.get("why"):
-        footnote = f"{footnote} · {first['why']}" if footnote else str(first["why"])
-    return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, footnote)
+        notes.append(str(first["why"]))
+    return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, notes)
 
 
-def _remarks(document: Mapping[str, Any], totals: Mapping[str, Any]) -> str:
+def _remarks(document: Mapping[str, Any], totals: Mapping[str, Any]) -> list[str]:
     parts = [counts(totals)]
     problems = document.get("problems") or []
     if problems:
         parts.append(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}: {problems[0].get('what', '')}")
-    return " · ".join(parts)
+    return parts

@@ -1,8 +1,8 @@
 """Where rldbg keeps and finds its files. The only file that knows directories.
 
-    config   $XDG_CONFIG_HOME/rldbg   the user's own themes
-    state    $XDG_STATE_HOME/rldbg    crash reports, exports without a place, the last copied text
-    cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write
+config   $XDG_CONFIG_HOME/rldbg   the user's own themes
+state    $XDG_STATE_HOME/rldbg    crash reports, exports without a place, the last copied text
+cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write
 """
 
 from __future__ import annotations

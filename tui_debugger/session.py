@@ -7,8 +7,6 @@ goes on with what it had.
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +15,14 @@ from replay_core.errors import ModelError, RldbgError
 from replay_core.executors.wire import JobCancelledError
 from replay_core.jobs import Document, Event, Job, LogLine, Partial, Progress, Sample
 from tui_debugger import format as fmt
-from tui_debugger import paths
+from tui_debugger import paths, snapshot
 from tui_debugger.engine import Engine
 from tui_debugger.state import Busy, Cell, Part, Scope, State, model_for
 
 #: Values the inspector asks for around a place.
 WINDOW = 64
+
+_REFERENCE = "reference: each row alone"
 
 T = TypeVar("T")
 
@@ -51,8 +51,8 @@ class Session:
         self._tell = tell
         self._log = log
         self._references: dict[tuple[Any, ...], Document] = {}
-        self._inspection: dict[str, Any] | None = None
-        self._inspecting = False
+        self._inspections = _Latest()
+        self._records = _Latest()
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────
 
@@ -88,7 +88,10 @@ class Session:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
     async def show_record(self, index: int) -> None:
-        """Show a record's own tensors."""
+        """Show a record's own tensors. While one is read, only the latest asked for waits."""
+        await self._records.do(lambda: self._show_record(index))
+
+    async def _show_record(self, index: int) -> None:
         state = self.state
         assert state.a is not None
         record = state.a["records"][index]
@@ -102,19 +105,15 @@ class Session:
 
     async def inspect(self, at: list[int] | None = None) -> None:
         """Show statistics and values of the selected tensor. While one inspection runs, only the latest waits."""
-        self._inspection = self._inspection_of_selected(at)
-        if self._inspecting:
-            return
-        self._inspecting = True
-        try:
-            while self._inspection is not None:
-                params, self._inspection = self._inspection, None
-                document = await self._guard(self.engine.run(Job("inspect", params), self._on_event))
-                if document is not None and self._inspection is None:
-                    self.state.inspected = document
-                    self._changed(Part.INSPECT)
-        finally:
-            self._inspecting = False
+        params = self._inspection_of_selected(at)
+        if params is not None:
+            await self._inspections.do(lambda: self._inspect(params))
+
+    async def _inspect(self, params: dict[str, Any]) -> None:
+        document = await self._guard(self.engine.run(Job("inspect", params), self._on_log))
+        if document is not None and not self._inspections.is_superseded:
+            self.state.inspected = document
+            self._changed(Part.INSPECT)
 
     def _inspection_of_selected(self, at: list[int] | None) -> dict[str, Any] | None:
         state, row = self.state, self.state.row
@@ -123,11 +122,11 @@ class Session:
             self._changed(Part.INSPECT)
             return None
         if state.shows_record:
-            if state.record is None or row.entry.get("problem") or row.entry.get("shape") is None:
+            if state.record is None or row.entry.get("problem") or row.entry.get("value") is not None:
                 state.inspected = {"kind": "note", "entry": dict(row.entry)}
                 self._changed(Part.INSPECT)
                 return None
-            a = {"path": state.record.get("run", state.a and state.a["path"]), "key": state.record["key"]}
+            a = {"path": (state.a or {})["path"], "key": state.record["key"]}
             return {"a": {**a, "name": row.name}, "b": None, "at": at, "count": WINDOW}
         document = state.comparison or {}
         sides = {}
@@ -199,7 +198,6 @@ class Session:
             return
         state.samples.clear()
         await self._guard(self._replay(state.a))
-        state.busy = None
         self._changed(Part.ANSWER, Part.USAGE)
 
     async def _replay(self, run: Document) -> None:
@@ -213,22 +211,23 @@ class Session:
         if remark:
             self._tell(remark, "warning")
             self._log(remark)
-        wanted = {k: v for k, v in state.flags.items() if not (k == "device" and v == "auto")}
+        wanted = dict(state.flags)
         # The reference keeps the recorded attention, so that flipping attention shows what it does.
         recorded = (run.get("flags") or {}).get("attention") or "sdpa"
         alone = {**wanted, "attention": recorded, "packing": False, "block_mask": True, "rows_per_forward": 1}
         known = (run["path"], target, model, wanted.get("dtype"), wanted.get("device"), state.temperature, state.seed)
         reference = self._references.get(known)
-        if reference is None or not Path(str(reference.get("dump"))).exists():
-            reference = await self._cell("reference: each row alone", "reference", run, target, model, alone)
+        state.cells.clear()
+        if reference is not None and Path(str(reference.get("dump"))).exists():
+            state.cells.append(Cell(_REFERENCE, reference))
+        else:
+            reference = await self._cell(_REFERENCE, "reference", run, target, model, alone)
             self._references[known] = reference
         shown = " ".join(f"{k}={fmt.setting(wanted[k])}" for k in ("attention", "packing", "dtype"))
         cell = await self._cell(shown, "cell", run, target, model, wanted)
-        params = {"a": reference["dump"], "b": cell["dump"], **target.params()}
+        params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
         document = await self._run(Job("compare", params), "comparing with each row alone")
-        if cell.get("segments"):
-            document.setdefault("segments", cell["segments"])
-        state.cells[-1].document["agreement"] = _agreement(document)
+        cell["agreement"], cell["segments"] = _agreement(document), document.get("segments")
         await self._show_comparison(document)
 
     def _replay_scope(self, run: Document) -> Scope:
@@ -249,14 +248,14 @@ class Session:
         self, label: str, short: str, run: Document, target: Scope, model: str, flags: dict[str, Any]
     ) -> Document:
         state = self.state
+        where = {name: value or 0 for name, value in target.params().items()}
         plan = {
-            "dump": run["path"], **target.params(), "role": "actor", "model": model, "flags": flags,
-            "temperature": state.temperature, "seed": state.seed, "out": str(paths.new_replay_dir(short)),
+            "dump": str(state.replay_dump or run["path"]), **where, "model": model, "flags": flags,
+            "temperature": state.temperature, "seed": state.seed or 0, "out": str(paths.new_replay_dir(short)),
         }  # fmt: skip
         self._log(f"replay {label}")
         document = await self._run(Job("replay_cell", {"plan": plan}), f"replaying {label}", is_replay=True)
-        if short == "reference":
-            state.cells.clear()
+        state.plan = {name: value for name, value in plan.items() if name != "out"}
         state.cells.append(Cell(label, document))
         self._changed(Part.USAGE)
         for note in document.get("notes") or []:
@@ -269,28 +268,21 @@ class Session:
 
     def export(self, folder: Path) -> list[Path]:
         """Write what is shown, and the replay behind it, as JSON; nothing is overwritten."""
-        documents = self.state.documents()
-        if self.state.cells and not self.state.shows_record and self.state.comparison:
-            documents.append(self.replay_document())
-        return [_write_new(paths.writable_or_state(folder), document) for document in documents]
-
-    def replay_document(self) -> Document:
-        """The cells of this session as one document; the first is the baseline."""
-        head = {k: v for k, v in (self.state.comparison or {}).items() if k in ("schema_version", "tool", "created")}
-        skipped = {"schema_version", "kind", "tool", "created"}
-        cells = [{k: v for k, v in cell.document.items() if k not in skipped} for cell in self.state.cells]
-        return {**head, "kind": "replay", "baseline": 0, "cells": cells}
+        return [snapshot.write_new(folder, document) for document in snapshot.documents(self.state)]
 
     # ── the seam to the engine ───────────────────────────────────────────────────────────────────
 
     async def _run(self, job: Job, what: str, *, is_replay: bool = False) -> Document:
-        self.state.busy = Busy(what, is_replay=is_replay)
+        # A record looked at while a replay runs leaves the replay's progress on the screen.
+        own = Busy(what, is_replay=is_replay)
+        self.state.busy = self.state.busy or own
         self._changed(Part.ANSWER)
         try:
-            return await self.engine.run(job, self._on_event)
+            return await self.engine.run(job, self._on_event if self.state.busy is own else self._on_log)
         finally:
-            self.state.busy = None
-            self.state.early = None
+            if self.state.busy is own:
+                self.state.busy = self.state.early = None
+            self._changed(Part.ANSWER)
 
     async def _guard(self, work: Awaitable[T]) -> T | None:
         """The answer, or None after showing the error."""
@@ -309,17 +301,19 @@ class Session:
         return answer
 
     def _cancelled(self) -> None:
-        self.state.busy = None
-        self._changed(Part.ANSWER)
         self._log("cancelled")
+        self._changed(Part.ANSWER)
 
     def _fail(self, error: RldbgError) -> None:
         self.state.trouble = error.message
-        self.state.busy = None
         for line in str(error).splitlines():
             self._log(line)
         self._tell(fmt.error_line(error), "error")
         self._changed(Part.ANSWER)
+
+    def _on_log(self, event: Event) -> None:
+        if isinstance(event, LogLine):
+            self._log(event.text)
 
     def _on_event(self, event: Event) -> None:
         state = self.state
@@ -334,6 +328,30 @@ class Session:
         elif isinstance(event, Partial) and event.document.get("first_divergence"):
             state.early = event.document["first_divergence"]
             self._changed(Part.ANSWER)
+
+
+class _Latest:
+    """Runs one piece of work at a time; of those asked for meanwhile only the newest is ever done."""
+
+    def __init__(self) -> None:
+        self._waiting: Callable[[], Awaitable[None]] | None = None
+        self._runs = False
+
+    @property
+    def is_superseded(self) -> bool:
+        return self._waiting is not None
+
+    async def do(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._waiting = work
+        if self._runs:
+            return
+        self._runs = True
+        try:
+            while (now := self._waiting) is not None:
+                self._waiting = None
+                await now()
+        finally:
+            self._runs = False
 
 
 def _covers(scope: Scope, key: dict[str, Any]) -> bool:
@@ -355,19 +373,3 @@ def _cell_error(document: Document, label: str) -> RldbgError:
         error = {"message": error}
     what = f"replay {label} {document.get('outcome')}: {error.get('message', 'no reason given')}"
     return RldbgError(what, hint=error.get("hint"), expected=error.get("expected"), found=error.get("found"))
-
-
-def _write_new(folder: Path, document: Document) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    number = 0
-    while True:
-        tail = f"-{number}" if number else ""
-        path = folder / f"rldbg-{document.get('kind', 'document')}-{stamp}{tail}.json"
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            number += 1
-        else:
-            return path

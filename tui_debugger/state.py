@@ -76,13 +76,18 @@ class Choice:
     settings: tuple[Any, ...]
 
 
+#: In the order their key goes through them; what this machine lacks answers `unavailable: why`.
+ATTENTIONS = (
+    "sdpa", "eager", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flex", "fa2", "fa3", "fa4",
+)  # fmt: skip
+
 FLAGS = (
-    Choice("attention", "attention", "a", ("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "fa2")),
+    Choice("attention", "attention", "a", ATTENTIONS),
     Choice("packing", "packing", "p", (False, True)),
     Choice("dtype", "dtype", "t", ("float32", "bfloat16", "float16")),
     Choice("block_mask", "block mask", "b", (True, False)),
     Choice("rows_per_forward", "rows at once", "w", (None, 1)),
-    Choice("device", "device", "", ("auto", "cpu", "cuda")),
+    Choice("device", "device", "", ("cpu", "cuda")),
 )
 
 
@@ -132,8 +137,12 @@ class State:
     filter: str = ""
     flags: dict[str, Any] = field(default_factory=default_flags)
     model: str | None = None
+    replay_dump: Path | None = None
+    """The recording a replay takes its micro-batch from, when it is not A."""
     temperature: float | None = None
     seed: int | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
+    """Of the last replay, as its document holds it."""
     cells: list[Cell] = field(default_factory=list)
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
     busy: Busy | None = None
@@ -191,22 +200,19 @@ class State:
         """What the top of the screen says now."""
         if self.early:
             return fmt.first_answer(self.early)
-        if self.comparison and not self.busy:
+        if self.comparison and not self.busy and not self.shows_record:
             return fmt.comparison_answer(self.comparison)
         if self.busy:
-            return fmt.Answer("RUN", "muted", str(self.busy), [], "ctrl+c cancels")
+            return fmt.Answer("RUN", "muted", str(self.busy), [], ["ctrl+c cancels"])
         if self.trouble:
-            return fmt.Answer("ERROR", "missing", self.trouble, [], "the log pane (4) has all of it")
+            return fmt.Answer("ERROR", "missing", self.trouble, [], ["the log pane (4) has all of it"])
         if self.a is None:
             where = "no dump open" if self.a_path is None else f"opening {self.a_path}"
-            return fmt.Answer("RLDBG", "muted", where, [], "rldbg DIR opens a dump, rldbg A B compares two")
+            return fmt.Answer("RLDBG", "muted", where, [], ["rldbg DIR opens a dump, rldbg A B compares two"])
         keys = "nothing compared yet: press c to compare with another dump, r to replay this record"
-        return fmt.Answer("READY", "muted", keys, [], run_line(self.a))
-
-    def documents(self) -> list[Document]:
-        """What an export holds: the comparison and the record that are there."""
-        shown = self.record if self.shows_record else self.comparison
-        return [shown or self.a] if (shown or self.a) else []  # type: ignore[list-item]
+        if self.comparison:
+            keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
+        return fmt.Answer("READY", "muted", keys, [], [run_line(self.a)])
 
 
 def comparison_rows(document: Mapping[str, Any]) -> Iterator[TensorRow]:
@@ -237,12 +243,11 @@ def run_line(document: Mapping[str, Any]) -> str:
 
 
 def model_for(document: Mapping[str, Any] | None, step: int | None) -> tuple[str | None, str | None]:
-    """The weights that computed a step, and what must be said when they are another step's."""
+    """The model to replay a step with, and what must be said when its weights are another step's."""
     models: Mapping[str, str] = (document or {}).get("models") or {}
     if not models:
         return None, None
-    for key in (str(step), "null", "None"):
-        if key in models:
-            return models[key], None
+    if str(step) in models or "*" in models:
+        return "checkpoint", None
     key, model = next(iter(models.items()))
-    return model, f"no weights of step {step} were recorded: step {key}'s are used"
+    return model, f"no weights of step {step} were recorded: those of step {key} are used"

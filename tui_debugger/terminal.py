@@ -28,7 +28,7 @@ def survive_broken_input() -> None:
     def forgiving(encoding: str) -> Any:
         return functools.partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
-    linux_driver.getincrementaldecoder = forgiving  # type: ignore[assignment]
+    linux_driver.getincrementaldecoder = forgiving  # type: ignore[attr-defined]
 
 
 _PLAIN = {

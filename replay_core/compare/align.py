@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.errors import DumpError, RldbgError
+from replay_core.errors import RldbgError
 from replay_core.layout import TokenLayout
 from replay_core.measure.pair import Rows
 from replay_core.records import Problem, Record, RecordKey, TensorRef
@@ -154,6 +154,8 @@ def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
 
 def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
     """A one-sided mask that only says how its side lays the same tokens out: no tensor is missing."""
+    if pair.a is not None and pair.b is not None:
+        return False
     if facing.a.layout is None or facing.b.layout is None or not same_samples(facing.a.layout, facing.b.layout):
         return False
     if pair.name in _LAYOUT_NAMES:
@@ -163,6 +165,10 @@ def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
 
 def same_samples(a: TokenLayout, b: TokenLayout) -> bool:
     return a.samples == b.samples and bool((a.lengths == b.lengths).all())
+
+
+class ShapesDifferError(Exception):
+    """Two tensors whose elements cannot face each other; its text explains which side is longer."""
 
 
 class Rowwise:
@@ -194,7 +200,7 @@ class Rowwise:
             return
         squeezed = _squeeze(self.a.shape) == _squeeze(self.b.shape)
         if not squeezed or self.a.rows != self.b.rows:
-            raise DumpError(_explain_shapes(self.a, self.b), tensor=self.a.name)
+            raise ShapesDifferError(_explain_shapes(self.a, self.b))
         self.note = f"shapes {list(self.a.shape)} and {list(self.b.shape)} differ only in axes of length 1"
 
     def _by_tokens(self, meaning: naming.Meaning) -> bool:

@@ -1,4 +1,4 @@
-"""The order of computation, and the origin of a divergence: the smallest module whose inputs agree and whose output does not."""
+"""The order of computation, and the origin of a divergence: the smallest module whose inputs agree, whose output does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replay_core.naming import Phase
 from replay_core.records import STAGES, RecordKey
 
 if TYPE_CHECKING:
-    from replay_core.compare.comparison import TensorVerdict
+    from replay_core.compare.judging import TensorVerdict
 
 #: Verdicts of these kinds are counted but never first: they say how tokens lie, not what was computed.
 NEVER_FIRST = frozenset({"mask", "layout", "note"})

@@ -41,6 +41,8 @@ class Judgement:
     verdict: Verdict
     reason: str
     suspect: bool = False
+    #: How far one row could have been off: rows past it are where to look.
+    row_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +127,17 @@ def _elementwise(pair: PairFigures, context: Context) -> Judgement:
     worst = pair.worst_row
     outlier = pair.max_abs / pair.rms_a if pair.rms_a else float("inf")
     if pair.rel_l2 >= limit.bug:
-        return Judgement(
-            Verdict.DIFF, f"relative L2 {pair.rel_l2:.3g} (up to {limit.bug:g} allowed, {held_to}); {_mismatched(pair)}"
-        )
+        reason = f"relative L2 {pair.rel_l2:.3g} (up to {limit.bug:g} allowed, {held_to}); {_mismatched(pair)}"
+        return Judgement(Verdict.DIFF, reason, row_limit=limit.worst_row)
     if worst is not None and worst[1] > limit.worst_row and _carries_weight(pair, worst[0]):
-        return Judgement(
-            Verdict.DIFF,
+        reason = (
             f"one row is off by {worst[1]:.3g} of its own norm (up to {limit.worst_row:g} allowed, {held_to}), "
-            f"the tensor as a whole only by {pair.rel_l2:.2g}",
+            f"the tensor as a whole only by {pair.rel_l2:.2g}"
         )
+        return Judgement(Verdict.DIFF, reason, row_limit=limit.worst_row)
     if outlier > limit.outlier:
-        return Judgement(
-            Verdict.DIFF,
-            f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {limit.outlier:g} allowed)",
-        )
+        reason = f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {limit.outlier:g} allowed)"
+        return Judgement(Verdict.DIFF, reason)
     gain = _gain(pair, context)
     if gain:
         return Judgement(Verdict.DIFF, gain)

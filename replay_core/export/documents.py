@@ -131,19 +131,18 @@ def first_divergence(row: TensorVerdict, origin: str | None) -> dict[str, Any]:
 def tensor_row(row: TensorVerdict) -> dict[str, Any]:
     """One tensor pair of a comparison."""
     ref_a, ref_b = (None if side is None else side[1] for side in (row.a, row.b))
-    skipped = row.reason.startswith("skipped: ")
     return {
         "name": row.name,
         **_keys(row),
         "names": [None if ref is None else ref.name for ref in (ref_a, ref_b)],
-        "verdict": "skipped" if skipped else row.verdict.value,
+        "verdict": row.verdict.value if row.skipped is None else "skipped",
         "suspect": row.suspect,
         "dtype": [None if ref is None else ref.dtype for ref in (ref_a, ref_b)],
         "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
         **_place(row),
-        "reason": row.reason.removeprefix("skipped: "),
+        "reason": row.reason if row.skipped is None else row.skipped,
         "note": row.note,
     }
 

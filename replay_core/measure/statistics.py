@@ -56,7 +56,7 @@ def statistics(ref: TensorRef) -> Statistics:
         delta, total = chunk_mean - mean, count + finite.size
         deviation += chunk_deviation + delta * delta * count * finite.size / total
         mean += delta * finite.size / total
-        squares += float(finite @ finite)
+        squares += float(np.einsum("i,i->", finite, finite))
         count = total
     if not count:
         return Statistics(ref.numel, nan, pos_inf, neg_inf, zeros, None, None, None, None, None)

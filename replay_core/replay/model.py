@@ -141,7 +141,7 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
     config = _config(directory)
     vocabulary = config.get_text_config().vocab_size
     _need_vocabulary(vocabulary, batch, directory)
-    with _naming_attention(plan, config.model_type), _naming_weights(directory):
+    with _naming_attention(plan, config.model_type), _naming_weights(directory), _no_progress_bar():
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
@@ -242,6 +242,18 @@ def _naming_weights(directory: Path) -> Iterator[None]:
             found=_listing(directory),
             hint="is every shard there, and whole?",
         ) from error
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Progress is an event; a bar redrawn by carriage returns is noise in a log."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

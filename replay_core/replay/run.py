@@ -138,9 +138,7 @@ class _Cell:
         steady_s, peak_mib = time.perf_counter() - started, memory.mib()
         tensors, operators = self._captured_pass(final_hidden)
         if not torch.equal(tensors[final_hidden], hidden.cpu()):
-            self.notes.append(
-                "the captured forward differs bitwise from the plain one: modules are the former's, log_probs the latter's"
-            )
+            self.notes.append("the hooked forward differs bitwise from the plain one, whose logprobs these are")
         return _Answer(tensors, final_hidden, logprobs, entropy, operators, steady_s, peak_mib)
 
     def _forward(self, forward: Forward) -> torch.Tensor:

@@ -42,10 +42,11 @@ class FlagsPane(Rows):
         text.append(f"{choice.key or ' '} ", paint(self, "key"))
         text.append(f"{choice.label:<14}")
         shown = "all" if choice.name == "rows_per_forward" and value is None else fmt.setting(value)
-        changed = value != choice.settings[0]
+        recorded = ((self._state.a or {}).get("flags") or {}).get(choice.name, choice.settings[0])
+        changed = value != recorded
         text.append(shown, paint(self, "strong") if changed else "")
         used = self._effective().get(choice.name)
-        if used is not None and fmt.setting(used) != fmt.setting(value):
+        if used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
             text.append(f"   ran {fmt.setting(used)}", paint(self, "missing"))
         elif choice.name == "block_mask" and value is False and not self._state.flags.get("packing"):
             text.append("   only when packing", paint(self, "muted"))
@@ -53,7 +54,9 @@ class FlagsPane(Rows):
 
     def _recorded(self) -> str:
         models = (self._state.a or {}).get("models") or {}
-        return str(next(iter(models.values()))) if models else "none recorded: press m"
+        step = str(self._state.scope.step)
+        found = models.get(step) or models.get("*") or next(iter(models.values()), None)
+        return str(found) if found else "none recorded: press m"
 
     @on(Rows.Chosen)
     def _chosen(self, event: Rows.Chosen) -> None:

@@ -15,15 +15,16 @@ from tui_debugger import format as fmt
 from tui_debugger.state import State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
-_EMPTY = "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."
+_EMPTY = (
+    "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."
+)
 _STATS = (
     ("numel", "elements"), ("nan", "nan"), ("pos_inf", "+inf"), ("neg_inf", "-inf"), ("zeros", "zeros"),
     ("min", "min"), ("max", "max"), ("mean", "mean"), ("std", "std"), ("l2", "l2"),
 )  # fmt: skip
 _METRICS = (
     ("mismatched", "mismatched"), ("max_abs", "max |d|"), ("max_rel", "max rel"), ("rel_l2", "rel l2"),
-    ("cosine_distance", "1-cosine"), ("mean_signed", "mean d"), ("gain", "gain"),
-    ("logp_mean_exp_abs", "mean exp|d|"), ("k1", "k1"), ("k3", "k3"),
+    ("one_minus_cosine", "1-cosine"), ("mean_signed", "mean d"), ("gain", "gain"),
 )  # fmt: skip
 
 
@@ -84,6 +85,7 @@ class InspectPane(VerticalScroll, can_focus=True):
             text.append("BAD ", paint(self, "missing"))
             text.append(f"{entry['problem']}\n")
         elif entry.get("value") is not None:
+            text.append(f"{entry.get('dtype')}\n", paint(self, "muted"))
             text.append(f"{fmt.exact(entry['value'])}\n")
         text.no_wrap = False
 
@@ -105,7 +107,9 @@ class InspectPane(VerticalScroll, can_focus=True):
         parts = [(label, fmt.number(metrics[key])) for key, label in _METRICS if metrics.get(key) is not None]
         worst = metrics.get("worst_token") or {}
         if worst:
-            parts.append(("worst token", f"s{worst.get('sample')} p{worst.get('position')} {fmt.number(worst.get('rel_l2'), 3)}"))
+            parts.append(
+                ("worst token", f"s{worst.get('sample')} p{worst.get('position')} {fmt.number(worst.get('rel_l2'), 3)}")
+            )
         self._pairs(text, parts, width)
 
     def _pairs(self, text: Text, parts: list[tuple[str, str]], width: int) -> None:
@@ -154,18 +158,24 @@ class InspectPane(VerticalScroll, can_focus=True):
             return
         a, b, d = window.get("a") or [], window.get("b"), window.get("d")
         labels = [",".join(str(part) for part in (place if isinstance(place, list) else [place])) for place in index]
-        first = min(max(len(label) for label in labels) + 1, 16)
+        wide = min(max(len(label) for label in labels) + 1, 16)
         columns = 3 if b is not None else 1
-        size = max(8, min(16, (width - first - 1) // columns))
+        size = max(8, min(16, (width - wide - 1) // columns))
         heads = ("a", "b", "b - a") if b is not None else ("value",)
-        text.append(f"\n{'index':<{first}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", paint(self, "muted"))
+        text.append(f"\n{'index':<{wide}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", paint(self, "muted"))
         digits = 6 if size >= 13 else 4
+        row = self._state.row
+        first = (self._state.comparison or {}).get("first_divergence") or {}
+        raw = (first.get("index") or {}).get("raw_a") if row is not None and row.is_first else None
         for i, label in enumerate(labels):
             differs = b is not None and a[i] != b[i]
-            text.append(f"{label:<{first}}", paint(self, "muted"))
+            here = raw is not None and index[i] == raw
+            text.append(f"{label:<{wide}}", paint(self, "first" if here else "muted"))
             text.append(f"{fmt.number(a[i], digits):>{size}}")
             if b is not None:
-                text.append(f"{fmt.number(b[i], digits):>{size}}", paint(self, "diff") if differs else "")
+                text.append(
+                    f"{fmt.number(b[i], digits):>{size}}", paint(self, "first" if here else "diff") if differs else ""
+                )
                 delta = fmt.number(d[i], 3) if d is not None and differs else "="
                 text.append(f"{delta:>{size}}", paint(self, "diff" if differs else "muted"))
             text.append("\n")

@@ -7,6 +7,7 @@ from textual.widgets import RichLog
 
 from tui_debugger.widgets.paint import paint
 
+LINES_KEPT = 5000
 _EMPTY = "What a replay prints stands here, and every error in full."
 
 
@@ -15,17 +16,23 @@ class LogPane(RichLog):
     COMPONENT_CLASSES = {"t-muted", "t-diff"}
 
     def __init__(self) -> None:
-        super().__init__(id="log", max_lines=5000, wrap=True, min_width=0, markup=False, highlight=False)
+        super().__init__(id="log", max_lines=LINES_KEPT, wrap=True, min_width=0, markup=False, highlight=False)
         self.written = 0
 
     def on_mount(self) -> None:
         self.write(Text(_EMPTY, style=paint(self, "muted")))
 
-    def add(self, line: str) -> None:
+    def add(self, lines: list[str]) -> None:
+        """Append what arrived since the last drawing; of a flood only the end, and how much was left out."""
+        if not lines:
+            return
         if not self.written:
             self.clear()
-        self.written += 1
-        self.write(Text(line), scroll_end=self.auto_scroll)
+        self.written += len(lines)
+        left_out = len(lines) - LINES_KEPT
+        if left_out > 0:
+            lines = [f"({left_out:,} lines not shown)", *lines[left_out:]]
+        self.write(Text("\n".join(lines)), scroll_end=self.auto_scroll)
 
     def toggle_pause(self) -> None:
         self.auto_scroll = not self.auto_scroll

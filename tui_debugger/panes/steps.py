@@ -15,7 +15,6 @@ from tui_debugger.messages import RecordHighlighted, RecordOpened
 from tui_debugger.state import Scope, State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
-
 _EMPTY = ("The records of a dump", "stand here, by step:", "rldbg DIR")
 
 

@@ -39,7 +39,7 @@ class UsagePane(VerticalScroll, can_focus=True):
             last = state.samples[-1]
             self.query_one("#usage-now", Static).update(
                 Text.assemble(
-                    ("elapsed ", paint(self, "muted")), f"{fmt.seconds(last.elapsed_s)}   ",
+                    f"{fmt.seconds(last.elapsed_s)}   ",
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
@@ -56,7 +56,8 @@ class UsagePane(VerticalScroll, can_focus=True):
             document = cell.document
             time, memory = document.get("time") or {}, document.get("memory") or {}
             agreement = document.get("agreement") or {}
-            word = {True: "SAME", False: "DIFF"}.get(agreement.get("agrees"), "")
+            agrees = agreement.get("agrees")
+            word = "" if agrees is None else "SAME" if agrees else "DIFF"
             text.append(f"{cell.label}", paint(self, "strong"))
             if word:
                 text.append("  ")
@@ -74,8 +75,11 @@ class UsagePane(VerticalScroll, can_focus=True):
             text.append("\n")
         segments = (state.comparison or {}).get("segments") or []
         if segments:
-            text.append("sample  worst token  rel l2\n", paint(self, "muted"))
+            text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
         for segment in segments:
             worst = segment.get("worst_token") or {}
-            text.append(f"{segment.get('sample')!s:>6}  {worst.get('position')!s:>11}  {fmt.number(worst.get('rel_l2'), 3)}\n")
+            text.append(
+                f"{segment.get('sample')!s:>6}  {segment.get('tokens')!s:>6}  {worst.get('position')!s:>11}"
+                f"  {fmt.number(worst.get('rel_l2'), 3):>7}\n"
+            )
         return text

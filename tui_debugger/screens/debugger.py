@@ -52,6 +52,8 @@ class DebuggerScreen(Screen[None]):
         self.active = "tensors"
         self.alone = False
         self._stale: set[Part] = set()
+        self._lines: list[str] = []
+        self._redraw_due = False
         self._quit_asked = False
 
     @property
@@ -77,20 +79,28 @@ class DebuggerScreen(Screen[None]):
     def on_mount(self) -> None:
         self.redraw(*Part)
         self._mark_active()
-        # Events arrive in bursts; the screen follows at a steady pace.
-        self.set_interval(_REDRAW_S, self._redraw_stale)
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
     def redraw(self, *parts: Part) -> None:
+        """Have parts drawn soon. Events arrive in bursts; the screen follows at a steady pace, and rests between."""
         self._stale.update(parts)
+        if not self._redraw_due and self.is_attached:
+            self._redraw_due = True
+            self.set_timer(_REDRAW_S, self._redraw_stale)
+
+    @property
+    def is_current_with_state(self) -> bool:
+        """Whether everything that changed has been drawn."""
+        return not self._redraw_due
 
     def _redraw_stale(self) -> None:
-        if not self._stale:
-            return
+        self._redraw_due = False
         parts, self._stale = self._stale, set()
+        lines, self._lines = self._lines, []
         state = self.state
         with self.app.batch_update():
+            self.query_one(LogPane).add(lines)
             if Part.RUNS in parts:
                 self.query_one(StepsPane).show(state)
             if Part.TENSORS in parts:
@@ -106,7 +116,8 @@ class DebuggerScreen(Screen[None]):
             self.query_one(KeyBar).show(self.active, state.busy is not None)
 
     def log_line(self, line: str) -> None:
-        self.query_one(LogPane).add(line)
+        self._lines.append(line)
+        self.redraw()
 
     # ── focus and layout ─────────────────────────────────────────────────────────────────────────
 
@@ -286,7 +297,6 @@ class DebuggerScreen(Screen[None]):
         if self.state.busy is None:
             self.app.notify("nothing runs; q quits", markup=False)
         self.workers.cancel_group(self, "job")
-        self.workers.cancel_group(self, "look")
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
@@ -367,8 +377,8 @@ class DebuggerScreen(Screen[None]):
         self.query_one(TensorsPane).close_filter(hide=not (event.keep and self.state.filter))
 
     def _work(self, work: Coroutine[Any, Any, Any], group: str) -> None:
-        # Inspections queue in the session, which keeps only the latest; one job at a time, the newer wins.
-        self.run_worker(_quietly(work), group=group, exclusive=group in ("job", "look"))
+        # Looking never cancels: the session keeps the latest look. Of jobs the newer wins.
+        self.run_worker(_quietly(work), group=group, exclusive=group == "job")
 
 
 _MOVES: dict[str, list[tuple[str, tuple[Any, ...]]]] = {

@@ -98,21 +98,20 @@ class Headline(Static):
         room = width - text.cell_len
         facts = " · ".join(answer.facts)
         text.append(fmt.middle(answer.where, room) if answer.token == "first" else answer.where, paint(self, "strong"))
+        notes = list(answer.notes)
         if facts and len(answer.where) + len(facts) + 3 <= room:
-            text.append(f" · {facts}\n")
-            self._footnote(text, indent, answer.footnote)
-        else:
-            text.append("\n")
-            if answer.facts:
-                text.append(f"{indent}{fitting(answer.facts, width - len(indent))}\n")
-            self._footnote(text, indent, answer.footnote)
+            text.append(f" · {facts}")
+        elif facts:
+            text.append(f"\n{indent}{fitting(answer.facts, width - len(indent))}")
+            notes = [" · ".join(notes)]
+        for note in notes:
+            text.append(f"\n{indent}")
+            self._note(text, note)
         self.update(text)
 
-    def _footnote(self, text: Text, indent: str, footnote: str) -> None:
-        text.append(indent)
-        for word in footnote.split(" "):
-            style = paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted")
-            text.append(f"{word} ", style)
+    def _note(self, text: Text, note: str) -> None:
+        for word in note.split(" "):
+            text.append(f"{word} ", paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
 
 
 def fitting(facts: list[str], width: int) -> str:

@@ -7,7 +7,19 @@ from textual.widget import Widget
 
 #: Component classes every painted widget has; `styles/app.tcss` gives them their colours.
 TOKEN_CLASSES = frozenset(
-    {"t-first", "t-diff", "t-nan", "t-shape", "t-missing", "t-close", "t-same", "t-padding", "t-muted", "t-key", "t-strong"}
+    {
+        "t-first",
+        "t-diff",
+        "t-nan",
+        "t-shape",
+        "t-missing",
+        "t-close",
+        "t-same",
+        "t-padding",
+        "t-muted",
+        "t-key",
+        "t-strong",
+    }
 )
 
 _OF_VERDICT = {

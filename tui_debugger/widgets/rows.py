@@ -24,9 +24,12 @@ class Rows(ScrollView, can_focus=True):
     Subclasses say how many rows there are (`set_count`) and draw one (`line`, `heading`).
     """
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--cursor", "rows--cursor-blurred", "rows--first", "rows--heading"} | set(
-        TOKEN_CLASSES
-    )
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "rows--cursor",
+        "rows--cursor-blurred",
+        "rows--first",
+        "rows--heading",
+    } | set(TOKEN_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "step(-1)", show=False),
         Binding("down", "step(1)", show=False),
@@ -88,10 +91,12 @@ class Rows(ScrollView, can_focus=True):
     def _bring_into_sight(self) -> None:
         room = max(1, self.size.height - self.head_lines)
         top = self.scroll_offset.y
-        if self.cursor < top:
-            self.scroll_to(y=self.cursor, animate=False, force=True)
-        elif self.cursor >= top + room:
-            self.scroll_to(y=self.cursor - room + 1, animate=False, force=True)
+        beyond = top - self.cursor if self.cursor < top else self.cursor - top - room + 1
+        if beyond <= 0:
+            return
+        step = self.cursor if self.cursor < top else self.cursor - room + 1
+        goal = self.cursor - room // 3 if beyond > 1 else step  # a jump shows what comes before and after it
+        self.scroll_to(y=max(0, goal), animate=False, force=True)
 
     def on_resize(self, _event: events.Resize) -> None:
         self._fit()
@@ -140,7 +145,9 @@ class Rows(ScrollView, can_focus=True):
         if not self.count:
             return self._message(y, width, base)
         if y < self.head_lines:
-            return self._strip(self.heading(width), width, base + self.get_component_rich_style("rows--heading", partial=True))
+            return self._strip(
+                self.heading(width), width, base + self.get_component_rich_style("rows--heading", partial=True)
+            )
         row = self.scroll_offset.y + y - self.head_lines
         if row >= self.count:
             return Strip.blank(width, base)

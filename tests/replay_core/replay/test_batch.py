@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay_core.errors import DumpError, SelectionError
+from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
+from replay_core.replay.batch import padded_batch, read_batch, resolve_temperature, unpacked_batch
+from replay_core.replay.plan import ReplayPlan
+
+IDS = [[5, 6, 7, 0], [0, 8, 9, 4]]
+MASK = [[1, 1, 1, 0], [0, 1, 1, 1]]
+
+
+def field(name, value, canonical=None):
+    array = np.asarray(value)
+    return TensorRef(name, array.dtype.name, array.shape, Inline(array.tolist()), canonical or name)
+
+
+def record(key, **fields):
+    refs = [field(name, value) for name, value in fields.items()]
+    return Record(key, Path("file.pt"), lambda: refs)
+
+
+def run_of(*records):
+    return Run(Path("dump"), "native", list(records))
+
+
+def plan(**parts):
+    return ReplayPlan(**{"dump": "d", "step": 0, "rank": 0, "micro": 0, "model": "m", "out": "o", **parts})
+
+
+def test_a_response_suffix_counts_from_the_end():
+    batch = padded_batch(IDS, MASK, [[True, False], [True, True]])
+    assert batch.response_BS.tolist() == [[False, False, True, False], [False, False, True, True]]
+
+
+def test_float_masks_are_masks():
+    assert padded_batch(IDS, np.array(MASK, dtype=np.float32)).valid_BS.dtype == bool
+
+
+def test_a_pack_is_unpacked_at_its_boundaries():
+    batch = unpacked_batch([[5, 6, 7, 8, 9]], [0, 3, 5], [[0, 1, 1, 0, 1]])
+    assert batch.ids_BS.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch.valid_BS.tolist() == [[True, True, True], [True, True, False]]
+    assert batch.response_BS.tolist() == [[False, True, True], [False, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "response", "says"),
+    [
+        (IDS, [[1, 1, 1]], None, "does not fit the input ids"),
+        (IDS[0], MASK[0], None, "no batch of token ids"),
+        (IDS, MASK, [[1] * 9] * 2, "does not fit a batch"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(ids, mask, response, says):
+    with pytest.raises(DumpError, match=says):
+        padded_batch(ids, mask, response)
+
+
+def test_the_record_nearest_to_the_forward_is_taken():
+    key = RecordKey(0, 0, 0, "actor", "forward_data")
+    whole_step = record(RecordKey(0, None, 0, "actor", "trajectory"), input_ids=[[1]], attention_mask=[[1]])
+    found = read_batch(run_of(whole_step, record(key, input_ids=IDS, attention_mask=MASK)), plan())
+    assert found.key == key
+    assert found.batch.ids_BS.tolist() == IDS
+
+
+def test_masks_may_lie_in_another_record_of_the_micro_batch():
+    ids = record(RecordKey(0, 0, 0, "actor", "batch_inputs"), input_ids=IDS)
+    rest = record(RecordKey(0, 0, 0, "actor", "loss"), attention_mask=MASK, response_mask=MASK, temperature=0.5)
+    batch = read_batch(run_of(ids, rest), plan()).batch
+    assert (batch.tokens, batch.temperature) == (6, 0.5)
+    assert batch.response_BS is not None
+
+
+def test_a_missing_attention_mask_is_never_guessed():
+    with pytest.raises(DumpError, match="holds no attention_mask") as refused:
+        read_batch(run_of(record(RecordKey(0, 0, 0), input_ids=IDS, response_mask=MASK)), plan())
+    assert "input_ids, response_mask" in str(refused.value)
+
+
+def test_a_whole_step_is_not_passed_off_as_a_micro_batch():
+    whole = record(RecordKey(0, None, 0, "actor", "trajectory"), input_ids=IDS, attention_mask=MASK)
+    scalars = record(RecordKey(0, 0, 0, "actor", "loss"), loss=[1.0])
+    with pytest.raises(DumpError, match="no record of the micro-batch holds its input ids"):
+        read_batch(run_of(whole, scalars), plan())
+    assert "replayed whole" in read_batch(run_of(whole), plan()).notes[0]
+
+
+def test_a_step_that_is_not_there_is_a_selection_error():
+    with pytest.raises(SelectionError, match="step 7"):
+        read_batch(run_of(record(RecordKey(0, 0, 0), input_ids=IDS)), plan(step=7))
+
+
+def test_first_rows_only_is_said():
+    found = read_batch(run_of(record(RecordKey(0, 0, 0), input_ids=IDS, attention_mask=MASK)), plan(max_rows=1))
+    assert found.batch.rows == 1
+    assert "first 1 of 2 rows" in found.notes[0]
+
+
+def test_a_mask_of_zeros_is_an_error():
+    with pytest.raises(DumpError, match="no token at all"):
+        read_batch(run_of(record(RecordKey(0, 0, 0), input_ids=IDS, attention_mask=np.zeros((2, 4), int))), plan())
+
+
+def test_an_assumed_temperature_is_stated():
+    assert resolve_temperature(None, 0.7) == (0.7, None)
+    assert resolve_temperature(None, None) == (1.0, "the record names no temperature: 1.0 is assumed")
+    asked, note = resolve_temperature(0.5, 0.7)
+    assert asked == 0.5
+    assert "the record says 0.7" in note

@@ -1,0 +1,108 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from replay_core.dumps import open_run
+from replay_core.errors import ModelError, UnavailableError
+from replay_core.pages import array
+from tests.fixtures import FIXTURES, needs_fixtures
+
+
+@needs_fixtures
+def test_the_genuine_small_model_replays(replay):
+    cell = replay(model=str(FIXTURES / "trl" / "tiny_qwen2"))
+    assert cell["outcome"] == "ran"
+    assert cell["effective"]["dtype"] == "float32"
+
+
+def test_a_model_that_is_not_there_names_what_is_near(replay, recorded):
+    with pytest.raises(ModelError, match="not a directory") as refused:
+        replay(model=str(recorded / "checkpoints" / "step_000001"))
+    assert "step_000000" in refused.value.hint
+
+
+def test_a_directory_without_a_config_is_no_model(replay, tmp_path):
+    with pytest.raises(ModelError, match="holds no model"):
+        replay(model=str(tmp_path))
+
+
+def test_a_directory_without_weights_says_so(replay, recorded, tmp_path):
+    shutil.copy(recorded / "checkpoints" / "step_000000" / "config.json", tmp_path)
+    with pytest.raises(ModelError, match="holds no weights") as refused:
+        replay(model=str(tmp_path))
+    assert refused.value.expected == "*.safetensors"
+    assert "config.json" in refused.value.found
+
+
+def test_missing_weights_are_never_filled_with_random_numbers(replay, recorded, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(recorded / "checkpoints" / "step_000000", broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="lacks 1 of the model's weights") as refused:
+        replay(model=str(broken))
+    assert "layers.1.mlp.up_proj" in refused.value.expected
+
+
+def test_a_cut_off_weight_file_is_one_clear_error(replay, recorded, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(recorded / "checkpoints" / "step_000000", broken)
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        replay(model=str(broken))
+
+
+def test_pickled_weights_need_a_word_from_the_user(replay, recorded, tmp_path):
+    from safetensors.torch import load_file
+
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    source = recorded / "checkpoints" / "step_000000"
+    shutil.copy(source / "config.json", pickled)
+    torch.save(load_file(source / "model.safetensors"), pickled / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="are pickles"):
+        replay(model=str(pickled))
+    assert replay(model=str(pickled), allow_pickled_weights=True)["outcome"] == "ran"
+
+
+def test_a_vocabulary_too_small_for_the_batch_is_refused(replay, recorded, tmp_path):
+    small = tmp_path / "small"
+    shutil.copytree(recorded / "checkpoints" / "step_000000", small)
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
+    with pytest.raises(ModelError, match="vocabulary is too small") as refused:
+        replay(model=str(small))
+    assert refused.value.expected == "token ids 0..63"
+    assert refused.value.found.startswith("token ids ")
+
+
+def test_an_unknown_random_architecture_names_those_that_exist(replay):
+    with pytest.raises(ModelError, match="no random architecture") as refused:
+        replay(model="random:lama-tiny")
+    assert "random:llama-tiny" in str(refused.value)
+
+
+def test_attention_an_architecture_does_not_offer_is_unavailable(replay):
+    with pytest.raises(UnavailableError, match="gemma2 does not run with attention=sdpa"):
+        replay("attention=sdpa", model="random:gemma2-tiny")
+    assert replay("attention=eager", model="random:gemma2-tiny")["outcome"] == "ran"
+
+
+def test_random_weights_follow_the_seed_and_not_the_dtype(replay):
+    def embedding(flags="", **plan):
+        cell = replay(flags, model="random:llama-tiny", capture="embed_tokens", **plan)
+        (record,) = open_run(Path(cell["dump"])).select(stage="modules")
+        return array(record.get("embed_tokens.output"))
+
+    first = embedding()
+    assert (first == embedding()).all()
+    assert (first != embedding(seed=1)).any()
+    rounded = embedding("dtype=bf16")
+    assert (first.astype(rounded.dtype) == rounded).all()
