@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from textual.screen import Screen
 from replay_core.errors import ExitCode
 from tui_debugger import paths, terminal, theming
 from tui_debugger.actions import ACTIONS
+from tui_debugger.crash import write_crash
 from tui_debugger.engine import ChildEngine, Engine
 from tui_debugger.screens.debugger import DebuggerScreen
 from tui_debugger.session import Session
@@ -152,17 +152,6 @@ class RldbgApp(App[None]):
             self.crash_report = write_crash(error)
         self._return_code = int(ExitCode.INTERNAL)
         self._close_messages_no_wait()
-
-
-def write_crash(error: BaseException) -> Path | None:
-    """The crash report's file; None where none can be written."""
-    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    try:
-        path = paths.private_dir(paths.state_dir()) / name
-        path.write_text(terminal.crash_text(error, error.__traceback__), encoding="utf-8")
-    except OSError:
-        return None
-    return path
 
 
 def run_ui(

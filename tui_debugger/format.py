@@ -24,6 +24,8 @@ def number(value: object, digits: int = 4) -> str:
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 10**9 else f"{value:.{digits}g}"
     if isinstance(value, float):
+        if value.is_integer() and abs(value) < 10**7:
+            return f"{value:,.0f}"
         return f"{value:.{digits}g}"
     return str(value)  # "nan", "inf", "-inf", or a text
 
@@ -154,7 +156,7 @@ def comparison_answer(document: Mapping[str, Any]) -> Answer:
     left_out = totals.get("MISSING", 0) + totals.get("skipped", 0)
     word = "SAME" if compared == totals.get("SAME", 0) else "CLOSE"
     phrase = "everything bitwise SAME" if word == "SAME" else "everything SAME or CLOSE"
-    facts = [f"{compared} compared"]
+    facts = [f"{compared:,} compared"]
     if left_out:
         return Answer(
             "PARTLY", "missing", f"no divergence, but {left_out} not compared", facts, _remarks(document, totals)
@@ -183,6 +185,12 @@ def first_answer(first: Mapping[str, Any], totals: Mapping[str, Any] | None = No
 
 def _remarks(document: Mapping[str, Any], totals: Mapping[str, Any]) -> list[str]:
     parts = [counts(totals)]
+    difference = document.get("first_difference")
+    if difference:
+        where = " · ".join(part for part in (difference["name"], place(difference.get("index"))) if part)
+        parts.append(
+            f"bitwise they part first at {where} · a={number(difference.get('a'), 3)} b={number(difference.get('b'), 3)}"
+        )
     problems = document.get("problems") or []
     if problems:
         parts.append(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}: {problems[0].get('what', '')}")

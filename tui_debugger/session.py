@@ -17,11 +17,12 @@ from replay_core.jobs import Document, Event, Job, LogLine, Partial, Progress, S
 from tui_debugger import format as fmt
 from tui_debugger import paths, snapshot
 from tui_debugger.engine import Engine
-from tui_debugger.state import Busy, Cell, Part, Scope, State, model_for
+from tui_debugger.state import Busy, Cell, Part, Scope, State, model_for, run_line
 
 #: Values the inspector asks for around a place.
-WINDOW = 64
+WINDOW = 32
 
+_PROBLEMS_LOGGED = 50
 _REFERENCE = "reference: each row alone"
 
 T = TypeVar("T")
@@ -67,22 +68,34 @@ class Session:
             return
         self._take_settings(state.a)
         records = state.a.get("records") or []
-        first = Scope.of(records[0]["key"]) if records else Scope()
-        state.scope = scope or first
+        # A record that belongs to no step is rarely what a person came for.
+        stepped = (i for i, record in enumerate(records) if record["key"].get("step") is not None)
+        first = next(stepped, 0)
+        state.scope = scope or (Scope.of(records[first]["key"]) if records else Scope())
         self._changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
         if b is not None:
             await self.compare_with(b, scope)
         elif records:
-            wanted = (i for i, record in enumerate(records) if scope is None or _covers(scope, record["key"]))
-            await self.show_record(next(wanted, 0))
+            wanted = (i for i, record in enumerate(records) if scope is not None and _covers(scope, record["key"]))
+            await self.show_record(next(wanted, first))
 
     async def _open(self, path: Path) -> Document:
-        return await self._run(Job("open", {"path": str(path)}), f"opening {path}")
+        run = await self._run(Job("open", {"path": str(path)}), f"opening {path}")
+        self._log(f"{path}: {run_line(run)}")
+        problems = run.get("problems") or []
+        for problem in problems[:_PROBLEMS_LOGGED]:
+            self._log(f"problem: {problem.get('where')}: {problem.get('what')}")
+        if len(problems) > _PROBLEMS_LOGGED:
+            self._log(f"and {len(problems) - _PROBLEMS_LOGGED} problems more: rldbg ls {path}")
+        for note in run.get("notes") or []:
+            self._log(f"note: {note}")
+        return run
 
     def _take_settings(self, run: Document) -> None:
         recorded = run.get("flags") or {}
         for name in self.state.flags:
-            if recorded.get(name) is not None:
+            # A dump of rows replayed alone must not make every later replay one.
+            if name != "rows_per_forward" and recorded.get(name) is not None:
                 self.state.flags[name] = recorded[name]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
@@ -185,7 +198,7 @@ class Session:
     async def _show_comparison(self, document: Document) -> None:
         self.state.show_comparison(document)
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
-        self._log(self.state.answer().sentence)
+        self._log(f"{self.state.scope}: {self.state.answer().sentence}".lstrip(": "))
         await self.inspect()
 
     # ── replaying ────────────────────────────────────────────────────────────────────────────────

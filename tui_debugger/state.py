@@ -159,7 +159,13 @@ class State:
         self.comparison, self.early, self.shows_record = document, None, False
         self.rows = list(comparison_rows(document))
         self.refilter()
-        self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), 0)
+        self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
+
+    def _first_difference(self) -> int:
+        """The row to look at where nothing diverges: the first that is not bitwise the same."""
+        first = (self.comparison or {}).get("first_difference") or {}
+        here = (first.get("name"), first.get("a_key"))
+        return next((i for i, row in enumerate(self.rows) if (row.name, row.entry.get("a_key")) == here), 0)
 
     def show_record(self, document: Document) -> None:
         self.record, self.shows_record = document, True
@@ -201,7 +207,10 @@ class State:
         if self.early:
             return fmt.first_answer(self.early)
         if self.comparison and not self.busy and not self.shows_record:
-            return fmt.comparison_answer(self.comparison)
+            answer = fmt.comparison_answer(self.comparison)
+            if len(self.step_verdicts) > 1 and answer.token != "first":
+                answer.facts.append(f"{len(self.step_verdicts)} steps compared: none diverges")
+            return answer
         if self.busy:
             return fmt.Answer("RUN", "muted", str(self.busy), [], ["ctrl+c cancels"])
         if self.trouble:
@@ -229,13 +238,17 @@ def comparison_rows(document: Mapping[str, Any]) -> Iterator[TensorRow]:
         yield TensorRow(str(entry["name"]), str(entry.get("verdict", "")), entry, is_first)
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def run_line(document: Mapping[str, Any]) -> str:
     """One line about an opened run."""
     records, steps = document.get("records") or [], document.get("steps") or []
-    parts = [f"{document.get('dialect')} dump", f"{len(steps)} steps", f"{len(records)} records"]
+    parts = [f"{document.get('dialect')} dump", plural(len(steps), "step"), plural(len(records), "record")]
     problems = document.get("problems") or []
     if problems:
-        parts.append(f"{len(problems)} problems, the first: {problems[0].get('what', '')}")
+        parts.append(f"{plural(len(problems), 'problem')}: {problems[0].get('what', '')}")
     notes = document.get("notes") or []
     if notes and not problems:
         parts.append(str(notes[0]))

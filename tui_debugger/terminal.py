@@ -11,8 +11,6 @@ from __future__ import annotations
 import codecs
 import functools
 import sys
-import traceback
-from types import TracebackType
 from typing import Any
 
 from rich.cells import cell_len
@@ -62,8 +60,3 @@ class AsciiFilter(LineFilter):
 def has_utf8() -> bool:
     """Whether what we print reaches the terminal as UTF-8, as far as the locale says."""
     return (sys.__stderr__ is not None and (sys.__stderr__.encoding or "").lower().replace("-", "")) == "utf8"
-
-
-def crash_text(error: BaseException, trace: TracebackType | None) -> str:
-    """A crash report: the stack, and never a local variable (it may be a secret, or a tensor)."""
-    return "".join(traceback.format_exception(type(error), error, trace))

@@ -72,7 +72,9 @@ def read_theme(path: Path) -> Theme:
             raise ThemeError(f"{path}: variables.{key}: expected a string, found {value!r}")
         if key in TOKENS:
             _check_colour(path, f"variables.{key}", value)
-    return Theme(**table, variables={**TOKENS, **variables})
+    # Textual's own style sheet asks an ansi theme for these two.
+    ansi = {"ansi-background": "ansi_default", "ansi-foreground": "ansi_default"} if table.get("ansi") else {}
+    return Theme(**table, variables={**TOKENS, **ansi, **variables})
 
 
 def _check_colour(path: Path, key: str, value: object) -> None:

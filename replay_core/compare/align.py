@@ -187,6 +187,8 @@ class Rowwise:
         self.axes_a, self.axes_b = 0, 0
         self.masked = False
         self.note: str | None = None
+        #: The tensor is [sample, position] by its meaning, even where no layout is known.
+        self.by_sample = naming.meaning(a.canonical or a.name).region != "all" or a.alignment is not None
         self._place(facing)
 
     def _place(self, facing: Facing) -> None:
@@ -278,8 +280,9 @@ class Rowwise:
             flat = row * _row_width(self.a.shape) + column
             sample = int(np.searchsorted(ends, flat, side="right"))
             return sample, flat - int(ends[sample] - self.a.rows[sample])
-        if self.rows_a is not None and len(self.a.shape) == 2:
-            return int(self.rows_a[row]) // self.a.shape[1], int(self.rows_a[row]) % self.a.shape[1]
+        if self.by_sample and len(self.a.shape) == 2:
+            flat = row * self.a.shape[1] + column if self.rows_a is None else int(self.rows_a[row])
+            return flat // self.a.shape[1], flat % self.a.shape[1]
         return None
 
 

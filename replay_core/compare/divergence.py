@@ -1,4 +1,4 @@
-"""The order of computation, and the origin of a divergence: the smallest module whose inputs agree, whose output does not."""
+"""The order of computation, and the origin: the smallest module whose inputs agree and whose output does not."""
 
 from __future__ import annotations
 

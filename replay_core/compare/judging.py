@@ -117,12 +117,13 @@ class Judge:
         counted = row.figures = figures(rows.counted(), exact=exact, logprobs=logprobs)
         if rows.masked and rows.paddings_face:
             row.unmasked = figures(rows.whole(), exact=exact, logprobs=logprobs)
+        mixed = _mixed_precision(a, b)
         context = Context(
             meaning,
-            tolerance.coarsest(a.dtype, b.dtype, *self._computed),
+            tolerance.finest(a.dtype, b.dtype) if mixed else tolerance.coarsest(a.dtype, b.dtype, *self._computed),
             exact=exact,
             local=self._is_local(row),
-            known_fp32=self._known_fp32,
+            known_fp32=self._known_fp32 or mixed,
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
         )
@@ -130,8 +131,11 @@ class Judge:
             judgement = _judge_positions(rows, counted)
         else:
             judgement = judge(counted, row.unmasked, context)
+        if mixed and not self._bitwise_only:
+            judgement = _judge_mixed(judgement, a, b, rows)
         row.verdict, row.reason, row.suspect = judgement.verdict, judgement.reason, judgement.suspect
-        row.note = "; ".join(note for note in (rows.note, _drift(a, b, rows)) if note) or None
+        drift = f"dtype {a.dtype} against {b.dtype}, compared in the wider" if a.dtype != b.dtype else None
+        row.note = "; ".join(note for note in (rows.note, drift) if note) or None
         _locate(row, rows, judgement.row_limit)
 
     def _is_local(self, row: TensorVerdict) -> bool:
@@ -171,19 +175,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _drift(a: TensorRef, b: TensorRef, rows: Rowwise) -> str | None:
-    """What to know of two dtypes: compared in the wider, and whether rounding to the narrower makes them equal."""
-    if a.dtype == b.dtype:
-        return None
-    drift = f"dtype {a.dtype} against {b.dtype}, compared in the wider"
-    if _is_integral(a) or _is_integral(b):
-        return drift
-    narrow = pages.numpy_dtype(tolerance.coarsest(a.dtype, b.dtype)) if "float8" not in a.dtype + b.dtype else None
-    if narrow is None:
-        return drift
+def _mixed_precision(a: TensorRef, b: TensorRef) -> bool:
+    """Two floating dtypes of different resolution."""
+    floating = all(ref.dtype.startswith(("float", "bfloat")) for ref in (a, b))
+    return floating and tolerance.family(a.dtype) != tolerance.family(b.dtype)
+
+
+def _judge_mixed(judgement: Judgement, a: TensorRef, b: TensorRef, rows: Rowwise) -> Judgement:
+    """A cast is harmless: equal after rounding to the narrower dtype is CLOSE. More than a cast was computed in it."""
+    if judgement.verdict is not Verdict.DIFF:
+        return judgement
+    name = next(ref.dtype for ref in (a, b) if tolerance.family(ref.dtype) == tolerance.coarsest(a.dtype, b.dtype))
+    narrow = pages.numpy_dtype(name)
     with np.errstate(over="ignore", invalid="ignore"):
-        equal = all(np.array_equal(x.astype(narrow), y.astype(narrow)) for x, y in rows.counted())
-    return f"{drift}; equal after rounding to {narrow.name}" if equal else drift
+        unequal = sum(int(np.count_nonzero(x.astype(narrow) != y.astype(narrow))) for x, y in rows.counted())
+    if unequal == 0:
+        return Judgement(Verdict.CLOSE, f"equal after rounding to {name}")
+    reason = f"{judgement.reason}; more than a cast: {unequal:,} elements differ after rounding to {name} too"
+    return Judgement(Verdict.DIFF, reason, row_limit=judgement.row_limit)
 
 
 def _judge_positions(rows: Rowwise, counted: PairFigures) -> Judgement:

@@ -102,3 +102,8 @@ def family(dtype: str) -> str:
 def coarsest(*dtypes: str) -> str:
     """The coarsest family among dtypes: what a pair of them can be held to."""
     return max((family(dtype) for dtype in dtypes), key=COARSENESS.index)
+
+
+def finest(*dtypes: str) -> str:
+    """The finest family among dtypes: what a baseline claims."""
+    return min((family(dtype) for dtype in dtypes), key=COARSENESS.index)

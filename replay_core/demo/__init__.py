@@ -1,1 +1,1 @@
-"""A tiny policy really trained with GRPO, everything recorded: input for every other room, without a GPU or a download."""
+"""A tiny policy really trained with GRPO, everything recorded: a dump to look at without a GPU or a download."""

@@ -1,49 +1,47 @@
-"""The demo's task: add one to three digits. A prompt is `3+4=`, the whole reward a rule. No torch.
+"""The demo's task: sort one to four digits. A prompt is `381=`, the reward a rule with partial credit. No torch.
 
-A policy that has learnt nothing earns about 0.15, one that always answers a plausible number about 0.75,
-one that adds correctly 1.
+Every digit of an answer depends on the whole prompt, so a policy that learns this must look back: what
+it can see when it should not (another sequence of a pack) changes its answers.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SYMBOLS = "0123456789+="
+SYMBOLS = "0123456789="
 PAD = len(SYMBOLS)
 END = PAD + 1
 VOCABULARY = END + 1
 
 #: The most tokens a response may have, its end included.
-LONGEST_RESPONSE = 5
-
-#: How far off an answer may be and still earn something.
-TOLERANCE = 10
+LONGEST_RESPONSE = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """One problem."""
+class Problem:
+    """Digits to sort."""
 
     digits: tuple[int, ...]
 
     @property
     def text(self) -> str:
-        return "+".join(map(str, self.digits)) + "="
-
-    @property
-    def answer(self) -> int:
-        return sum(self.digits)
+        return "".join(map(str, self.digits)) + "="
 
     @property
     def tokens(self) -> list[int]:
         return [SYMBOLS.index(symbol) for symbol in self.text]
 
+    @property
+    def answer(self) -> list[int]:
+        return sorted(self.digits)
 
-def draw(count: int, chance: random.Random) -> list[Sum]:
-    """Problems of one, two and three digits, so that prompts have different lengths."""
-    return [Sum(tuple(chance.randint(0, 9) for _ in range(chance.randint(1, 3)))) for _ in range(count)]
+
+def draw(count: int, chance: random.Random) -> list[Problem]:
+    """Problems of one to four digits, so that prompts have different lengths."""
+    return [Problem(tuple(chance.randint(0, 9) for _ in range(chance.randint(1, 4)))) for _ in range(count)]
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -51,16 +49,22 @@ def text(tokens: Sequence[int]) -> str:
     return "".join("." if token == END else SYMBOLS[token] if token < PAD else "" for token in tokens)
 
 
-def reward(problem: Sum, response: Sequence[int]) -> float:
-    """0.2 for digits, 0.3 for nothing but digits and an end, 0.5 for the right sum (partly for a near one).
+def reward(problem: Problem, response: Sequence[int]) -> float:
+    """From 0 to 1: 0.4 x share of what was written that is in the prompt, 0.3 x the digits found (each as
+    often as it stands there, longer answers for less), 0.1 for ending, 0.2 for exactly the sorted digits.
 
-    `response` is what the policy wrote, up to and with its first end, without padding.
+    `response` is what the policy wrote, up to and with its first end, without padding. One that wrote
+    nothing before its end earns nothing.
     """
     ended = bool(response) and response[-1] == END
-    body = list(response[:-1] if ended else response)
-    digits = next((place for place, token in enumerate(body) if token > 9), len(body))
-    earned = 0.2 * digits / max(1, len(body))
-    if ended and body and digits == len(body):
-        distance = abs(int(text(body)) - problem.answer)
-        earned += 0.3 + 0.5 * max(0.0, 1 - distance / TOLERANCE)
-    return earned
+    written = list(response[:-1] if ended else response)
+    if not written:
+        return 0.0
+    from_prompt = sum(token in problem.digits for token in written) / len(written)
+    found = (Counter(written) & Counter(problem.digits)).total() / max(len(written), len(problem.digits))
+    return 0.4 * from_prompt + 0.3 * found + 0.1 * ended + 0.2 * is_right(problem, response)
+
+
+def is_right(problem: Problem, response: Sequence[int]) -> bool:
+    """Whether the response is the sorted digits and its end, nothing else."""
+    return list(response) == [*problem.answer, END]

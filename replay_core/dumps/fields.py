@@ -12,17 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef, Unreadable
 
 #: A tree nested deeper than this is no training record.
 MAX_DEPTH = 64
+#: Shared parts make a small file describe a huge tree; past these it is refused, not walked.
+MAX_FIELDS = 100_000
+MAX_ROW_ELEMENTS = 1 << 27
 
 _INT64 = 2**63
 
 
 def flatten(tree: Any) -> list[TensorRef]:
-    """Every field of a container's tree, in file order. Two fields never share a name."""
-    fields = list(_walk(tree, "", 0))
+    """Every field of a container's tree, in file order. Two fields never share a name.
+
+    Raises:
+        DumpError: more fields than any record has (a file whose parts contain each other).
+    """
+    fields = []
+    for ref in _walk(tree, "", 0):
+        fields.append(ref)
+        if len(fields) > MAX_FIELDS:
+            raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=ref.name)
     seen: dict[str, int] = {}
     unique = []
     for order, ref in enumerate(fields):
@@ -92,6 +104,8 @@ def _number_dtype(values: list[Any]) -> str | None:
 
 def _ragged(rows: list[Any], name: str) -> TensorRef | None:
     """Rows of numbers: a matrix when equally long, else laid end to end with their lengths."""
+    if sum(map(len, rows)) > MAX_ROW_ELEMENTS:
+        raise DumpError("the file holds too long a list of rows", expected=f"{MAX_ROW_ELEMENTS:,} numbers", tensor=name)
     flat = [number for row in rows for number in row]
     dtype = _number_dtype(flat) if flat else "float64"
     if dtype is None:

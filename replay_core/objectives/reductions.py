@@ -19,9 +19,9 @@ def token_mean(values_BT: Array, mask_BT: Array) -> Array:
 
 
 def sequence_mean(values_BT: Array, mask_BT: Array) -> Array:
-    """The mean over responses of each one's token mean: every response weighs the same. DeepSeekMath (2402.03300) eq. 3.
+    """The mean over responses of each one's token mean: every response weighs the same.
 
-    A response without tokens counts as 0.
+    Source: DeepSeekMath (2402.03300) equation 3. A response without tokens counts as 0.
     """
     return (_kept(values_BT, mask_BT).sum(-1) / (mask_BT != 0).sum(-1).clip(1)).mean()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -109,7 +110,7 @@ def pinned(flags: Flags) -> Iterator[None]:
         CellError: the model failed, or memory ran out.
     """
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+        warnings.simplefilter("default")
         try:
             with _backend(flags):
                 yield
@@ -122,6 +123,9 @@ def pinned(flags: Flags) -> Iterator[None]:
         except Exception as error:
             traceback.print_exc()
             raise _named(flags, error, [str(warning.message) for warning in said]) from error
+    for warning in said:
+        # What a model says belongs in the log, whatever the filters of this process.
+        sys.stderr.write(warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno))
 
 
 @contextlib.contextmanager

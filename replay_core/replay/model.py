@@ -73,7 +73,7 @@ def resolve(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
         return reference, notes
     directory = base / Path(reference).expanduser()
     if directory.is_dir():
-        return str(directory), notes
+        return str(directory.resolve()), notes
     raise ModelError(
         "the model is not a directory on this machine",
         file=str(directory),

@@ -129,7 +129,8 @@ class _Cell:
         return self.plan.flags
 
     def compute(self) -> _Answer:
-        attention.need_memory(self.flags, self.arrangement.forwards, self.model.config.num_attention_heads)
+        heads = getattr(self.model.config, "num_attention_heads", 1)
+        attention.need_memory(self.flags, self.arrangement.forwards, heads)
         head, final_hidden = self._probe()
         memory = PeakMemory(self.flags.device)
         started = time.perf_counter()

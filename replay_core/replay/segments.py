@@ -24,7 +24,7 @@ def segments(reference_dump: Run, cell_dump: Run, final_hidden: str) -> list[dic
 
     `worst_token` is the largest ||cell - reference|| / ||reference|| of the final hidden states over
     attention-valid tokens; `valid` and `response` hold the largest and mean |difference| of log_probs
-    (None where a sample has no such token).
+    (None where a sample has no such token, or no response mask is known).
 
     Raises:
         NothingComparableError: a dump lacks the tensors, or the two hold different samples.
@@ -117,9 +117,15 @@ def _worst_token(
 def _logprob_differences(
     run_a: Run, run_b: Run, layout_a: TokenLayout, layout_b: TokenLayout, region: str
 ) -> list[dict[str, float | None]]:
+    if region == "response" and layout_a.response_BS is None:
+        return [{"logp_max": None, "logp_mean": None} for _ in range(layout_a.samples)]
     logp_a = _rows(run_a, "forward_data", "log_probs", layout_a)
     logp_b = _rows(run_b, "forward_data", "log_probs", layout_b)
-    slots_a, slots_b = layout_a.slots("next", region), layout_b.slots("next", region)
+    slots_a, slots_b = layout_a.slots("next"), layout_b.slots("next")
+    if region == "response":
+        # The reference says which tokens are response: the other dump may know no response mask.
+        chosen = np.isin(slots_a, layout_a.slots("next", "response"))
+        slots_a, slots_b = slots_a[chosen], slots_b[chosen]
     difference: Floats = np.abs(logp_b[slots_b].astype(np.float64) - logp_a[slots_a].astype(np.float64))
     sample = layout_a.sample_BS.reshape(-1)[slots_a]
     answers: list[dict[str, float | None]] = []

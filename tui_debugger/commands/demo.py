@@ -39,7 +39,7 @@ def command(directory: Path | None, as_text: bool, as_json: bool, output: Path |
         trained = runner.run(Job("demo_train", {"directory": str(root / "run")}), _tell)
         _say(
             f"     mean reward {words.number(trained['reward_first'], 2)} -> {words.number(trained['reward_last'], 2)} "
-            f"in {len(trained['steps'])} steps"
+            f"in {trained['steps']} steps"
         )
         _say("2/2  replaying one micro-batch: each row alone, padded, packed, packed without a block mask")
         doc = workbench.replay(_plan(trained), root / "replay", runner, _tell)
@@ -57,7 +57,7 @@ def command(directory: Path | None, as_text: bool, as_json: bool, output: Path |
 def _plan(trained: dict[str, Any]) -> dict[str, Any]:
     return {
         "dump": trained["dump"],
-        "step": trained["steps"][-1],
+        "step": trained["step"],
         "rank": 0,
         "micro": trained["micro"],
         "model": "checkpoint",

@@ -103,7 +103,11 @@ class InspectPane(VerticalScroll, can_focus=True):
         if row is not None and row.is_first and not self._state.shows_record and first.get("origin"):
             text.append("origin ", paint(self, "muted"))
             text.append(f"{first['origin']}\n")
-        metrics = verdict.get("metrics") or {}
+        raw = (verdict.get("index") or {}).get("raw_a")
+        if raw is not None and verdict.get("a") is not None and word != "SAME":
+            text.append(f"at {','.join(map(str, raw)) or 'the scalar'} ", paint(self, "muted"))
+            text.append(f"a={fmt.exact(verdict['a'])} b={fmt.exact(verdict.get('b'))}\n", paint(self, "strong"))
+        metrics = {} if word == "SAME" else verdict.get("metrics") or {}
         parts = [(label, fmt.number(metrics[key])) for key, label in _METRICS if metrics.get(key) is not None]
         worst = metrics.get("worst_token") or {}
         if worst:
@@ -165,8 +169,7 @@ class InspectPane(VerticalScroll, can_focus=True):
         text.append(f"\n{'index':<{wide}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", paint(self, "muted"))
         digits = 6 if size >= 13 else 4
         row = self._state.row
-        first = (self._state.comparison or {}).get("first_divergence") or {}
-        raw = (first.get("index") or {}).get("raw_a") if row is not None and row.is_first else None
+        raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
         for i, label in enumerate(labels):
             differs = b is not None and a[i] != b[i]
             here = raw is not None and index[i] == raw

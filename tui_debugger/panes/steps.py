@@ -68,7 +68,7 @@ class StepsPane(Tree[Spot]):
         for index, record in enumerate(self._records):
             by_step.setdefault(record["key"].get("step"), []).append(index)
         self.clear()
-        for step, indexes in by_step.items():
+        for step, indexes in sorted(by_step.items(), key=lambda item: (item[0] is None, item[0] or 0)):
             name = "no step" if step is None else f"step {step}"
             node = self.root.add(name, Spot(Scope(step), indexes[0] if len(indexes) == 1 else None, tuple(indexes)))
             if len(indexes) == 1:
@@ -142,7 +142,8 @@ class StepsPane(Tree[Spot]):
         event.stop()
         spot = event.node.data
         if spot is not None and self.has_focus and not self._silent:
-            self.post_message(RecordHighlighted(spot.record, spot.scope))
+            # Of a step or micro-batch of several records the first is looked at.
+            self.post_message(RecordHighlighted(spot.records[0] if spot.records else spot.record, spot.scope))
 
     def on_tree_node_selected(self, event: Tree.NodeSelected[Spot]) -> None:
         event.stop()

@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 from tui_debugger import format as fmt
 from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted, TensorOpened
-from tui_debugger.state import Scope, State, TensorRow
+from tui_debugger.state import State, TensorRow
 from tui_debugger.widgets.paint import paint, verdict_token
 from tui_debugger.widgets.rows import Rows
 
@@ -39,8 +39,8 @@ class TensorRows(Rows):
         self.empty = _FILTERED if state.rows else _NO_ROWS
         if self._drawn is not state.rows:
             self._drawn = state.rows
-            scopes = {str(Scope.of(row.entry.get("a_key") or {})) for row in state.rows} if self._comparing else set()
-            self._with_key = len(scopes) > 1
+            keys = [row.entry.get("a_key") or row.entry.get("b_key") or {} for row in state.rows]
+            self._with_key = self._comparing and len({(key.get("rank"), key.get("micro")) for key in keys}) > 1
         at = self._shown.index(state.selected) if state.selected in self._shown else 0
         self.set_count(len(self._shown), at)
 
@@ -55,10 +55,10 @@ class TensorRows(Rows):
         if self._comparing:
             wanted = [("rel l2", 9), ("max |d|", 9), ("worst", 7), ("shape", 14), ("dtype", 10)]
             if self._with_key:
-                wanted.insert(0, ("where", 10))
+                wanted.insert(0, ("where", 7))
         else:
-            wanted = [("shape", 16), ("dtype", 6), ("value", 14), ("tokens", 9)]
-        room = width - (11 if self._comparing else 2) - 30
+            wanted = [("shape", 12), ("dtype", 6), ("value", 14), ("tokens", 9)]
+        room = width - (11 + 30 if self._comparing else 2 + 20)
         taken = []
         for name, size in wanted:
             if room < size + 1:
@@ -104,7 +104,7 @@ class TensorRows(Rows):
             return f"s{worst.get('sample')} p{worst.get('position')}" if worst and item.verdict != "SAME" else ""
         if column == "where":
             key = entry.get("a_key") or entry.get("b_key") or {}
-            return " ".join(f"{n[0]}{key[n]}" for n in ("step", "rank", "micro") if key.get(n) is not None)
+            return " ".join(f"{n[0]}{key[n]}" for n in ("rank", "micro") if key.get(n) is not None)
         if column == "shape":
             return fmt.pair(entry.get("shape"), fmt.shape) if self._comparing else fmt.shape(entry.get("shape"))
         if column == "dtype":

@@ -29,14 +29,22 @@ def comparison_report(doc: Document, *, show_all: bool = False) -> str:
 
 def headline(doc: Document) -> str:
     """The answer in a few lines: where the two first part, both values, the origin, and why."""
-    first = doc["first_divergence"]
-    if first:
-        return "\n".join(_first(first, f"{first['verdict']}  first diverging tensor: {first['name']}"))
+    if doc["first_divergence"]:
+        return divergence(doc["first_divergence"])
+    apart = [row["name"] for row in doc["tensors"] if row["verdict"] in words.DIVERGING]
+    if apart:
+        more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
+        return f"DIFF  only masks differ, nothing that was computed: {', '.join(apart[:3])}{more}"
     difference = doc.get("first_difference")
     if difference and difference["verdict"] != "SAME":
         beginning = f"no divergence; {difference['verdict']} first from {difference['name']}"
         return "\n".join(_first(difference, beginning))
     return words.comparison_answer(doc).sentence
+
+
+def divergence(first: dict[str, Any]) -> str:
+    """A first divergence in a few lines."""
+    return "\n".join(_first(first, f"{first['verdict']}  first diverging tensor: {first['name']}"))
 
 
 def _first(first: dict[str, Any], beginning: str) -> list[str]:

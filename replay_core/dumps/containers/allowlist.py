@@ -10,7 +10,7 @@ from typing import Any
 from replay_core.dumps.containers import numpy_rebuild as numpy_
 from replay_core.dumps.containers import tensordict_rebuild as tensordict_
 from replay_core.dumps.containers import torch_rebuild as torch_
-from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
+from replay_core.dumps.containers.loading import Loading, Span
 from replay_core.dumps.containers.symbols import DType, InertClass, StorageClass, Stranger, Symbol, TensorClass
 from replay_core.records import ITEMSIZE
 

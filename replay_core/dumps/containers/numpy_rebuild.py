@@ -151,7 +151,9 @@ def _texts(
         raise loading.malformed("a numpy text array's bytes", expected=str(numel * width), found=str(span.nbytes))
     data = span.read()
     encoding = ("utf-32-be" if big_endian else "utf-32-le") if kind == "U" else "latin-1"
-    words = [data[start : start + width].decode(encoding, "replace").rstrip("\0") for start in range(0, len(data), width)]
+    words = [
+        data[start : start + width].decode(encoding, "replace").rstrip("\0") for start in range(0, len(data), width)
+    ]
     return _reshaped(words, shape, "C", None)
 
 

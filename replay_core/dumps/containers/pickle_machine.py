@@ -20,7 +20,7 @@ from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
 from replay_core.dumps.containers.pickle_opcodes import RARE
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.symbols import Symbol
-from replay_core.dumps.containers.tensor_shortcut import match_tensor
+from replay_core.dumps.containers.tensor_shortcut import match_entries
 from replay_core.errors import RldbgError
 
 _WINDOW = 1 << 20
@@ -69,7 +69,9 @@ class Machine:
         if left <= 0:
             raise self.region.truncated(at + 1)
         if len(self.stack) > _MAX_STACK or len(self.marks) > _MAX_MARKS:
-            raise self.loading.malformed("the pickle keeps too much in flight", expected=f"at most {_MAX_STACK} objects")
+            raise self.loading.malformed(
+                "the pickle keeps too much in flight", expected=f"at most {_MAX_STACK} objects"
+            )
         nbytes = min(left, _WINDOW)
         self.buf = self.region.read(at, nbytes)
         self.base = at
@@ -171,6 +173,7 @@ class Machine:
 
     def _loop(self) -> Any:
         stack, memo, buf, pos, soft = self.stack, self.memo, self.buf, self.pos, self.soft
+        after_tensor, usual = False, self.loading.zip_storage is not None
         while True:
             if pos >= soft:
                 self.pos, self.stack = pos, stack
@@ -197,12 +200,16 @@ class Machine:
                     self.pos = pos
                     raise self.loading.malformed(f"the pickle asks for memo {index}, which nothing was put in")
                 value = memo[index]
-                if value is _REBUILD_V2:
-                    tensor = match_tensor(self.loading, memo, buf, pos)
-                    if tensor is not None:
-                        value, pos = tensor
                 stack.append(value)
             elif op == 0x58 or op == 0x8C:  # BINUNICODE, SHORT_BINUNICODE
+                if after_tensor:
+                    after_tensor = False
+                    entries, end = match_entries(self.loading, memo, buf, pos - 1, _REBUILD_V2)
+                    usual = end >= pos - 1
+                    if entries:
+                        stack += entries
+                        pos = end
+                        continue
                 if op == 0x58:
                     length = _u4(buf, pos)[0]
                     pos += 4
@@ -244,7 +251,9 @@ class Machine:
             elif op == 0x52:  # REDUCE
                 args = stack.pop()
                 self.pos = pos
-                stack[-1] = self.reduce(stack[-1], args)
+                function = stack[-1]
+                stack[-1] = self.reduce(function, args)
+                after_tensor = usual and function is _REBUILD_V2
             elif op == 0x65:  # APPENDS
                 appended = stack
                 stack = self.marks.pop()

@@ -84,7 +84,7 @@ def _string(machine: Machine) -> None:
     data = _line(machine)
     if len(data) < 2 or data[:1] != data[-1:] or data[:1] not in (b"'", b'"'):
         raise machine.loading.malformed("a quoted text without its quotes")
-    _old_text(machine, bytes(codecs.escape_decode(data[1:-1])[0]))  # type: ignore[attr-defined]
+    _old_text(machine, bytes(codecs.escape_decode(data[1:-1])[0]))
 
 
 def _unicode(machine: Machine) -> None:
@@ -174,11 +174,13 @@ def _frozenset(machine: Machine) -> None:
 
 def _global_line(machine: Machine) -> Symbol:
     buf, start = machine.buf, machine.pos
-    end = buf.find(b"\n", buf.find(b"\n", start, start + _MAX_LINE) + 1, start + _MAX_LINE)
-    known = _BY_LINES.get(buf[start:end])
-    if known is not None:
-        machine.pos = end + 1
-        return known
+    first = buf.find(b"\n", start, start + _MAX_LINE)
+    end = buf.find(b"\n", first + 1, start + _MAX_LINE)
+    if 0 < first < end:
+        known = _BY_LINES.get(buf[start:end])
+        if known is not None:
+            machine.pos = end + 1
+            return known
     module, name = _line(machine).decode("utf-8"), _line(machine).decode("utf-8")
     return find_global(machine.loading, module, name)
 

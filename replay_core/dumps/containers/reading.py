@@ -87,7 +87,16 @@ def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> 
         raise
     except OSError as error:
         raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, struct.error) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
         # The last fence: bytes that no check foresaw are still the bytes' fault.
         raise DumpError(f"the file is damaged: {type(error).__name__}: {error}", file=str(path)) from error
     finally:

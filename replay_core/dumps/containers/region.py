@@ -97,5 +97,3 @@ def _swapped(data: bytes, itemsize: int) -> bytes:
     numbers = array(code, data)
     numbers.byteswap()
     return numbers.tobytes()
-
-

@@ -33,9 +33,13 @@ def read_safetensors(loading: Loading) -> tuple[dict[str, TensorRef], dict[str, 
     region = loading.region
     size = int.from_bytes(region.read(region.start, 8), "little")
     if size > MAX_HEADER:
-        raise loading.malformed("a safetensors header too large", expected=f"at most {MAX_HEADER}", found=f"{size} bytes")
+        raise loading.malformed(
+            "a safetensors header too large", expected=f"at most {MAX_HEADER}", found=f"{size} bytes"
+        )
     try:
-        header = json.loads(region.read(region.start + 8, size), object_pairs_hook=lambda pairs: _unique(loading, pairs))
+        header = json.loads(
+            region.read(region.start + 8, size), object_pairs_hook=lambda pairs: _unique(loading, pairs)
+        )
     except (ValueError, RecursionError) as error:
         raise loading.malformed(f"the safetensors header is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -49,7 +53,9 @@ def read_safetensors(loading: Loading) -> tuple[dict[str, TensorRef], dict[str, 
     at = 0
     for begin, end in sorted(spans):
         if begin != at:
-            raise loading.malformed("safetensors with a hole or an overlap", expected=f"byte {at}", found=f"byte {begin}")
+            raise loading.malformed(
+                "safetensors with a hole or an overlap", expected=f"byte {at}", found=f"byte {begin}"
+            )
         at = end
     if start + at > region.end:
         raise region.truncated(start + at)

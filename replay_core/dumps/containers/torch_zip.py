@@ -58,22 +58,24 @@ def read_torch_zip(loading: Loading) -> Any:
     order = records.get(prefix + b"byteorder")
     big_endian = order is not None and _content(loading, order).strip() == b"big"
     storages: dict[str, Span] = {}
-    data_prefix, itemsizes = prefix + b"data/", ITEMSIZE.get
+    data_prefix, itemsizes, new = prefix + b"data/", ITEMSIZE.get, tuple.__new__
 
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
         span = storages.get(key)
         if span is None:
             record = records.get(data_prefix + key.encode("utf-8", "replace"))
             if record is None:
-                raise loading.malformed(f"the zip has no record data/{key:.40}", expected="the storage that a tensor views")
-            span = storages[key] = Span(region, _data_offset(loading, record), record.nbytes)
+                raise loading.malformed(
+                    f"the zip has no record data/{key:.40}", expected="the storage that a tensor views"
+                )
+            span = storages[key] = new(Span, (region, _data_offset(loading, record), record.nbytes))
         if type(numel) is not int or not 0 <= numel * cls.itemsize <= span.nbytes:
             raise loading.malformed(
                 f"storage {key:.40} is not the size its tensors say",
                 expected=f"{numel} elements of {cls.itemsize} bytes",
                 found=f"{span.nbytes} bytes",
             )
-        return Storage(span, cls.dtype, itemsizes(cls.dtype, 0), big_endian)
+        return new(Storage, (span, cls.dtype, itemsizes(cls.dtype, 0), big_endian, True))
 
     def persistent(pid: Any) -> Storage:
         if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[1], StorageClass):
@@ -128,7 +130,9 @@ def _directory(loading: Loading) -> dict[bytes, ZipRecord]:
     unpack, header, new = _ENTRY.unpack_from, _ENTRY.size, tuple.__new__
     try:
         for _ in range(count):
-            magic, flags, method, crc, packed, nbytes, name_length, extra_length, comment_length, local = unpack(data, at)
+            magic, flags, method, crc, packed, nbytes, name_length, extra_length, comment_length, local = unpack(
+                data, at
+            )
             if magic != b"PK\x01\x02":
                 raise loading.malformed("the zip's directory is damaged")
             at += header
@@ -195,5 +199,3 @@ def _find_wide_directory(loading: Loading, end: int) -> tuple[int, int, int] | N
     if record[0] != b"PK\x06\x06":
         raise loading.malformed("the zip's 64-bit directory is damaged")
     return record[7], record[8], record[9]
-
-

@@ -63,7 +63,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
         for key, value in theirs.items():
             assert_same(ours[key], value)
     elif isinstance(theirs, (list, tuple)):
-        assert isinstance(ours, (list, tuple)) and len(ours) == len(theirs)
+        assert isinstance(ours, (list, tuple))
+        assert len(ours) == len(theirs)
         assert isinstance(ours, list) == isinstance(theirs, list)
         for mine, other in zip(ours, theirs, strict=True):
             assert_same(mine, other)

@@ -72,7 +72,8 @@ def test_an_expanded_tensor_declares_only_the_bytes_it_touches(tmp_path: Path) -
 
 
 def test_a_state_dict_of_hundreds_of_tensors_reads_equal(tmp_path: Path) -> None:
-    state = {f"layer.{i}.weight": torch.randn(i % 7, 3, dtype=[torch.float32, torch.bfloat16][i % 2]) for i in range(400)}
+    dtypes = [torch.float32, torch.bfloat16]
+    state = {f"layer.{i}.weight": torch.randn(i % 7, 3, dtype=dtypes[i % 2]) for i in range(400)}
     state |= {f"view.{i}": state["layer.6.weight"][:, i % 3] for i in range(9)}
     torch.save(state, tmp_path / "state.pt")
     assert_same(read_container(tmp_path / "state.pt").tree, state)

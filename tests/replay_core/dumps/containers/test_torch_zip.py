@@ -80,7 +80,7 @@ def test_zip64_sizes_and_offsets_are_followed(saved: Path, tmp_path: Path) -> No
                 record.write(source.read(name))
     data = bytearray(out.read_bytes())
     end = data.rindex(b"PK\x05\x06")
-    _, _, _, count, _, size, start, _ = struct.unpack("<4s4H2IH", data[end:])
+    _, _, _, count, _, _, start, _ = struct.unpack("<4s4H2IH", data[end:])
     directory, at = b"", start
     for _ in range(count):
         entry = bytearray(data[at : at + 46])

@@ -1,0 +1,57 @@
+# `make help` lists the targets. Python >= 3.10 and make are all that has to be there: everything else goes into .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Anything pip should be told besides, such as an index with CPU-only builds of torch.
+PIP_FLAGS ?=
+# Anything pytest should be told besides: make test PYTEST_FLAGS='-x tests/replay_core/compare'
+PYTEST_FLAGS ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The demo and the tests are small: two threads finish them sooner than many that wait for each other.
+export OMP_NUM_THREADS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check fmt bench install clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMP)  ## train a tiny policy, pack a micro-batch wrongly, see the first diverging tensor
+	@$(BIN)/rldbg demo; code=$$?; \
+	if [ $$code -eq 1 ]; then echo "make demo: it ends on a divergence (exit 1), as it should" >&2; \
+	else echo "make demo: expected exit 1, a divergence found; got $$code" >&2; exit $$(( code ? code : 1 )); fi
+
+test: $(STAMP)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+test-all: $(STAMP)  ## all tests
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: $(STAMP)  ## format, lint, types, tests and layers: what a change must pass
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+fmt: $(STAMP)  ## put the code into form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
+	$(BIN)/python -m benchmarks
+
+install: $(STAMP)  ## only make .venv and install into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: there is no $(PYTHON); name one with make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "rldbg needs Python 3.10 or newer; $(PYTHON) is " + sys.version.split()[0] + "\nhint: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
+	@echo "installing rldbg and what it needs into $(VENV) (once; torch is the large part)"
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[replay,test]'
+	@touch $@
+
+clean:  ## remove .venv and what tests and builds left
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

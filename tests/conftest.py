@@ -1,0 +1,49 @@
+"""What tests of the whole project share: the wheel of this checkout, and a small dump."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _built(kind: str, out: Path) -> Path:
+    call = f"from hatchling import build; print(build.{kind}({str(out)!r}))"
+    built = subprocess.run(
+        [sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    return out / built.stdout.split()[-1]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the build back end makes of this checkout, offline."""
+    return _built("build_wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def editable_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install -e .` installs."""
+    return _built("build_editable", tmp_path_factory.mktemp("editable"))
+
+
+@pytest.fixture(scope="session")
+def small_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A native dump of two steps with one micro-batch each."""
+    import torch
+
+    from replay_core.recorder import Recorder
+
+    directory = tmp_path_factory.mktemp("small") / "dump"
+    recorder = Recorder(directory)
+    for step in range(2):
+        ids_BS = torch.arange(12).reshape(2, 6) + step
+        with recorder.step(step) as record:
+            record("batch_inputs", micro=0, input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS))
+            record("forward_data", micro=0, log_probs=-ids_BS.float() / 7)
+    return directory

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay_core.objectives.advantages import group_normalised
+
+
+def test_a_group_worked_by_hand() -> None:
+    # Rewards 1, 2, 3: mean 2, sample std sqrt((1 + 0 + 1) / 2) = 1.
+    advantages_B = group_normalised(np.array([1.0, 2.0, 3.0]), np.array([7, 7, 7]), epsilon=0.0)
+    np.testing.assert_allclose(advantages_B, [-1.0, 0.0, 1.0])
+
+
+def test_the_biased_std_divides_by_n() -> None:
+    # Population std of 1, 2, 3 is sqrt(2 / 3).
+    advantages_B = group_normalised(np.array([1.0, 2.0, 3.0]), np.array([0, 0, 0]), unbiased=False, epsilon=0.0)
+    np.testing.assert_allclose(advantages_B, [-math.sqrt(1.5), 0.0, math.sqrt(1.5)])
+
+
+def test_groups_are_told_apart_by_id_wherever_their_rows_lie() -> None:
+    rewards_B, ids_B = np.array([1.0, 10.0, 3.0, 30.0]), np.array([5, -2, 5, -2])
+    half = 1 / math.sqrt(2)
+    np.testing.assert_allclose(group_normalised(rewards_B, ids_B, epsilon=0.0), [-half, -half, half, half])
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_equal_rewards_and_lone_responses_have_no_advantage(unbiased: bool) -> None:
+    advantages_B = group_normalised(np.array([0.5, 0.5, 3.0]), np.array([0, 0, 1]), unbiased=unbiased)
+    np.testing.assert_array_equal(advantages_B, [0.0, 0.0, 0.0])
+
+
+def test_it_agrees_with_torch_std() -> None:
+    rewards_GN = torch.tensor([[0.1, 0.9, 0.4], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    expected_GN = (rewards_GN - rewards_GN.mean(1, keepdim=True)) / (rewards_GN.std(1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(
+        group_normalised(rewards_GN.reshape(-1), torch.tensor([0, 0, 0, 1, 1, 1])).view(2, 3), expected_GN
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(-3, 3)), min_size=1, max_size=40), st.booleans())
+def test_numpy_and_torch_give_the_same_numbers(rows: list[tuple[float, int]], unbiased: bool) -> None:
+    rewards_B, ids_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    from_numpy_B = group_normalised(rewards_B, ids_B, unbiased=unbiased)
+    from_torch_B = group_normalised(torch.from_numpy(rewards_B), torch.from_numpy(ids_B), unbiased=unbiased)
+    assert from_torch_B.dtype == torch.float64
+    np.testing.assert_allclose(from_numpy_B, from_torch_B.numpy(), rtol=1e-6, atol=1e-6)
+    for group in set(ids_B.tolist()):
+        assert abs(from_numpy_B[ids_B == group].sum()) < 1e-6
+
+
+def test_the_dtype_of_the_rewards_is_kept() -> None:
+    assert group_normalised(np.array([1, 2], dtype=np.float32), np.array([0, 0])).dtype == np.float32
+    assert group_normalised(torch.tensor([1.0, 2.0]), torch.tensor([0, 0])).dtype == torch.float32

@@ -1,0 +1,292 @@
+"""The floors of the house: which room may import which. A rule exists only because a test fails when it is broken."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Rooms of `replay_core`, top floor first. An import only ever goes down; rooms of one floor do not know each other.
+CORE_FLOORS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),  # the child process's loop
+    ("workbench",),  # the one façade
+    ("inspection",),  # one tensor or two under the glass: numbers of `compare`, worded by `export`
+    ("export",),  # documents that leave the machine
+    ("executors",),  # jobs in child processes
+    ("parity", "referee"),
+    ("diagnose", "replay", "demo"),
+    ("compare", "recorder", "rollouts", "telemetry"),
+    ("dumps", "objectives"),
+    ("measure",),
+    ("layout", "pages"),
+    ("records", "naming", "jobs"),
+    ("errors",),
+)
+
+#: Rooms of `tui_debugger`, top floor first.
+SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
+    ("cli",),
+    ("commands",),
+    ("app", "reports"),  # the screen, and the same answers as text
+    ("screens",),
+    ("panes",),
+    ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
+    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash"),
+    ("state",),
+    ("format", "paths", "actions", "terminal"),
+)
+
+#: What the front end may open of the core: a module, or only these names of it. And why.
+DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
+    "replay_core": (("__version__",), "the number `--version` prints"),
+    "replay_core.workbench": (None, "the façade: every headless command asks here"),
+    "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
+    "replay_core.errors": (None, "errors and the exit codes they mean"),
+    "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
+    "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
+    "replay_core.dumps": (("open_run",), "names of a dump's records, by the standard library alone"),
+    "replay_core.export.documents": (("document", "write_document"), "the documents that commands print and save"),
+    "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
+    "replay_core.executors": (("wire",), "the child's pipe"),
+    "replay_core.executors.wire": (None, "the child's pipe"),
+    "replay_core.executors.child": (None, "a child behind a command"),
+    "replay_core.executors.async_child": (None, "a child behind the screen"),
+    "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
+    "replay_core.replay.plan": (None, "what to replay: plain data, no torch"),
+    "replay_core.telemetry.devices": (("gpus",), "the GPUs that `rldbg info` prints"),
+}
+
+#: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
+TORCH_ROOMS = ("replay", "recorder", "demo")
+#: Below these floors nothing needs an array to be imported.
+NUMPY_FREE = ("errors", "records", "naming", "jobs", "recorder", "export", "executors", "workbench")
+
+LONGEST_FILE = 400
+NO_NOUNS = {"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and the names taken from it (none for `import x.y`)."""
+
+    line: int
+    module: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file of a package, by its dotted name."""
+
+    name: str
+    path: Path
+
+    @property
+    def room(self) -> str:
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else ""
+
+    def imports(self) -> Iterator[Import]:
+        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(self.path.read_text(encoding="utf-8"), str(self.path))):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(node.lineno, alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                module = ".".join([*above, *([node.module] if node.module else [])])
+                yield Import(node.lineno, module, tuple(alias.name for alias in node.names))
+
+    def says(self, found: Import, what: str) -> str:
+        return f"{self.name}:{found.line} imports {found.module}: {what}"
+
+
+def modules(root: Path, package: str) -> list[Module]:
+    found = []
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return found
+
+
+def floor_violations(root: Path, package: str, floors: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Imports within one package that go up or sideways, and rooms without a floor."""
+    level = {room: number for number, rooms in enumerate(floors) for room in rooms}
+    wrong = []
+    for module in modules(root, package):
+        if module.room and module.room not in level:
+            wrong.append(f"{module.name}: the room {module.room!r} has no floor; give it one in {Path(__file__).name}")
+            continue
+        for found in module.imports():
+            for room in _rooms_of(found, package, level):
+                if room == module.room:
+                    continue
+                if room == "__main__":
+                    wrong.append(module.says(found, "nobody imports a __main__"))
+                elif room not in level:
+                    wrong.append(module.says(found, f"there is no floor for {room!r}"))
+                elif module.room == "":
+                    wrong.append(module.says(found, "the root of a package imports nothing"))
+                elif level[room] < level[module.room]:
+                    wrong.append(module.says(found, f"{room} is above {module.room}"))
+                elif level[room] == level[module.room]:
+                    wrong.append(module.says(found, f"{room} is beside {module.room}"))
+    return wrong
+
+
+def _rooms_of(found: Import, package: str, level: dict[str, int]) -> list[str]:
+    parts = found.module.split(".")
+    if parts[0] != package:
+        return []
+    if len(parts) > 1:
+        return [parts[1]]
+    # `from package import room`; what is no room is a name of the package's root.
+    return [name for name in found.names if name in level or name == "__main__"]
+
+
+def door_violations(root: Path) -> list[str]:
+    """Imports of the core by the front end that go through no door, and of the front end by the core."""
+    wrong = []
+    for module in modules(root, "replay_core"):
+        wrong += [
+            module.says(found, "the core does not know its front end")
+            for found in module.imports()
+            if found.module.split(".")[0] == "tui_debugger"
+        ]
+    for module in modules(root, "tui_debugger"):
+        for found in module.imports():
+            if found.module.split(".")[0] == "replay_core":
+                wrong += [module.says(found, what) for what in _shut_doors(found)]
+    return wrong
+
+
+def _shut_doors(found: Import) -> list[str]:
+    if not found.names:
+        # `import replay_core`: what is then reached through it must be a name of the root.
+        return [] if found.module in DOORS else [f"{found.module} is no door of the core"]
+    shut = []
+    for name in found.names:
+        inner = f"{found.module}.{name}"
+        if inner in DOORS:
+            continue
+        allowed, _ = DOORS.get(found.module, ((), ""))
+        if allowed is not None and name not in allowed:
+            shut.append(f"{inner} is no door of the core")
+    return shut
+
+
+def library_violations(root: Path) -> list[str]:
+    """torch or numpy where it must not be, be it inside a function."""
+    wrong = []
+    for module in [*modules(root, "replay_core"), *modules(root, "tui_debugger")]:
+        screen = module.name.split(".")[0] == "tui_debugger"
+        for found in module.imports():
+            library = found.module.split(".")[0]
+            if library in ("torch", "transformers") and (screen or module.room not in TORCH_ROOMS):
+                wrong.append(module.says(found, f"{library} belongs to {', '.join(TORCH_ROOMS)}"))
+            if library in ("numpy", "ml_dtypes", "scipy") and (screen or module.room in NUMPY_FREE):
+                wrong.append(module.says(found, f"{module.room or module.name} is free of {library}"))
+            if library in ("textual", "rich") and not screen:
+                wrong.append(module.says(found, "the core draws nothing"))
+    return wrong
+
+
+def shape_violations(root: Path) -> list[str]:
+    """Files with two ideas in them, and files named after no noun."""
+    wrong = []
+    for folder in ("replay_core", "tui_debugger", "tests", "benchmarks"):
+        for path in sorted((root / folder).rglob("*.py")):
+            name = path.relative_to(root)
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > LONGEST_FILE:
+                wrong.append(f"{name}: {lines} lines; a file past {LONGEST_FILE} has two ideas in it")
+            if NO_NOUNS & {part.lower() for part in name.with_suffix("").parts}:
+                wrong.append(f"{name}: name it after a noun of the user's world")
+    return wrong
+
+
+def violations(root: Path) -> list[str]:
+    return [
+        *floor_violations(root, "replay_core", CORE_FLOORS),
+        *floor_violations(root, "tui_debugger", SCREEN_FLOORS),
+        *door_violations(root),
+        *library_violations(root),
+        *shape_violations(root),
+    ]
+
+
+def test_the_house_stands_on_its_floors():
+    assert not violations(ROOT), "\n" + "\n".join(violations(ROOT))
+
+
+def test_the_table_describes_this_tree():
+    assert len(modules(ROOT, "replay_core")) > 50
+    assert len(modules(ROOT, "tui_debugger")) > 30
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("replay_core/dumps/planted.py", "from replay_core.compare import Comparison", "compare is above dumps"),
+        ("replay_core/dumps/planted.py", "from replay_core import workbench", "workbench is above dumps"),
+        ("replay_core/dumps/planted.py", "from replay_core.objectives import kl", "objectives is beside dumps"),
+        ("replay_core/dumps/planted.py", "from ..compare import verdict", "compare is above dumps"),
+        ("replay_core/dumps/planted.py", "def f():\n    import replay_core.replay.run", "replay is above dumps"),
+        ("replay_core/records.py", "from replay_core.jobs import Job", "jobs is beside records"),
+        ("replay_core/workbench.py", "import replay_core.__main__", "nobody imports a __main__"),
+        ("replay_core/workbench.py", "from replay_core import __main__", "nobody imports a __main__"),
+        (
+            "replay_core/__init__.py",
+            "from replay_core.errors import RldbgError",
+            "the root of a package imports nothing",
+        ),
+        ("replay_core/newcomer.py", "", "has no floor"),
+        ("replay_core/workbench.py", "import tui_debugger.paths", "the core does not know its front end"),
+        ("replay_core/compare/planted.py", "import torch", "torch belongs to"),
+        ("replay_core/records.py", "import numpy as np", "records is free of numpy"),
+        ("replay_core/measure/planted.py", "from rich.text import Text", "the core draws nothing"),
+        ("tui_debugger/widgets/planted.py", "from tui_debugger.panes.log import LogPane", "panes is above widgets"),
+        ("tui_debugger/session.py", "from tui_debugger.widgets.rows import Rows", "widgets is beside session"),
+        ("tui_debugger/panes/planted.py", "def f():\n    import numpy", "is free of numpy"),
+        ("tui_debugger/panes/planted.py", "from torch import nn", "torch belongs to"),
+        ("tui_debugger/panes/planted.py", "from replay_core.compare import compare_runs", "is no door"),
+        ("tui_debugger/panes/planted.py", "import replay_core.pages", "is no door"),
+        ("tui_debugger/panes/planted.py", "from replay_core import pages", "is no door"),
+        ("tui_debugger/panes/planted.py", "from replay_core.dumps import DIALECTS", "is no door"),
+        ("replay_core/measure/utils.py", "", "a noun of the user's world"),
+        ("replay_core/measure/helpers/planted.py", "", "a noun of the user's world"),
+        ("replay_core/measure/planted.py", "x = 1\n" * 401, "401 lines"),
+    ],
+)
+def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, complaint: str):
+    planted = tmp_path / file
+    planted.parent.mkdir(parents=True)
+    planted.write_text(text)
+    assert complaint in "\n".join(violations(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (
+            "replay_core/compare/planted.py",
+            "from replay_core import naming, pages\nfrom replay_core.dumps import open_run",
+        ),
+        ("replay_core/compare/planted.py", "from replay_core.compare.verdict import Verdict"),
+        ("replay_core/replay/planted.py", "import torch"),
+        ("replay_core/__main__.py", "from replay_core.workbench import perform"),
+        ("tui_debugger/commands/planted.py", "from replay_core import workbench\nimport replay_core"),
+        ("tui_debugger/panes/planted.py", "from replay_core.dumps import open_run\nfrom replay_core.jobs import Job"),
+    ],
+)
+def test_an_import_that_goes_down_is_left_alone(tmp_path: Path, file: str, text: str):
+    planted = tmp_path / file
+    planted.parent.mkdir(parents=True)
+    planted.write_text(text)
+    assert not violations(tmp_path)

@@ -1,0 +1,185 @@
+"""What a command or an import pays for, looked up in `sys.modules` of a fresh process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = {"torch", "transformers", "numpy", "scipy", "ml_dtypes"}
+
+_REPORT = """
+import json, runpy, sys
+code = 0
+try:
+{body}
+except SystemExit as leaving:
+    code = leaving.code or 0
+tops = sorted({{name.partition(".")[0] for name in sys.modules}})
+print(json.dumps({{"code": code, "tops": tops, "names": sorted(sys.modules)}}), file=sys.stderr)
+"""
+
+
+def loaded(*lines: str, arguments: tuple[str, ...] = (), expect: int = 0) -> dict[str, list[str]]:
+    """The modules a fresh Python holds after running the lines: `tops` their first words, `names` in full."""
+    body = "\n".join(f"    {line}" for line in lines)
+    answer = subprocess.run(
+        [sys.executable, "-c", _REPORT.format(body=body), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert answer.stderr.strip(), answer
+    report = json.loads(answer.stderr.splitlines()[-1])
+    assert report["code"] == expect, answer.stderr
+    return {"tops": report["tops"], "names": report["names"]}
+
+
+def command(*words: str, expect: int = 0) -> dict[str, list[str]]:
+    """The modules that `python -m tui_debugger WORDS` loads."""
+    return loaded('runpy.run_module("tui_debugger", run_name="__main__")', arguments=words, expect=expect)
+
+
+def test_the_screen_imports_neither_torch_nor_numpy():
+    every = (
+        "import importlib, pkgutil, tui_debugger",
+        'for found in pkgutil.walk_packages(tui_debugger.__path__, "tui_debugger."):',
+        '    found.name.endswith("__main__") or importlib.import_module(found.name)',
+    )
+    screen = loaded(*every)
+    assert "tui_debugger.screens.debugger" in screen["names"]
+    assert not HEAVY & set(screen["tops"])
+
+
+@pytest.mark.parametrize("package", ["replay_core", "tui_debugger"])
+def test_the_root_of_a_package_imports_nothing(package: str):
+    names = loaded(f"import {package}")["names"]
+    assert [name for name in names if name.startswith(("replay_core", "tui_debugger"))] == [package]
+
+
+def test_listing_imports_no_numpy_no_torch_and_no_screen(small_dump: Path):
+    for words in (("--names-only",), ("--json",)):
+        listed = command("ls", str(small_dump), *words)
+        assert not (HEAVY | {"textual"}) & set(listed["tops"]), words
+
+
+def test_opening_imports_no_numpy(small_dump: Path):
+    opened = loaded("from replay_core.dumps import open_run", f"assert open_run({str(small_dump)!r}).records")
+    assert not HEAVY & set(opened["tops"])
+
+
+def test_showing_imports_no_torch_and_no_screen(small_dump: Path):
+    shown = command("show", str(small_dump), "log_probs", "--step", "1", "--stage", "forward_data")
+    assert not {"torch", "transformers", "scipy", "textual"} & set(shown["tops"])
+    assert "numpy" in shown["tops"], "this test looks at a command that reads bytes"
+
+
+def test_comparing_imports_no_torch_and_no_screen(small_dump: Path):
+    compared = command("compare", str(small_dump), str(small_dump), "--json")
+    assert not {"torch", "transformers", "scipy", "textual"} & set(compared["tops"])
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("compare", "--help"), ("replay", "--help")])
+def test_help_imports_no_library_it_does_not_print_with(words: tuple[str, ...]):
+    assert not (HEAVY | {"textual"}) & set(command(*words)["tops"])
+
+
+def test_the_replaying_command_itself_imports_no_torch(small_dump: Path):
+    """The child does; the parent only waits for it."""
+    answer = command("replay", str(small_dump), "--step", "9", "--model", "random:llama-tiny", expect=2)
+    assert "torch" not in answer["tops"]
+
+
+def test_importing_the_recorder_imports_the_standard_library_only():
+    tops = loaded("import replay_core.recorder")["tops"]
+    bare = loaded("pass")["tops"]
+    assert set(tops) - set(bare) - set(sys.stdlib_module_names) == {"replay_core"}
+
+
+_RECORD_WITH_TORCH_ONLY = """
+import importlib.abc, sys
+
+target, allowed = sys.argv[1], set(sys.argv[2].split(","))
+
+
+class Refusal(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"not in this environment: {name}", name=name)
+        return None
+
+
+sys.path.insert(0, target)
+sys.meta_path.insert(0, Refusal())
+import torch
+from replay_core.recorder import Recorder
+import replay_core
+
+assert replay_core.__file__.startswith(target), replay_core.__file__
+before = set(sys.modules)
+model = torch.nn.Linear(3, 2)
+recorder = Recorder(target + "/dump", flags={"packing": False}, config={"lr": 0.1})
+with recorder.step(0) as record:
+    record("forward_data", micro=0, hidden=model(torch.ones(4, 3)), ids=torch.arange(4), note="text")
+tops = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+ours = {"click", "textual", "rich", "msgspec", "xxhash", "ml_dtypes", "safetensors", "psutil", "platformdirs", "scipy"}
+assert not tops & ours, tops & ours
+"""
+
+
+def test_the_recorder_writes_where_only_torch_is_installed(wheel: Path, tmp_path: Path):
+    """`pip install --no-deps rldbg` beside a trainer's torch, every other package refused."""
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True, timeout=120)
+    allowed = {*sys.stdlib_module_names, "replay_core", *_tops_of("torch"), *_editable_finders()}
+    answer = subprocess.run(
+        [sys.executable, "-c", _RECORD_WITH_TORCH_ONLY, str(target), ",".join(sorted(allowed))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert (target / "dump" / "forward_data" / "step_000000_rank0_micro0.pt").is_file()
+
+
+def _tops_of(distribution: str) -> set[str]:
+    """What can be imported of a distribution and of everything it requires."""
+    seen: set[str] = set()
+    waiting = [distribution]
+    while waiting:
+        name = _normal(waiting.pop())
+        if name in seen:
+            continue
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        seen.add(name)
+        waiting += [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in requires if "extra ==" not in line]
+    by_top = importlib.metadata.packages_distributions()
+    return {top for top, owners in by_top.items() if seen & {_normal(owner) for owner in owners}}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _editable_finders() -> set[str]:
+    """Modules that .pth files of this environment import at start-up, before the refusal stands."""
+    site = Path(sysconfig.get_path("purelib"))
+    return {path.stem for path in site.glob("*.py")}

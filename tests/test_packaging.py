@@ -1,0 +1,166 @@
+"""The three ways rldbg lies on a disk: a wheel, an editable install, a bare checkout. Themes are found from each."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import replay_core
+
+ROOT = Path(__file__).resolve().parents[1]
+THEMES = {path.name for path in (ROOT / "themes").glob("*.toml")}
+
+_FOUND = """
+import json
+import tui_debugger
+from tui_debugger import paths
+
+print(json.dumps({
+    "package": tui_debugger.__file__,
+    "folders": [str(folder) for folder in paths.theme_dirs()],
+    "themes": sorted({file.name for folder in paths.theme_dirs() for file in folder.glob("*.toml")}),
+    "styles": sorted(file.name for file in paths.styles_dir().iterdir()),
+}))
+"""
+
+
+def found_by(python: Path | str, home: Path, *options: str, **environment: str) -> dict[str, object]:
+    """What that Python finds of rldbg, from a directory that is no checkout and a home without themes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_", "VIRTUAL_ENV"))}
+    answer = subprocess.run(
+        [str(python), *options, "-c", _FOUND],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=home,
+        env={**kept, "HOME": str(home), **environment},
+    )
+    assert answer.returncode == 0, answer.stderr
+    return dict(json.loads(answer.stdout))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+def bare_environment(directory: Path) -> tuple[Path, Path]:
+    """A virtual environment without any package: its python and its site-packages."""
+    venv.create(directory, with_pip=False, symlinks=True)
+    (site,) = directory.glob("lib*/python*/site-packages")
+    return directory / "bin" / "python", site
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_holds_code_themes_styles_and_nothing_else(wheel: Path):
+    names = names_in(wheel)
+    assert {name for name in names if name.startswith("tui_debugger/themes/")} == {
+        f"tui_debugger/themes/{theme}" for theme in THEMES
+    }
+    assert {f"tui_debugger/styles/{path.name}" for path in (ROOT / "tui_debugger/styles").iterdir()} <= names
+    assert "replay_core/__main__.py" in names
+    assert {name.split("/")[0] for name in names} == {
+        "replay_core",
+        "tui_debugger",
+        f"rldbg-{replay_core.__version__}.dist-info",
+    }
+    assert not [name for name in names if "__pycache__" in name or "test" in name]
+
+
+def test_the_wheel_holds_every_file_that_is_not_code(wheel: Path):
+    beside_code = {
+        str(path.relative_to(ROOT))
+        for package in ("replay_core", "tui_debugger")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix in {".json", ".tcss", ".toml", ".txt", ".md", ".typed"}
+    }
+    assert beside_code
+    assert beside_code <= names_in(wheel)
+
+
+def test_the_wheel_says_its_licence_version_and_command(wheel: Path):
+    names = names_in(wheel)
+    (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+    (entry_points,) = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
+    assert any(name.endswith("/LICENSE") for name in names)
+    with zipfile.ZipFile(wheel) as archive:
+        head = archive.read(metadata).decode()
+        entries = configparser.ConfigParser()
+        entries.read_string(archive.read(entry_points).decode())
+    assert f"\nVersion: {replay_core.__version__}\n" in head
+    assert "\nLicense-Expression: Apache-2.0\n" in head
+    base = [line for line in head.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert not [line for line in base if "torch" in line or "transformers" in line], "a laptop needs no torch"
+    assert dict(entries["console_scripts"]) == {"rldbg": "tui_debugger.cli:main"}
+
+
+def test_themes_are_found_from_an_installed_wheel(wheel: Path, tmp_path: Path, home: Path):
+    python, site = bare_environment(tmp_path / "venv")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    found = found_by(python, home, "-I")
+    assert found["folders"] == [str(site / "tui_debugger" / "themes")]
+    assert set(found["themes"]) == THEMES  # type: ignore[call-overload]
+    assert "app.tcss" in found["styles"]  # type: ignore[operator]
+
+
+def test_themes_are_found_from_an_editable_install(editable_wheel: Path, tmp_path: Path, home: Path):
+    """A folder mapped into a package does not show in an editable install: it has to be found beside it."""
+    python, site = bare_environment(tmp_path / "venv")
+    with zipfile.ZipFile(editable_wheel) as archive:
+        archive.extractall(site)
+    found = found_by(python, home, "-I")
+    assert found["package"] == str(ROOT / "tui_debugger" / "__init__.py")
+    assert set(found["themes"]) == THEMES  # type: ignore[call-overload]
+    assert "app.tcss" in found["styles"]  # type: ignore[operator]
+
+
+def test_themes_are_found_from_a_bare_checkout(tmp_path: Path, home: Path):
+    python, _ = bare_environment(tmp_path / "venv")
+    found = found_by(python, home, PYTHONPATH=str(ROOT))
+    assert found["folders"] == [str(ROOT / "themes")]
+    assert set(found["themes"]) == THEMES  # type: ignore[call-overload]
+
+
+def test_a_theme_of_the_users_own_comes_last(tmp_path: Path, home: Path):
+    own = tmp_path / "config" / "rldbg" / "themes"
+    own.mkdir(parents=True)
+    (own / "mine.toml").write_text('name = "mine"\n')
+    python, _ = bare_environment(tmp_path / "venv")
+    found = found_by(python, home, PYTHONPATH=str(ROOT), XDG_CONFIG_HOME=str(tmp_path / "config"))
+    assert found["folders"] == [str(ROOT / "themes"), str(own)]
+    assert "mine.toml" in found["themes"]  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path, home: Path):
+    """With this environment's libraries behind it, as no network may be needed."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "venv").glob("lib*/python*/site-packages")
+    libraries = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
+    (site / "behind.pth").write_text("\n".join(libraries) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "venv" / "bin" / "python"), "install"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--force-reinstall", str(wheel)], check=True, capture_output=True)
+    said = subprocess.run(
+        [str(tmp_path / "venv" / "bin" / "rldbg"), "info", "--json"],
+        capture_output=True, text=True, check=True, cwd=home, timeout=60,
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+    )  # fmt: skip
+    info = json.loads(said.stdout)
+    assert info["rldbg"] == replay_core.__version__
+    assert info["paths"]["themes"] == str(site / "tui_debugger" / "themes")

@@ -1,0 +1,1 @@
+"""Tests of the screen and of the command line."""

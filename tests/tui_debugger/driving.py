@@ -1,0 +1,52 @@
+"""Drives the app in tests: open it on scripted documents, wait until it rests, read the screen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+
+from tests.tui_debugger.scripted import ScriptedEngine
+from tui_debugger.app import RldbgApp
+
+A, B = Path("/runs/demo/alone"), Path("/runs/demo/packed")
+
+
+@asynccontextmanager
+async def opened(
+    *dumps: Path, size: tuple[int, int] = (160, 48), engine: ScriptedEngine | None = None, **options: Any
+) -> AsyncIterator[tuple[RldbgApp, Pilot[None]]]:
+    """The app on its first screen, at rest."""
+    app = RldbgApp(*dumps, engine=engine or ScriptedEngine(), **options)
+    async with app.run_test(size=size) as pilot:
+        await rest(app, pilot)
+        yield app, pilot
+
+
+async def rest(app: RldbgApp, pilot: Pilot[None]) -> None:
+    """Until no worker runs and everything that changed is drawn."""
+    for _ in range(200):
+        await pilot.pause(0.02)
+        if app.debugger.is_current_with_state and not any(not worker.is_finished for worker in app.debugger.workers):
+            await pilot.pause()
+            if app.debugger.is_current_with_state:
+                return
+    raise AssertionError("the screen never came to rest")
+
+
+async def press(app: RldbgApp, pilot: Pilot[None], *keys: str) -> None:
+    await pilot.press(*keys)
+    await rest(app, pilot)
+
+
+def screen(app: RldbgApp) -> str:
+    """The screen as text, line by line."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join(strip.text.rstrip() for strip in strips) + "\n"
+
+
+def toasts(app: RldbgApp) -> list[str]:
+    return [notification.message for notification in app._notifications]

@@ -1,0 +1,52 @@
+"""Words for numbers, shapes and answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tui_debugger.scripted import document
+from tui_debugger import format as fmt
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "—"),
+        (0.0, "0"),
+        (1e-9, "1e-09"),
+        (0.012304687, "0.0123"),
+        (1536, "1,536"),
+        ("nan", "nan"),
+        ("-inf", "-inf"),
+        (True, "true"),
+    ],
+)
+def test_numbers_are_short_and_never_lie_about_small_ones(value: object, text: str) -> None:
+    assert fmt.number(value) == text
+
+
+def test_the_sentence_of_a_divergence() -> None:
+    assert fmt.comparison_answer(document("comparison")).sentence == (
+        "DIFF first at layers.0.self_attn.o_proj.inputs.0 · step 0 rank 0 micro 0 · sample 1 position 0 · "
+        "a=0.0123 b=-0.0456 · origin layers.0.self_attn"
+    )
+
+
+def test_nothing_compared_is_never_called_the_same() -> None:
+    empty = {"counts": {"total": 3, "MISSING": 3}, "first_divergence": None}
+    assert fmt.comparison_answer(empty).word == "NONE"
+
+
+def test_left_out_tensors_are_said() -> None:
+    partly = {"counts": {"total": 3, "SAME": 2, "skipped": 1}, "first_divergence": None}
+    answer = fmt.comparison_answer(partly)
+    assert answer.word == "PARTLY"
+    assert "1 not compared" in answer.where
+
+
+def test_names_are_cut_in_the_middle() -> None:
+    name = "model.layers.17.self_attn.o_proj.inputs.0"
+    cut = fmt.middle(name, 24)
+    assert len(cut) == 24
+    assert cut.startswith("model.")
+    assert cut.endswith("inputs.0")

@@ -1,0 +1,25 @@
+"""The process that draws imports neither torch nor numpy: its start is what a person waits for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+_CODE = """
+import sys, json
+import tui_debugger.app, tui_debugger.screens.help, tui_debugger.screens.ask
+print(json.dumps(sorted(sys.modules)))
+"""
+HEAVY = ("torch", "numpy", "scipy", "transformers", "ml_dtypes", "safetensors", "pynvml", "tokenizers")
+
+
+def test_the_screen_imports_neither_torch_nor_numpy() -> None:
+    answer = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(answer.stdout))
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_the_core_does_not_know_the_screen() -> None:
+    code = "import sys, replay_core.workbench; sys.exit('textual' in sys.modules or 'tui_debugger' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

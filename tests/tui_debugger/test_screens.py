@@ -1,0 +1,96 @@
+"""Golden screens: what a user sees at 80x24 and 160x48, as text.
+
+`RLDBG_GOLDEN=write pytest tests/tui_debugger/test_screens.py` writes them; review the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.tui_debugger.scripted import ScriptedEngine, document
+
+GOLDEN = Path(__file__).parent / "golden"
+SIZES = ((80, 24), (160, 48))
+
+SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
+    "empty": ((), ()),
+    "record": ((A,), ()),
+    "divergence": ((A, B), ()),
+    "inspect": ((A, B), ("enter",)),
+    "replayed": ((A,), ("p", "b", "r")),
+    "usage": ((A,), ("p", "b", "r", "6")),
+    "flags": ((A,), ("5", "p")),
+    "help": ((A, B), ("question_mark",)),
+    "filter": ((A, B), ("slash", *"DIFF.*mlp")),
+}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("scene", SCENES)
+def test_screen_is_the_golden_one(scene: str, size: tuple[int, int]) -> None:
+    dumps, keys = SCENES[scene]
+
+    async def run() -> str:
+        async with opened(*dumps, size=size) as (app, pilot):
+            await press(app, pilot, *keys)
+            return screen(app)
+
+    _is_golden(f"{scene}-{size[0]}x{size[1]}", asyncio.run(run()))
+
+
+def test_everything_same_is_said_first() -> None:
+    async def run() -> str:
+        engine = ScriptedEngine(compare=document("comparison_same"))
+        async with opened(A, B, size=(80, 24), engine=engine) as (app, _):
+            return screen(app)
+
+    _is_golden("same-80x24", asyncio.run(run()))
+
+
+def _is_golden(name: str, shown: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("RLDBG_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8"), f"the screen {name} changed; see this file's first lines"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40), (200, 60), (40, 12)])
+def test_no_line_is_wider_than_the_terminal(size: tuple[int, int]) -> None:
+    async def run() -> None:
+        async with opened(A, B, size=size) as (app, pilot):
+            for key in "123456":
+                await press(app, pilot, key)
+                lines = screen(app).splitlines()
+                assert len(lines) <= size[1]
+                assert "DIFF" in lines[1]
+
+    asyncio.run(run())
+
+
+def test_resizing_keeps_the_answer_and_the_selection() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            for size in ((80, 24), (200, 60), (60, 15), (160, 48)):
+                await pilot.resize_terminal(*size)
+                await press(app, pilot)
+                assert "o_proj.inputs.0" in screen(app)
+                assert app.session.state.row is not None
+                assert app.session.state.row.is_first
+
+    asyncio.run(run())
+
+
+def test_ascii_mode_draws_nothing_else() -> None:
+    async def run() -> str:
+        async with opened(A, B, ascii=True) as (app, _):
+            return screen(app)
+
+    shown = asyncio.run(run())
+    assert shown.isascii()
+    assert "layers.0.self_attn.o_proj.inputs.0" in shown

@@ -1,0 +1,28 @@
+"""The report of a bug of our own: the stack, and never a local variable (it may be a secret, or a tensor)."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from pathlib import Path
+
+import replay_core
+from tui_debugger import paths
+
+
+def crash_text(error: BaseException) -> str:
+    """What the report holds."""
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return f"rldbg {replay_core.__version__}\n\n{stack}"
+
+
+def write_crash(error: BaseException) -> Path | None:
+    """Write the report into the state folder; None where even that fails."""
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        path = paths.private_dir(paths.state_dir()) / name
+        path.write_text(crash_text(error), encoding="utf-8")
+    except OSError:
+        return None
+    return path
