@@ -74,6 +74,8 @@ class _Loop:
         self._waiting: queue.SimpleQueue[tuple[int, Job]] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._running: int | None = None
+        #: The main thread is inside `_write`: a cancel waits, since half a line would spoil the next.
+        self._is_writing = False
 
     def run(self) -> NoReturn:
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -100,6 +102,10 @@ class _Loop:
         _leave()
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if not self._is_writing:
+            self._stop_if_cancelled()
+
+    def _stop_if_cancelled(self) -> None:
         if self._running in self._cancelled:
             self._cancelled.discard(self._running or 0)
             raise KeyboardInterrupt
@@ -110,8 +116,7 @@ class _Loop:
 
         try:
             self._running = number
-            if number in self._cancelled:
-                raise KeyboardInterrupt
+            self._stop_if_cancelled()
             with _samples(job, on_event):
                 result = self._perform(job, on_event)
             self._running = None  # from here on a cancel comes too late
@@ -135,6 +140,17 @@ class _Loop:
         self._write(wire.encode({"id": number, **content}))
 
     def _write(self, line: bytes) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._write_whole(line)
+            return
+        self._is_writing = True
+        try:
+            self._write_whole(line)
+        finally:
+            self._is_writing = False
+        self._stop_if_cancelled()
+
+    def _write_whole(self, line: bytes) -> None:
         with self._answering:
             rest = memoryview(line)
             try:

@@ -120,6 +120,9 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     if isinstance(ref.source, Inline):
         if ref.is_text:
             return np.asarray(ref.source.value, dtype=object)
+        if isinstance(ref.source.value, bytes):
+            # The file kept the tensor's bytes inside its structure (pickle protocol 2): little-endian, C order.
+            return np.frombuffer(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
         return np.asarray(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
     where = ref.source
     dtype = numpy_dtype(ref.dtype)

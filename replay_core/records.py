@@ -90,10 +90,9 @@ class RecordKey:
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """Where a tensor's bytes lie: `nbytes` from `offset` of the file, little-endian.
+    """Where a tensor's bytes lie: `nbytes` from `offset` of the file, its first element to its last.
 
-    `strides` are in elements; None means contiguous in C order. `storage_nbytes` bytes from
-    `storage_offset` are the whole storage that a strided view may touch.
+    `strides` are in elements; None means contiguous in C order.
     """
 
     path: Path
@@ -105,7 +104,7 @@ class FileBytes:
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """A value that stood in the file's own structure: a number, a text, a list of numbers."""
+    """A value that stood in the file's own structure: a number, a text, a list of numbers, or a tensor's raw bytes."""
 
     value: Any
 

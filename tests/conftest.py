@@ -11,25 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _built(kind: str, out: Path) -> Path:
-    call = f"from hatchling import build; print(build.{kind}({str(out)!r}))"
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the build back end makes of this checkout, offline."""
+    out = tmp_path_factory.mktemp("wheel")
+    call = f"from hatchling import build; print(build.build_wheel({str(out)!r}))"
     built = subprocess.run(
         [sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert built.returncode == 0, built.stderr
     return out / built.stdout.split()[-1]
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that the build back end makes of this checkout, offline."""
-    return _built("build_wheel", tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="session")
-def editable_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install -e .` installs."""
-    return _built("build_editable", tmp_path_factory.mktemp("editable"))
 
 
 @pytest.fixture(scope="session")

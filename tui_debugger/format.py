@@ -56,7 +56,9 @@ def short_dtype(name: object) -> str:
 
 
 def seconds(value: object) -> str:
-    return NONE if not isinstance(value, (int, float)) else f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
+    if not isinstance(value, (int, float)):
+        return NONE
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def mib(value: object) -> str:
@@ -188,9 +190,8 @@ def _remarks(document: Mapping[str, Any], totals: Mapping[str, Any]) -> list[str
     difference = document.get("first_difference")
     if difference:
         where = " · ".join(part for part in (difference["name"], place(difference.get("index"))) if part)
-        parts.append(
-            f"bitwise they part first at {where} · a={number(difference.get('a'), 3)} b={number(difference.get('b'), 3)}"
-        )
+        values = f"a={number(difference.get('a'), 3)} b={number(difference.get('b'), 3)}"
+        parts.append(f"bitwise they part first at {where} · {values}")
     problems = document.get("problems") or []
     if problems:
         parts.append(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}: {problems[0].get('what', '')}")

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 from replay_core.errors import ModelError, RldbgError
 from replay_core.executors.wire import JobCancelledError
 from replay_core.jobs import Document, Event, Job, LogLine, Partial, Progress, Sample
+from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 from tui_debugger import paths, snapshot
 from tui_debugger.engine import Engine
-from tui_debugger.state import Busy, Cell, Part, Scope, State, model_for, run_line
+from tui_debugger.state import Busy, Cell, Part, Scope, State, asked_flags, model_for, run_line
 
 #: Values the inspector asks for around a place.
 WINDOW = 32
@@ -92,7 +93,7 @@ class Session:
         return run
 
     def _take_settings(self, run: Document) -> None:
-        recorded = run.get("flags") or {}
+        recorded = asked_flags(run)
         for name in self.state.flags:
             # A dump of rows replayed alone must not make every later replay one.
             if name != "rows_per_forward" and recorded.get(name) is not None:
@@ -198,7 +199,8 @@ class Session:
     async def _show_comparison(self, document: Document) -> None:
         self.state.show_comparison(document)
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
-        self._log(f"{self.state.scope}: {self.state.answer().sentence}".lstrip(": "))
+        answer = self.state.answer()
+        self._log(answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": "))
         await self.inspect()
 
     # ── replaying ────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +228,7 @@ class Session:
             self._log(remark)
         wanted = dict(state.flags)
         # The reference keeps the recorded attention, so that flipping attention shows what it does.
-        recorded = (run.get("flags") or {}).get("attention") or "sdpa"
+        recorded = asked_flags(run).get("attention") or Flags().attention
         alone = {**wanted, "attention": recorded, "packing": False, "block_mask": True, "rows_per_forward": 1}
         known = (run["path"], target, model, wanted.get("dtype"), wanted.get("device"), state.temperature, state.seed)
         reference = self._references.get(known)
@@ -236,8 +238,7 @@ class Session:
         else:
             reference = await self._cell(_REFERENCE, "reference", run, target, model, alone)
             self._references[known] = reference
-        shown = " ".join(f"{k}={fmt.setting(wanted[k])}" for k in ("attention", "packing", "dtype"))
-        cell = await self._cell(shown, "cell", run, target, model, wanted)
+        cell = await self._cell(Flags.from_mapping(wanted).label(), "cell", run, target, model, wanted)
         params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
         document = await self._run(Job("compare", params), "comparing with each row alone")
         cell["agreement"], cell["segments"] = _agreement(document), document.get("segments")

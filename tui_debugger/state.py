@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.jobs import Document, Sample
+from replay_core.replay.flags import ATTENTIONS, DEVICES, DTYPES, Flags
 from tui_debugger import format as fmt
 
 #: Rows a list draws at most; what is left out is counted on its border.
@@ -76,23 +77,25 @@ class Choice:
     settings: tuple[Any, ...]
 
 
-#: In the order their key goes through them; what this machine lacks answers `unavailable: why`.
-ATTENTIONS = (
-    "sdpa", "eager", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flex", "fa2", "fa3", "fa4",
-)  # fmt: skip
-
 FLAGS = (
     Choice("attention", "attention", "a", ATTENTIONS),
     Choice("packing", "packing", "p", (False, True)),
-    Choice("dtype", "dtype", "t", ("float32", "bfloat16", "float16")),
+    Choice("dtype", "dtype", "t", DTYPES),
     Choice("block_mask", "block mask", "b", (True, False)),
     Choice("rows_per_forward", "rows at once", "w", (None, 1)),
-    Choice("device", "device", "", ("cpu", "cuda")),
+    Choice("device", "device", "", DEVICES),
 )
 
 
 def default_flags() -> dict[str, Any]:
-    return {choice.name: choice.settings[0] for choice in FLAGS}
+    defaults = Flags()
+    return {choice.name: getattr(defaults, choice.name) for choice in FLAGS}
+
+
+def asked_flags(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The flags a run or a side of a comparison was computed with, as they were asked for; empty when unknown."""
+    flags = (document or {}).get("flags") or {}
+    return dict(flags.get("asked", flags))
 
 
 @dataclass(slots=True)

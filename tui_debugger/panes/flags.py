@@ -7,7 +7,7 @@ from textual import on
 
 from tui_debugger import format as fmt
 from tui_debugger.messages import FlagPressed
-from tui_debugger.state import FLAGS, State
+from tui_debugger.state import FLAGS, State, asked_flags, default_flags
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
 
@@ -24,6 +24,11 @@ class FlagsPane(Rows):
         self._state = state
         self.set_count(len(FLAGS) + 1, self.cursor)
         self.border_subtitle = "r replays" if state.a else ""
+
+    @property
+    def _before(self) -> dict[str, object]:
+        """What the flags stood at before a person changed them."""
+        return {**default_flags(), **asked_flags(self._state.a), "rows_per_forward": None}
 
     def _effective(self) -> dict[str, object]:
         cells = self._state.cells
@@ -42,11 +47,12 @@ class FlagsPane(Rows):
         text.append(f"{choice.key or ' '} ", paint(self, "key"))
         text.append(f"{choice.label:<14}")
         shown = "all" if choice.name == "rows_per_forward" and value is None else fmt.setting(value)
-        recorded = ((self._state.a or {}).get("flags") or {}).get(choice.name, choice.settings[0])
-        changed = value != recorded
+        changed = value != self._before.get(choice.name)
         text.append(shown, paint(self, "strong") if changed else "")
         used = self._effective().get(choice.name)
-        if used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
+        if choice.name == "attention" and used is not None:
+            text.append(f"  ran {str(used).replace('_scaled_dot_product_', '')}", paint(self, "muted"))
+        elif used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
             text.append(f"   ran {fmt.setting(used)}", paint(self, "missing"))
         elif choice.name == "block_mask" and value is False and not self._state.flags.get("packing"):
             text.append("   only when packing", paint(self, "muted"))

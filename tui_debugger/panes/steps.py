@@ -41,6 +41,7 @@ class StepsPane(Tree[Spot]):
         self._drawn: object = None
         self._records: list[Mapping[str, Any]] = []
         self._verdicts: dict[int | None, str] = {}
+        self._stages: set[str | None] = set()
         self._silent = False
 
     def show(self, state: State) -> None:
@@ -64,6 +65,7 @@ class StepsPane(Tree[Spot]):
     def _plant(self, state: State) -> None:
         assert state.a is not None
         self._records = list(state.a.get("records") or [])
+        self._stages = {record["key"].get("stage") for record in self._records if record["key"].get("step") is not None}
         by_step: dict[int | None, list[int]] = {}
         for index, record in enumerate(self._records):
             by_step.setdefault(record["key"].get("step"), []).append(index)
@@ -109,7 +111,7 @@ class StepsPane(Tree[Spot]):
             if scope == spot.scope or not label:
                 self._add_stages(node, scope, indexes)
             elif len(indexes) == 1:
-                node.add_leaf(f"{label} {self._stage(indexes[0])}", Spot(scope, indexes[0]))
+                node.add_leaf(f"{label} {self._telling(indexes[0])}".rstrip(), Spot(scope, indexes[0]))
             else:
                 node.add(label, Spot(scope, None, tuple(indexes)))
 
@@ -124,6 +126,13 @@ class StepsPane(Tree[Spot]):
         count = f" ({len(fields)})" if fields else ""
         prefix = f"{role}/" if role not in (None, "actor") else ""
         return f"{prefix}{record['key'].get('stage')}{count}"
+
+    def _telling(self, index: int) -> str:
+        """What tells a lone record from the others: its role, and its stage where the dump has several."""
+        if len(self._stages) > 1:
+            return self._stage(index)
+        role = self._records[index]["key"].get("role")
+        return "" if role == "actor" else str(role or "")
 
     def process_label(self, label: Any) -> Text:
         # A name is data: never markup.

@@ -9,8 +9,10 @@ from rich.text import Text
 from textual import events
 from textual.widgets import Static
 
+from replay_core.errors import RldbgError
+from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
-from tui_debugger.state import State
+from tui_debugger.state import State, asked_flags
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
 _STATES = ("first", "close", "same", "missing", "muted", "padding")
@@ -49,8 +51,8 @@ class TitleLine(Static):
     def _names(self) -> list[tuple[str, str]]:
         state = self._state
         compared = None if state.shows_record else state.comparison
-        if compared and state.cells and len(state.cells) > 1:
-            return [("A", "each row alone"), ("B", _changed_flags(compared) or state.cells[-1].label)]
+        if compared and (labels := _settings(compared)):
+            return [("A", labels[0]), ("B", labels[1])]
         if state.b_path is not None:
             names = [str(state.a_path), str(state.b_path)]
             common = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
@@ -61,11 +63,19 @@ class TitleLine(Static):
         return [("A", str(state.a_path))] if state.a_path else []
 
 
-def _changed_flags(comparison: dict[str, Any]) -> str:
-    a = (comparison.get("a") or {}).get("flags") or {}
-    b = (comparison.get("b") or {}).get("flags") or {}
-    names = [name for name in b if b[name] is not None and b[name] != a.get(name)]
-    return " ".join(f"{name}={fmt.setting(b[name])}" for name in names)
+def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
+    """What tells the two sides of a replay apart: `rows alone`, `packed, no block mask`."""
+    labels = []
+    for side in ("a", "b"):
+        asked = asked_flags(comparison.get(side))
+        if not asked:
+            return None
+        try:
+            labels.append(Flags.from_mapping(asked).label().split(", "))
+        except RldbgError:  # a dump of another rldbg, with flags of its own
+            return None
+    a, b = (", ".join(part for part in label if part not in other) for label, other in (labels, labels[::-1]))
+    return (a or "the same", b or "the same") if a or b else None
 
 
 class Headline(Static):

@@ -28,7 +28,8 @@ _NUMBERS = rb"(?:(%b\x85|%b{2}\x86|%b{3}\x87|\(%b{4,64}t)%b|\))" % (_NUMBER, _NU
 
 #: Key, `_rebuild_tensor_v2`, then ((storage, class, key, location, numel), offset, size, strides, …).
 _ENTRY = re.compile(
-    rb"X(.)(.)\0\0([A-Za-z0-9_.:/ -]{1,400})" + _PUT + _GET + rb"\(\(" + _GET + _GET + rb"X(.)\0\0\0([0-9]+)" + _PUT + _GET + rb"(" + _NUMBER + rb")t" + _PUT + rb"Q"
+    rb"X(.)(.)\0\0([A-Za-z0-9_.:/ -]{1,400})" + _PUT + _GET + rb"\(\(" + _GET + _GET
+    + rb"X(.)\0\0\0([0-9]+)" + _PUT + _GET + rb"(" + _NUMBER + rb")t" + _PUT + rb"Q"
     rb"(" + _NUMBER + rb")" + _NUMBERS + _NUMBERS + rb"([\x88\x89])" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R"
     + _PUT,
     re.DOTALL,
@@ -64,10 +65,12 @@ def _index(opcode: bytes) -> int:
 
 
 def _indices(opcodes: Sequence[bytes]) -> list[int]:
-    joined = b"".join(opcodes)
-    if len(joined) == 5 * len(opcodes):
-        return [index for (index,) in _LONG_PUT.iter_unpack(joined)]
-    return list(map(_index, opcodes))
+    """Short forms come first in a file's memo; what is in another order goes one by one."""
+    short = (5 * len(opcodes) - len(b"".join(opcodes))) // 3
+    long = b"".join(opcodes[short:])
+    if len(long) != 5 * (len(opcodes) - short):
+        return list(map(_index, opcodes))
+    return [opcode[1] for opcode in opcodes[:short]] + [index for (index,) in _LONG_PUT.iter_unpack(long)]
 
 
 def match_entries(loading: Loading, memo: dict[int, Any], buf: bytes, pos: int, rebuild: Any) -> tuple[list[Any], int]:
@@ -97,7 +100,7 @@ def match_entries(loading: Loading, memo: dict[int, Any], buf: bytes, pos: int, 
 
     gets = {get: _index(get) for get in {*functions, *words, *classes, *locations, *hooks}}
     put_columns = [_indices(column) for column in (name_puts, key_puts, id_puts, hook_puts, args_puts, tensor_puts)]
-    shape_puts = [_index(put) for put in (*size_puts, *stride_puts) if put]
+    shape_puts = _indices([put for puts in (size_puts, stride_puts) for put in puts if put])
     put = {*shape_puts}.union(*put_columns)
     if len(put) != len(shape_puts) + len(put_columns) * len(rows) or not put.isdisjoint(gets.values()):
         return _UNUSUAL

@@ -55,6 +55,9 @@ def perform(job, on_event):
         on_event(Progress(0, None, "asleep"))
         time.sleep(params.get("seconds", 60))
         return {"slept": True}
+    if job.kind == "flood":
+        while True:
+            on_event(Partial({"first": "x" * 1_000_000}))
     if job.kind == "deaf":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         on_event(Progress(0, None, "deaf"))

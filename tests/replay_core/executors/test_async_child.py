@@ -84,6 +84,20 @@ def test_cancel_stops_the_job_and_keeps_the_child(command: Command) -> None:
     asyncio.run(story())
 
 
+def test_a_cancel_in_the_middle_of_a_long_line_waits_for_its_end(command: Command) -> None:
+    async def story() -> None:
+        async with started(command) as child:
+            for _ in range(10):
+                flowing = asyncio.Event()
+                job = asyncio.create_task(child.run(Job("flood"), lambda _event, flowing=flowing: flowing.set()))
+                await flowing.wait()
+                await child.cancel()
+                with pytest.raises(wire.JobCancelledError, match=r"flood was cancelled$"):
+                    await job
+
+    asyncio.run(story())
+
+
 def test_a_queued_job_can_be_cancelled_before_it_runs(command: Command) -> None:
     async def story() -> None:
         async with started(command) as child:
