@@ -14,7 +14,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
-from replay_core.records import Problem, Record, RecordKey, Run, Selection
+from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Document:

@@ -154,7 +154,6 @@ def test_a_theme_of_the_users_own_comes_last(tmp_path: Path, home: Path):
     assert "mine.toml" in found["themes"]
 
 
-@pytest.mark.slow
 def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path, home: Path):
     """With this environment's libraries behind it, as no network may be needed."""
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)

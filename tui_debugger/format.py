@@ -58,6 +58,8 @@ def short_dtype(name: object) -> str:
 def seconds(value: object) -> str:
     if not isinstance(value, (int, float)):
         return NONE
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
 
 

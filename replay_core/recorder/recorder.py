@@ -11,6 +11,7 @@ write of a key raises RecordExistsError.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -157,23 +158,32 @@ class StepRecorder:
         if taken:
             raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
         key = {**self._key, "micro": micro, "stage": stage, "epoch": epoch, "minibatch": minibatch}
-        return self._recorder._commit(key, {name: _detached(value) for name, value in together.items()})
+        return self._recorder._commit(key, {name: _detached(value, name) for name, value in together.items()})
 
     record = __call__
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: Any, name: str) -> Any:
+    """A value as it is stored: tensors on the host, dense, detached, each owning just its own bytes."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        host = value.detach().cpu()
+        if value.layout is not torch.strided or value.is_meta:
+            kind = "meta" if value.is_meta else str(value.layout).removeprefix("torch.")
+            raise RequestError(
+                "only dense tensors can be recorded",
+                tensor=name,
+                found=f"a {kind} tensor",
+                hint="record value.to_dense()",
+            )
+        host = value.detach().cpu().resolve_conj().resolve_neg()
         # torch.save stores the whole storage behind a view.
         own = host.untyped_storage().nbytes() == host.numel() * host.element_size() and host.is_contiguous()
         return host if own else host.contiguous().clone()
     if isinstance(value, Mapping):
-        return {str(key): _detached(inner) for key, inner in value.items()}
+        return {str(key): _detached(inner, f"{name}.{key}") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_detached(inner) for inner in value]
+        return [_detached(inner, f"{name}.{position}") for position, inner in enumerate(value)]
     return value
 
 
@@ -182,8 +192,7 @@ def _describe(name: str, value: Any, order: int) -> dict[str, Any]:
 
     if not isinstance(value, torch.Tensor):
         return {"name": name, "dtype": type(value).__name__, "shape": None, "digest": None, "order": order}
-    raw = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else b""
-    digest = "blake2b:" + hashlib.blake2b(raw, digest_size=16).hexdigest()
+    digest = "blake2b:" + hashlib.blake2b(_raw(value), digest_size=16).hexdigest()
     return {
         "name": name,
         "dtype": str(value.dtype).removeprefix("torch."),
@@ -193,8 +202,15 @@ def _describe(name: str, value: Any, order: int) -> dict[str, Any]:
     }
 
 
+def _raw(tensor: Any) -> Any:
+    """A contiguous host tensor's bytes, not copied. numpy has no bfloat16; a view as uint8 refuses odd strides."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return (ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr()) if nbytes else b""
+
+
 def _environment() -> dict[str, Any]:
-    versions = {name: sys.modules[name].__version__ for name in ("torch", "transformers", "numpy") if name in sys.modules}
+    loaded = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+    versions = {name: sys.modules[name].__version__ for name in loaded}
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 
 

@@ -13,7 +13,7 @@ from tui_debugger import format as fmt
 from tui_debugger.state import State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
-_EMPTY = "Memory and time of a replay stand here while it runs. Press r to replay."
+_EMPTY = "Memory and time of a replay stand here\nwhile it runs. Press r to replay."
 
 
 class UsagePane(VerticalScroll, can_focus=True):

@@ -37,7 +37,8 @@ def values(ref: TensorRef) -> np.ndarray:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach().contiguous()
+    # A single element may carry any stride and still be contiguous; a fresh tensor carries its own.
+    tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     return bytes(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()) if tensor.numel() else b""
 
 
