@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -53,19 +55,24 @@ class HelpScreen(ModalScreen[None]):
         page = self.query_one("#help", VerticalScroll)
         getattr(page, f"scroll_{where}")(animate=False)
 
-    def _text(self) -> Text:
-        text = Text()
+    def _text(self) -> RenderableType:
+        parts: list[RenderableType] = []
         for heading, listed in actions.groups().items():
-            text.append(f"{heading}\n", paint(self, "strong"))
+            table = self._table(parts, heading)
             for action in listed:
                 keys = "  ".join([action.key_text, *action.keys[1:]])
                 where = f" (in {actions.PANE_TITLES[action.pane]})" if action.pane else ""
-                text.append(f"  {keys:<12}", paint(self, "key"))
-                text.append(f"{action.help}{where}\n")
-            text.append("\n")
-        text.append("Verdicts\n", paint(self, "strong"))
+                table.add_row(Text(keys, paint(self, "key")), Text(f"{action.help}{where}"))
+        table = self._table(parts, "Verdicts")
         for word, token, meaning in _WORDS:
-            text.append(f"  {word:<12}", paint(self, token))
-            text.append(f"{meaning}\n")
-        text.append(f"\n{_ABOUT}")
-        return text
+            table.add_row(Text(word, paint(self, token)), Text(meaning))
+        return Group(*parts, Text(f"\n{_ABOUT}"))
+
+    def _table(self, parts: list[RenderableType], heading: str) -> Table:
+        """A heading and an empty table under it: what is added wraps beside its key, not below it."""
+        table = Table.grid(padding=(0, 2, 0, 2))
+        table.add_column(width=10, no_wrap=True)
+        table.add_column()
+        blank = "\n" if parts else ""
+        parts += [Text(f"{blank}{heading}", paint(self, "strong")), table]
+        return table
