@@ -101,7 +101,8 @@ class TokenLayout:
     def lengths(self) -> Ints:
         """Tokens of each sample."""
         valid = self.sample_BS[self.sample_BS >= 0]
-        return np.bincount(valid, minlength=self.samples).astype(np.int64)
+        lengths: Ints = np.bincount(valid, minlength=self.samples).astype(np.int64)
+        return lengths
 
     def slots(self, alignment: str = "full", region: str = "valid") -> Ints:
         """Flat slots (into B*S) of the tokens that count, ordered by (sample, position).
@@ -112,14 +113,15 @@ class TokenLayout:
         """
         sample = self.sample_BS.reshape(-1)
         position = self.position_BS.reshape(-1)
-        flat = np.flatnonzero(sample >= 0)
+        flat: Ints = np.flatnonzero(sample >= 0)
         flat = flat[np.lexsort((position[flat], sample[flat]))]
         response = None if self.response_BS is None else self.response_BS.reshape(-1)
         if alignment == "next":
             has_next = np.append(sample[flat][1:] == sample[flat][:-1], False)
             if region == "response" and response is not None:
                 has_next &= np.append(response[flat][1:], False)
-            return flat[has_next]
+            flat = flat[has_next]
+            return flat
         if region == "response" and response is not None:
             return flat[response[flat]]
         return flat

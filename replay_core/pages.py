@@ -34,7 +34,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name.startswith(("bfloat", "float8")):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
     return np.dtype(name)
 
 

@@ -85,7 +85,18 @@ class RecordKey:
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> RecordKey:
-        return cls(**{name: mapping.get(name) for name in cls.__slots__ if name in mapping})
+        """The key that `to_mapping` described; parts it lacks are None.
+
+        Raises:
+            ValueError: a part is not of its type (the mapping may come from an untrusted index).
+        """
+        numbers = {name: mapping.get(name) for name in ("step", "micro", "rank", "epoch", "minibatch")}
+        role, stage = mapping.get("role"), mapping.get("stage", "tensors")
+        if any(isinstance(value, bool) or not isinstance(value, (int, type(None))) for value in numbers.values()):
+            raise ValueError(f"step, micro, rank, epoch and minibatch are numbers or null, found {numbers}")
+        if not isinstance(role, (str, type(None))) or not isinstance(stage, str):
+            raise ValueError(f"role and stage are texts, found {role!r} and {stage!r}")
+        return cls(role=role, stage=stage, **numbers)
 
 
 @dataclass(frozen=True, slots=True)

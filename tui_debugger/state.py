@@ -222,7 +222,7 @@ class State:
             where = "no dump open" if self.a_path is None else f"opening {self.a_path}"
             return fmt.Answer("RLDBG", "muted", where, [], ["rldbg DIR opens a dump, rldbg A B compares two"])
         keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
-        notes.append("c compares with another dump, r replays this record with the flags of pane 5")
+        notes.append("c compares with another dump, r replays this record (5: its flags)")
         if self.comparison:
             keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
         return fmt.Answer("READY", "muted", keys, [], notes)

@@ -44,7 +44,7 @@ def index(path: Path) -> Index:
         inside = file.relative_to(path).parts
         if match is None or "checkpoints" in inside:
             continue
-        found.files.append((keys.pop(file, None) or _key_of(inside, match), file))
+        found.files.append((keys.pop(file) if file in keys else _key_of(inside, match), file))
     for missing in keys:
         found.problems.append(Problem(str(missing), "the index lists a record whose file is gone"))
     return found

@@ -1,4 +1,4 @@
-"""NexRL's DataDumper tree: <stage>/step_%06d[_rank%d][_micro%d].{pt,jsonl} (facts: nexrl/utils/data_dumper.py @2e00933)."""
+"""NexRL's DataDumper tree: <stage>/step_%06d[_rank%d][_micro%d].{pt,jsonl} (nexrl/utils/data_dumper.py @2e00933)."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import replay_core
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document
-from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
 from replay_core.recorder.writer import replace_whole
+from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
 
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict

@@ -116,12 +116,13 @@ class Recorder:
         content = {"step": key["step"], "rank": key["rank"], "micro_idx": key["micro"]}
         content.update({part: key[part] for part in ("epoch", "minibatch") if key[part] is not None})
         content.update(fields)
-        commit(self.directory / name, lambda file: torch.save(content, file))
+        target: Path = self.directory / name
+        commit(target, lambda file: torch.save(content, file))
         described = [_describe(field, value, order) for order, (field, value) in enumerate(fields.items())]
         line = {"key": key, "file": str(name), "fields": described}
         index = self.directory / f"index_rank{key['rank'] if key['rank'] is not None else 0}.jsonl"
         append_line(index, json.dumps(line).encode())
-        return self.directory / name
+        return target
 
 
 class StepRecorder:
@@ -210,7 +211,7 @@ def _raw(tensor: Any) -> Any:
 
 def _environment() -> dict[str, Any]:
     loaded = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
-    versions = {name: sys.modules[name].__version__ for name in loaded}
+    versions: dict[str, Any] = {name: sys.modules[name].__version__ for name in loaded}
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 
 

@@ -261,3 +261,66 @@ def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:
             assert "100,034" in screen(app)
 
     asyncio.run(run())
+
+
+def test_the_palette_runs_an_action_by_name() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            await press(app, pilot, "g", "colon")
+            await pilot.press(*"packing")
+            await pilot.pause(0.5)
+            await pilot.press("enter")
+            await rest(app, pilot)
+            assert app.session.state.flags["packing"] is True
+
+    asyncio.run(run())
+
+
+def test_v_switches_between_the_comparison_and_the_record() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            await press(app, pilot, "v")
+            assert "Tensors · of step 0" in screen(app)
+            assert "READY" in screen(app).splitlines()[1]
+            await press(app, pilot, "v")
+            assert "DIFF  first at" in screen(app)
+
+    asyncio.run(run())
+
+
+def test_at_asks_for_an_index_and_inspects_there() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(A, B, engine=engine) as (app, pilot):
+            await press(app, pilot, "enter", "at", *"1,2,3", "enter")
+            assert engine.jobs[-1].params["at"] == [1, 2, 3]
+            await press(app, pilot, "at", *"x", "enter")
+            assert "not an index" in toasts(app)[-1]
+
+    asyncio.run(run())
+
+
+def test_z_gives_a_pane_the_screen_and_esc_takes_it_back() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            await press(app, pilot, "3", "z")
+            assert "2 Tensors" not in screen(app)
+            assert "3 Inspect" in screen(app)
+            await press(app, pilot, "escape")
+            assert "2 Tensors" in screen(app)
+
+    asyncio.run(run())
+
+
+def test_a_pair_without_a_divergence_selects_the_first_difference() -> None:
+    async def run() -> None:
+        close = document("comparison_same")
+        entry = close["tensors"][5]
+        entry["verdict"] = "CLOSE"
+        close["counts"].update(SAME=33, CLOSE=1)
+        close["first_difference"] = {**entry, "index": {"sample": 0, "position": 2}, "a": 1.0, "b": 1.0001}
+        async with opened(A, B, engine=ScriptedEngine(compare=close)) as (app, _):
+            assert app.session.state.selected == 5
+            assert "bitwise they part first at " + entry["name"] in screen(app)
+
+    asyncio.run(run())

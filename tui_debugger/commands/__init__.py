@@ -28,7 +28,7 @@ def fail(message: str, hint: str | None = None) -> None:
         click.echo(f"\nhint: {hint}", err=True)
 
 
-class _SelectionType(click.ParamType):
+class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
     name = "3|0,2|0:4|all"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,7 +35,7 @@ def command(
     output: Path | None,
 ) -> int:
     """Show a record's fields with their statistics, or one TENSOR's values."""
-    selection = {"step": step, "rank": rank, "micro": micro, "stage": stage, "role": role}
+    selection: dict[str, Any] = {"step": step, "rank": rank, "micro": micro, "stage": stage, "role": role}
     if tensor is None:
         doc = workbench.show_record(path, None, stats=True, **selection)
         return finish(doc, record_report, as_json=as_json, output=output)

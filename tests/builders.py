@@ -1,0 +1,77 @@
+"""Small dumps that tests write: really recorded, really on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from replay_core.compare import Comparison, TensorVerdict, compare_runs
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
+
+Fields = Mapping[str, Any]
+
+
+def write_dump(directory: Path, records: Mapping[str, Fields], *, micro: int | None = 0, **options: Any) -> Path:
+    """A native dump of one step: a record per stage. `options` go to the Recorder (flags, model)."""
+    recorder = Recorder(directory, **options)
+    with recorder.step(0) as record:
+        for stage, fields in records.items():
+            record(stage, fields, micro=micro)
+    return directory
+
+
+def write_pair(directory: Path, a: Mapping[str, Fields], b: Mapping[str, Fields], **options: Any) -> tuple[Path, Path]:
+    """Two dumps side by side: <directory>/a and <directory>/b."""
+    return write_dump(directory / "a", a, **options), write_dump(directory / "b", b, **options)
+
+
+def compare_paths(a: Path, b: Path, **options: Any) -> Comparison:
+    return compare_runs(open_run(a), open_run(b), **options)
+
+
+def compare_fields(directory: Path, a: Fields, b: Fields, *, stage: str = "modules", **options: Any) -> Comparison:
+    """The comparison of one record against another of the same key."""
+    return compare_paths(*write_pair(directory, {stage: a}, {stage: b}, **options))
+
+
+def row_of(compared: Comparison, name: str) -> TensorVerdict:
+    """The only row of that canonical name."""
+    rows = [row for row in [*compared.tensors, *compared.skipped] if row.name == name]
+    assert len(rows) == 1, f"{len(rows)} rows are called {name}, of {[row.name for row in compared.tensors]}"
+    return rows[0]
+
+
+def save_file(path: Path, content: Any) -> Path:
+    """A file as a trainer's own torch.save leaves it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, path)
+    return path
+
+
+def write_nexrl(directory: Path, stage: str, content: Any, *, step: int = 0, rank: int = 0, micro: int = 0) -> Path:
+    """One record in NexRL's own tree."""
+    name = f"step_{step:06d}_rank{rank}_micro{micro}"
+    if isinstance(content, list):
+        path = directory / stage / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in content))
+    else:
+        save_file(directory / stage / f"{name}.pt", content)
+    return directory
+
+
+class Bomb:
+    """Runs a shell command where somebody unpickles it. `os.system` by name, so that any pickle module can write it."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        import os
+
+        return os.system, (self.command,)
