@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from replay_core.errors import RldbgError
+from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.executors import wire
 from replay_core.jobs import Document, Event, Job, OnEvent, event_to_mapping
 
@@ -214,7 +214,7 @@ def _limit_memory() -> None:
 
 
 def _cancelled(job: Job) -> dict[str, Any]:
-    return wire.JobCancelledError(f"{job.kind} was cancelled").to_mapping()
+    return JobCancelledError(f"{job.kind} was cancelled").to_mapping()
 
 
 def _unexpected(job: Job, error: BaseException) -> RldbgError:

@@ -10,9 +10,10 @@
     │   ├── UnsafeFileError                   the file asks to run code
     │   ├── NotADumpError                     no dialect knows the directory
     │   └── NothingComparableError            not one tensor could be compared
-    └── CellError                    exit 4   a replay failed, crashed, or cannot run here
-        ├── UnavailableError                  the setting needs what this machine lacks
-        └── ChildDiedError                    the child process ended without an answer
+    ├── CellError                    exit 4   a replay failed, crashed, or cannot run here
+    │   ├── UnavailableError                  the setting needs what this machine lacks
+    │   └── ChildDiedError                    the child process ended without an answer
+    └── JobCancelledError            exit 130 the caller asked it to stop
 
 An error names the file, the tensor, what was expected, what was found and the command that
 helps; it crosses a process boundary as a plain mapping and comes out as the same class.
@@ -127,6 +128,12 @@ class UnavailableError(CellError):
 
 class ChildDiedError(CellError):
     """A child process ended without giving its answer."""
+
+
+class JobCancelledError(RldbgError):
+    """The job was stopped because its caller asked for it."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 def _tree(root: type[RldbgError]) -> dict[str, type[RldbgError]]:

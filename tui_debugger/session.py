@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replay_core.errors import ModelError, RldbgError
-from replay_core.executors.wire import JobCancelledError
+from replay_core.errors import JobCancelledError, ModelError, RldbgError
 from replay_core.jobs import Document, Event, Job, LogLine, Partial, Progress, Sample
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt

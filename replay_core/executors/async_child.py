@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay_core.errors import error_from_mapping
+from replay_core.errors import JobCancelledError, error_from_mapping
 from replay_core.executors import wire
 from replay_core.jobs import Document, Event, Job, LogLine, OnEvent, event_from_mapping, ignore
 
@@ -216,7 +216,7 @@ class AsyncChild:
             await asyncio.wait_for(pending.finished.wait(), self.grace_s)
         except asyncio.TimeoutError:
             pending.settle(
-                wire.JobCancelledError(f"{pending.job.kind} was cancelled; it did not stop, so its process was ended")
+                JobCancelledError(f"{pending.job.kind} was cancelled; it did not stop, so its process was ended")
             )
             wire.kill_group(process.pid)
             with contextlib.suppress(asyncio.TimeoutError):

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replay_core.errors import ChildDiedError, ExitCode, RldbgError
+from replay_core.errors import ChildDiedError
 from replay_core.jobs import REPLAYER_JOBS, Job
 
 READER = "reader"
@@ -44,12 +44,6 @@ _LIKELY = {
     "SIGBUS": "a mapped file shrank while it was read, or /dev/shm is full",
     "SIGILL": "a library was built for another processor",
 }
-
-
-class JobCancelledError(RldbgError):
-    """The job was stopped because its caller asked for it."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

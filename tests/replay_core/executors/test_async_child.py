@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from replay_core.errors import ChildDiedError, SelectionError
+from replay_core.errors import ChildDiedError, JobCancelledError, SelectionError
 from replay_core.executors import wire
 from replay_core.executors.async_child import AsyncChild
 from replay_core.jobs import Event, Job, LogLine, Partial, Progress
@@ -77,7 +77,7 @@ def test_cancel_stops_the_job_and_keeps_the_child(command: Command) -> None:
             await seen.progressed.wait()
             pid = child.pid
             await child.cancel()
-            with pytest.raises(wire.JobCancelledError, match="sleep was cancelled"):
+            with pytest.raises(JobCancelledError, match="sleep was cancelled"):
                 await job
             assert (await child.run(Job("pid")))["pid"] == pid
 
@@ -92,7 +92,7 @@ def test_a_cancel_in_the_middle_of_a_long_line_waits_for_its_end(command: Comman
                 job = asyncio.create_task(child.run(Job("flood"), lambda _event, flowing=flowing: flowing.set()))
                 await flowing.wait()
                 await child.cancel()
-                with pytest.raises(wire.JobCancelledError, match=r"flood was cancelled$"):
+                with pytest.raises(JobCancelledError, match=r"flood was cancelled$"):
                     await job
 
     asyncio.run(story())
@@ -107,7 +107,7 @@ def test_a_queued_job_can_be_cancelled_before_it_runs(command: Command) -> None:
             await seen.progressed.wait()
             await child.cancel()
             outcomes = await asyncio.gather(running, queued, return_exceptions=True)
-            assert [type(outcome) for outcome in outcomes] == [wire.JobCancelledError] * 2
+            assert [type(outcome) for outcome in outcomes] == [JobCancelledError] * 2
 
     asyncio.run(story())
 
@@ -120,7 +120,7 @@ def test_a_job_that_will_not_stop_dies_with_its_child_and_the_next_job_gets_a_ne
             await seen.progressed.wait()
             pid = child.pid
             await child.cancel()
-            with pytest.raises(wire.JobCancelledError, match="process was ended"):
+            with pytest.raises(JobCancelledError, match="process was ended"):
                 await job
             assert (await child.run(Job("pid")))["pid"] != pid
 
