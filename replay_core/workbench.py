@@ -13,6 +13,7 @@ from typing import Any
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, RldbgError, SelectionError
 from replay_core.export import documents
+from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
@@ -171,9 +172,13 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     names = ("step", "rank", "micro")
     selection = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
-    return compare_dumps(
-        Path(params["a"]), Path(params["b"]), exact=bool(params.get("exact")), on_event=on_event, **selection
-    )
+    a, b = Path(params["a"]), Path(params["b"])
+    doc = compare_dumps(a, b, exact=bool(params.get("exact")), on_event=on_event, **selection)
+    if params.get("final_hidden"):
+        from replay_core.replay.segments import segments
+
+        doc["segments"] = clean(segments(open_run(a), open_run(b), str(params["final_hidden"])))
+    return doc
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:

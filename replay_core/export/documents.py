@@ -107,6 +107,7 @@ def comparison_document(comparison: Comparison) -> Document:
             "elements_compared": comparison.elements,
             "bookkeeping_fields_not_compared": comparison.notes_not_compared,
         },
+        segments=None,
         ruling=None,
     )
 

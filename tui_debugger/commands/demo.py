@@ -1,7 +1,7 @@
 """`rldbg demo`: the whole road on real input, in under a minute.
 
-Train a tiny policy with GRPO and record it; replay one micro-batch with each row alone, padded, packed
-rightly, and packed without the mask between samples; open the screen where the wrong pack first parts.
+Train a tiny policy with GRPO and record it; replay one micro-batch with each row alone, padded, and packed
+without the mask between samples; open the screen where the wrong pack first parts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def command(directory: Path | None, as_text: bool, as_json: bool, output: Path |
             f"     mean reward {words.number(trained['reward_first'], 2)} -> {words.number(trained['reward_last'], 2)} "
             f"in {trained['steps']} steps"
         )
-        _say("2/2  replaying one micro-batch: each row alone, padded, packed, packed without a block mask")
+        _say("2/2  replaying one micro-batch: each row alone, padded, and packed without a block mask")
         doc = workbench.replay(_plan(trained), root / "replay", runner, _tell)
     _say(f"     {time.monotonic() - began:.0f} s in all; recorded in {root}")
     cells = doc["cells"]
@@ -50,7 +50,8 @@ def command(directory: Path | None, as_text: bool, as_json: bool, output: Path |
         return finish(doc, replay_report, as_json=as_json, output=output)
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
-    code = run_ui(Path(cells[0]["dump"]), Path(cells[-1]["dump"]))
+    recording = {"dump": trained["dump"], "model": "checkpoint", "flags": cells[-1]["flags"]}
+    code = run_ui(Path(cells[0]["dump"]), Path(cells[-1]["dump"]), replay=recording)
     return code or int(ExitCode.DIVERGES)
 
 
