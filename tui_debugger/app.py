@@ -69,7 +69,9 @@ class RldbgApp(App[None]):
         state.temperature = self._replay.get("temperature")
         state.seed = self._replay.get("seed")
         state.replay_dump = self._replay.get("dump")
-        state.flags.update(self._replay.get("flags") or {})
+        given = {name: value for name, value in (self._replay.get("flags") or {}).items() if name in state.flags}
+        state.flags.update(given)
+        state.flags_given = frozenset(given)
         self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
         self.debugger = DebuggerScreen(self.session)
 

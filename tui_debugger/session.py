@@ -95,7 +95,9 @@ class Session:
         recorded = asked_flags(run)
         for name in self.state.flags:
             # A dump of rows replayed alone must not make every later replay one.
-            if name != "rows_per_forward" and recorded.get(name) is not None:
+            if name in self.state.flags_given or name == "rows_per_forward":
+                continue
+            if recorded.get(name) is not None:
                 self.state.flags[name] = recorded[name]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
@@ -241,6 +243,8 @@ class Session:
         params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
         document = await self._run(Job("compare", params), "comparing with each row alone")
         cell["agreement"], cell["segments"] = _agreement(document), document.get("segments")
+        state.step_verdicts.clear()
+        self._verdict_of_step(target.step, document)
         await self._show_comparison(document)
 
     def _replay_scope(self, run: Document) -> Scope:

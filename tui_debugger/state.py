@@ -139,6 +139,8 @@ class State:
     inspected: Document | None = None
     filter: str = ""
     flags: dict[str, Any] = field(default_factory=default_flags)
+    flags_given: frozenset[str] = frozenset()
+    """Flags the caller set: opening a dump leaves these as they are."""
     model: str | None = None
     replay_dump: Path | None = None
     """The recording a replay takes its micro-batch from, when it is not A."""
