@@ -138,6 +138,28 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     return np.lib.stride_tricks.as_strided(buffer, ref.shape, byte_strides, writeable=False)
 
 
+def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
+    """One element as a Python value; of a file, only its own page is read.
+
+    Raises:
+        DumpError: the bytes cannot be read.
+    """
+    where = ref.source
+    if not isinstance(where, FileBytes):
+        return array(ref)[index].item()
+    import numpy as np
+
+    strides = where.strides
+    if strides is None:
+        flat = int(np.ravel_multi_index(index, ref.shape)) if index else 0
+    else:
+        flat = sum(place * stride for place, stride in zip(index, strides, strict=True))
+    dtype = numpy_dtype(ref.dtype)
+    stored = dtype.newbyteorder(">") if where.big_endian else dtype
+    view = mapped(where.path).view(where.offset + flat * dtype.itemsize, dtype.itemsize)
+    return np.frombuffer(view, dtype=stored)[0].item()
+
+
 def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """(start, flat chunk) over the tensor in C order, `elements` at a time, giving pages back behind.
 
