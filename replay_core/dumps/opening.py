@@ -7,7 +7,7 @@ from pathlib import Path
 
 from replay_core.dumps import loose, native, nexrl, openrlhf
 from replay_core.dumps.dialect import Dialect
-from replay_core.errors import DumpError, NotADumpError
+from replay_core.errors import DumpError, NotADumpError, RequestError
 from replay_core.records import Problem, Record, RecordKey, Run, TensorRef
 
 #: Tried in this order; the last one takes any single file that holds a dict of arrays.
@@ -18,12 +18,15 @@ def open_run(path: Path | str) -> Run:
     """Open a dump: a directory a framework wrote, or one of its files.
 
     Raises:
-        NotADumpError: the path does not exist, or no dialect knows it.
+        RequestError: the path does not exist.
+        NotADumpError: no dialect knows it.
         DumpError: the dump's own index is unreadable.
     """
     path = Path(path)
     if not path.exists():
-        raise NotADumpError("there is no such file or directory", file=str(path), hint="check the path")
+        raise RequestError(
+            "there is no such file or directory", file=str(path), hint="check the path; rldbg --help lists the commands"
+        )
     try:
         for dialect in DIALECTS:
             if dialect.detect(path):
@@ -71,6 +74,8 @@ def _contents(path: Path) -> str:
         with open(path, "rb") as file:
             head = file.read(8)
         return f"a file of {path.stat().st_size:,} bytes that begins {head!r}"
+    if not path.is_dir():
+        return "neither a file nor a directory"
     names = sorted(entry.name for entry in path.iterdir())
     if not names:
         return "an empty directory"
