@@ -105,7 +105,8 @@ def _window(
     _, values_b = _row(b, start_b, count, first_a if b.shape and a.shape and b.shape[-1] == a.shape[-1] else None)
     size = min(len(values_a), len(values_b))
     with np.errstate(invalid="ignore", over="ignore"):
-        d = np.asarray(values_b[:size], dtype=np.float64) - np.asarray(values_a[:size], dtype=np.float64)
+        kind = np.complex128 if any(ref.dtype.startswith("complex") for ref in (a, b)) else np.float64
+        d = np.asarray(values_b[:size], dtype=kind) - np.asarray(values_a[:size], dtype=kind)
     return {"index": index, "a": values_a, "b": values_b, "d": d}
 
 

@@ -96,7 +96,7 @@ def _unfinished(plan: ReplayPlan, outcome: str, error: RldbgError) -> dict[str, 
 
 def broken_segments(rows: Sequence[dict[str, Any]], limit: float) -> list[int]:
     """Samples whose worst token is further off than `limit` (relative L2 of the final hidden state)."""
-    return [row["sample"] for row in rows if _past(row["worst_token"]["rel_l2"], limit)]
+    return [row["sample"] for row in rows if row["worst_token"] and _past(row["worst_token"]["rel_l2"], limit)]
 
 
 def _past(value: float | str, limit: float) -> bool:

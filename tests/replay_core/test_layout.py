@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,7 +65,7 @@ def test_next_token_slots_are_those_with_a_token_after_them_in_their_sample(mask
     layout = TokenLayout.padded(mask, response)
     expected, expected_response = [], []
     tokens = tokens_of(mask)
-    for (sample, _, slot), (after, _, slot_after) in zip(tokens, tokens[1:], strict=False):
+    for (sample, _, slot), (after, _, slot_after) in pairwise(tokens):
         if sample == after:
             expected.append(slot)
             if response.reshape(-1)[slot_after]:

@@ -62,7 +62,11 @@ def test_epoch_and_minibatch_explain_a_record_without_naming_it():
     assert (again, again.epoch, again.minibatch) == (key, 3, 4)
 
 
-@given(st.permutations([RecordKey(s, m, r, stage=g) for s in (0, None) for m in (0, 1) for r in (0, 1) for g in ("loss", "datums")]))
+@given(
+    st.permutations(
+        [RecordKey(s, m, r, stage=g) for s in (0, None) for m in (0, 1) for r in (0, 1) for g in ("loss", "datums")]
+    )
+)
 def test_keys_sort_by_step_micro_stage_then_rank(keys: list[RecordKey]):
     ordered = sorted(keys, key=lambda key: key.order)
     assert [key.step for key in ordered] == [None] * 8 + [0] * 8

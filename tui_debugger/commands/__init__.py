@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from replay_core.errors import ExitCode
+from replay_core.errors import ExitCode, RequestError
 from replay_core.export.documents import write_document
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document, Event, LogLine, Progress
@@ -23,7 +25,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def fail(message: str, hint: str | None = None) -> None:
     """An error, on standard error: what is wrong, then what helps."""
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(message, err=True)
+    click.echo("\n".join(_printable(message.split("\n"))), err=True)
     if hint:
         click.echo(f"\nhint: {hint}", err=True)
 
@@ -62,8 +64,25 @@ def finish(
     if output is not None:
         write_document(doc, output)
         click.echo(f"wrote {output}", err=True)
-    click.echo(json.dumps(doc, indent=1, allow_nan=False) if as_json else report(doc))
+    try:
+        click.echo(json.dumps(doc, indent=1, allow_nan=False) if as_json else report(_printable(doc)))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        raise RequestError("standard output cannot be written", found=error.strerror) from None
     return int(exit_code(doc, allow_missing=allow_missing))
+
+
+def _printable(value: Any) -> Any:
+    """The document with every control character spelled out: a tensor's name must not drive the terminal."""
+    if isinstance(value, dict):
+        return {name: _printable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_printable(inner) for inner in value]
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in value)
+    return value
 
 
 class ProgressLine:

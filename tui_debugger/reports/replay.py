@@ -49,7 +49,7 @@ def _answer(doc: Document) -> list[str]:
     agreeing = [cell for _, cell in others if cell["agreement"]["agrees"]]
     if agreeing and len(agreeing) == len(others):
         segments = [row for cell in agreeing for row in cell["segments"] or []]
-        worst = max((row["worst_token"]["rel_l2"] for row in segments), default=0.0)
+        worst = max((float(row["worst_token"]["rel_l2"]) for row in segments if row["worst_token"]), default=0.0)
         logp = max(((row["valid"] or {}).get("logp_max") or 0.0 for row in segments), default=0.0)
         plural = "s" if len(agreeing) > 1 else ""
         lines.append(
@@ -74,8 +74,7 @@ def _pattern(segments: list[dict[str, Any]] | None) -> str:
 
 def _exact(row: dict[str, Any]) -> bool:
     # 1e-3 is the fp32 limit of a worst token; a leak is at least 100 times past it (facts: replay.md, numbers).
-    value = row["worst_token"]["rel_l2"]
-    return isinstance(value, (int, float)) and value <= 1e-3
+    return not row["worst_token"] or float(row["worst_token"]["rel_l2"]) <= 1e-3
 
 
 def _row(number: int, cell: dict[str, Any], baseline: int) -> list[str]:
@@ -110,8 +109,8 @@ def _segments(segments: list[dict[str, Any]]) -> list[str]:
         [
             str(row["sample"]),
             str(row["tokens"]),
-            words.number(row["worst_token"]["rel_l2"], 3),
-            str(row["worst_token"]["position"]),
+            words.number((row["worst_token"] or {}).get("rel_l2"), 3),
+            words.number((row["worst_token"] or {}).get("position")),
             words.number((row["valid"] or {}).get("logp_max"), 3),
             words.number((row["response"] or {}).get("logp_max"), 3),
         ]
