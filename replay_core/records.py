@@ -135,6 +135,7 @@ class TensorRef:
     (shape is then the shape of the concatenation).
     `canonical` is the project-wide name (`naming.py`); None until a dialect names it.
     `alignment` says what the token axis means: full | response | next | packed | sample | None.
+    `sentinel` says which stored values mean "there is none": "null", "1.0", "0.0 on the prompt".
     """
 
     name: str
@@ -147,6 +148,7 @@ class TensorRef:
     rows: tuple[int, ...] | None = None
     order: int | None = None
     digest: str | None = None
+    sentinel: str | None = None
 
     @property
     def numel(self) -> int:
@@ -177,6 +179,14 @@ class Problem:
     what: str
 
 
+class Fields(list[TensorRef]):
+    """A file's fields, and what was found wrong while reading them. A plain list will do where nothing can be."""
+
+    def __init__(self, fields: Iterable[TensorRef] = (), problems: Iterable[Problem] = ()) -> None:
+        super().__init__(fields)
+        self.problems = tuple(problems)
+
+
 class Record:
     """One key of a run: where it lies, and its tensors once somebody looks.
 
@@ -193,6 +203,8 @@ class Record:
         self.key = key
         self.path = path
         self.names = names
+        #: What reading the fields showed to be wrong; empty until somebody looks.
+        self.problems: tuple[Problem, ...] = ()
         self._load = load
         self._tensors: tuple[TensorRef, ...] | None = None
 
@@ -206,9 +218,15 @@ class Record:
             DumpError: the file cannot be read, or asks to run code.
         """
         if self._tensors is None:
-            self._tensors = tuple(self._load())
+            loaded = self._load()
+            self._tensors = tuple(loaded)
+            self.problems = loaded.problems if isinstance(loaded, Fields) else ()
             self.names = tuple(ref.name for ref in self._tensors)
         return self._tensors
+
+    def release(self) -> None:
+        """Forget the fields but not their names: containers of text hold every value they have read."""
+        self._tensors = None
 
     def get(self, name: str) -> TensorRef | None:
         """The tensor of that name or canonical name, or None."""

@@ -35,4 +35,7 @@ class Dialect(Protocol):
         """Keys and files, by names alone where they suffice."""
 
     def read(self, key: RecordKey, path: Path) -> list[TensorRef]:
-        """The fields of one file, named and aligned. Reads headers, never tensor bytes."""
+        """The fields of one file, named and aligned. Reads headers, never tensor bytes.
+
+        What is wrong with the file and still lets it be read goes into a `records.Fields`.
+        """

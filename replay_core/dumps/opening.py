@@ -6,41 +6,84 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from replay_core.dumps import loose, native, nexrl, openrlhf
-from replay_core.dumps.dialect import Dialect
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.errors import DumpError, NotADumpError
 from replay_core.records import Problem, Record, RecordKey, Run, TensorRef
 
 #: Tried in this order; the last one takes any single file that holds a dict of arrays.
 DIALECTS: tuple[Dialect, ...] = (native, nexrl, openrlhf, loose)
+#: Dialects whose own index says what belongs to the dump: no other is asked about the rest of the directory.
+WHOLE: tuple[Dialect, ...] = (native,)
 
 
-def open_run(path: Path | str) -> Run:
-    """Open a dump: a directory a framework wrote, or one of its files.
+def open_run(path: Path | str, *more: Path | str) -> Run:
+    """Open a dump: a directory a framework wrote, or one of its files. Several paths are one run.
+
+    A directory may hold the files of several dialects (a trainer's tensors beside its metrics and its log):
+    each file belongs to the first dialect that knows it.
 
     Raises:
-        NotADumpError: the path does not exist, or no dialect knows it.
+        NotADumpError: a path does not exist, or no dialect knows it.
         DumpError: the dump's own index is unreadable.
     """
-    path = Path(path)
+    parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one)]
+    return parts[0] if len(parts) == 1 else _joined(Path(path), parts)
+
+
+def _parts(path: Path) -> list[Run]:
+    """The runs a path holds, one per dialect that knows files of it."""
     if not path.exists():
         raise NotADumpError("there is no such file or directory", file=str(path), hint="check the path")
+    claimed: set[Path] = set()
+    parts: list[Run] = []
     try:
         for dialect in DIALECTS:
-            if dialect.detect(path):
-                return _run(dialect, path)
+            if (dialect is loose and claimed and path.is_file()) or not dialect.detect(path):
+                continue
+            index = dialect.index(path)
+            index.files = [(key, file) for key, file in index.files if file not in claimed]
+            if parts and not index.files:
+                continue
+            claimed.update(file for _, file in index.files)
+            parts.append(_run(dialect, path, index))
+            if dialect in WHOLE:
+                break
     except OSError as error:
         raise DumpError(f"cannot read the directory: {error.strerror}", file=str(error.filename or path)) from None
+    if parts:
+        return parts
     raise NotADumpError(
         "no dialect knows this path as a dump",
         file=str(path),
-        expected="a directory or file of " + ", ".join(dialect.name for dialect in DIALECTS),
+        expected="a directory or file of " + ", ".join(dict.fromkeys(dialect.name for dialect in DIALECTS)),
         found=_contents(path),
         hint="name the directory your framework wrote, or one of its files",
     )
 
 
-def _run(dialect: Dialect, path: Path) -> Run:
-    index = dialect.index(path)
+def _joined(path: Path, parts: list[Run]) -> Run:
+    """Several runs as one: records sorted together, every problem and note kept once."""
+    names = list(dict.fromkeys(part.dialect for part in parts))
+    records = sorted((record for part in parts for record in part.records), key=lambda r: (r.key.order, str(r.path)))
+    # A part finds its own duplicates; those between the parts show only here.
+    problems = [problem for part in parts for problem in part.problems] + _duplicates(records)
+    notes = [note for part in parts for note in part.notes]
+    flags = [part.flags for part in parts if part.flags]
+    models = {step: reference for part in parts for step, reference in part.models.items()}
+    if any(known != flags[0] for known in flags):
+        notes.append("the parts were computed with different flags; no flag is stated for the whole")
+    return Run(
+        path,
+        " + ".join(names),
+        records,
+        list(dict.fromkeys(problems)),
+        list(dict.fromkeys(notes)),
+        flags[0] if flags and all(known == flags[0] for known in flags) else None,
+        models,
+    )
+
+
+def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     records = []
     for key, file in sorted(index.files, key=lambda entry: (entry[0].order, entry[1].name)):
         records.append(Record(key, file, _loader(dialect, key, file), index.names.get(file)))
