@@ -12,9 +12,12 @@ from replay_core.errors import NotADumpError
 #: Enough to tell a legacy torch stream from another pickle.
 HEAD = 32
 
+#: msgpack has no magic: a list or mapping that is not empty.
+_MSGPACK = frozenset(bytes([first]) for first in (*range(0x81, 0xA0), *range(0xDC, 0xE0)) if first != 0x90)
+
 
 def kind_of(head: bytes, file: str) -> str:
-    """ "safetensors", "torch_zip", "torch_legacy" or "pickle".
+    """ "safetensors", "torch_zip", "torch_legacy", "pickle", "parquet", "json" or "msgpack".
 
     Raises:
         NotADumpError: none of these; names the bytes.
@@ -27,9 +30,15 @@ def kind_of(head: bytes, file: str) -> str:
         # From protocol 4 on, nine bytes of framing stand before the number.
         is_torch = head.startswith(MAGIC_OPCODES, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC_OPCODES, 11))
         return "torch_legacy" if is_torch else "pickle"
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return "json"
+    if head[:1] in _MSGPACK:
+        return "msgpack"
     raise NotADumpError(
         "the file is no container of tensors that rldbg reads",
         file=file,
-        expected="a torch zip, a torch legacy stream, a pickle of protocol 2 to 5, or safetensors",
+        expected="a torch zip or legacy stream, a pickle of protocol 2 to 5, safetensors, JSON, parquet or msgpack",
         found=f"the first bytes {head!r}",
     )
