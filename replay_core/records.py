@@ -34,7 +34,8 @@ STAGES = (
     "tensors",
 )
 
-ROLES = ("rollout", "reward", "actor", "ref", "critic")
+#: Who computed a record. `eval` is a rollout nobody trains on.
+ROLES = ("rollout", "reward", "actor", "ref", "critic", "eval")
 
 #: Bytes per element, for every dtype rldbg can hold in numpy + ml_dtypes.
 ITEMSIZE = {
@@ -128,6 +129,18 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Tensors laid end to end along `axis`: a column of ragged samples, or the shards of one tensor.
+
+    Every part is readable and of one dtype. Along axis 0 only their elements count, in C order; along another
+    axis they are as long as each other on the rest.
+    """
+
+    parts: tuple[TensorRef, ...]
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TensorRef:
     """A tensor's name, dtype, shape and where its bytes lie. Reading happens in `pages.py`.
 
@@ -141,7 +154,7 @@ class TensorRef:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    source: FileBytes | Inline | Unreadable
+    source: FileBytes | Inline | Parts | Unreadable
     canonical: str | None = None
     alignment: str | None = None
     pad: str | None = None
