@@ -1,0 +1,83 @@
+"""A list of samples becomes columns: one field per key, its rows laid end to end, never copied.
+
+    [{"tokens": tensor[38], "reward": 0.5}, {"tokens": tensor[31], "reward": 1.0}]
+        ->  tokens  [69], rows (38, 31)        reward  [2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from replay_core.dumps.fields import MAX_FIELDS, flatten
+from replay_core.errors import DumpError
+from replay_core.records import Inline, Parts, TensorRef, Unreadable
+
+
+def table(samples: Sequence[dict[Any, Any]], prefix: str = "") -> list[TensorRef]:
+    """Columns of a list of dicts, in order of first appearance. A key no sample has a value for is no field.
+
+    Raises:
+        DumpError: more columns than any record has.
+    """
+    keys = list(dict.fromkeys(key for sample in samples for key in sample))
+    if len(keys) > MAX_FIELDS:
+        raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", found=f"{len(keys):,}")
+    return columns({f"{prefix}{key}": [sample.get(key) for sample in samples] for key in keys})
+
+
+def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]:
+    """Columns by name, each a value per sample (None: the sample has none)."""
+    found: list[TensorRef] = []
+    for name, column in values.items():
+        present = [value for value in column if value is not None]
+        if not present:
+            continue
+        if depth < 8 and all(isinstance(value, dict) and "__class__" not in value for value in present):
+            inner = list(dict.fromkeys(key for value in present for key in value))
+            found += columns(
+                {f"{name}.{key}": [None if v is None else v.get(key) for v in column] for key in inner}, depth + 1
+            )
+        elif any(isinstance(value, TensorRef) for value in present) and (joined := join(name, column)) is not None:
+            found.append(joined)
+        elif len(present) < len(column) and all(isinstance(value, (list, tuple)) for value in present):
+            # A sample without the list has no tokens of it: its row is empty, and row i stays sample i.
+            found += flatten({name: [[] if value is None else value for value in column]})
+        else:
+            found += flatten({name: list(column)})
+    return found
+
+
+def join(name: str, column: Iterable[TensorRef | list[Any] | None]) -> TensorRef | None:
+    """One tensor per sample, end to end along the first axis; None when they are no column.
+
+    Equally long rows are a matrix; a 0-d tensor per sample is a vector; None is an empty row.
+    """
+    refs = [TensorRef("", "", (0,), Inline([])) if value is None else value for value in column]
+    tensors = [ref for ref in refs if isinstance(ref, TensorRef)]
+    filled = [ref for ref in tensors if ref.numel] or tensors[:1]
+    if len(refs) != len(tensors) or not filled or len({(ref.dtype, ref.shape[1:], not ref.shape) for ref in filled}) > 1:
+        return None
+    first, parts = filled[0], [ref for ref in tensors if ref.numel]
+    if not first.shape:
+        return _end_to_end(name, parts, (len(parts),)) if len(parts) == len(tensors) else None
+    lengths, tail = tuple(ref.shape[0] if ref.shape else 0 for ref in tensors), first.shape[1:]
+    if len(set(lengths)) == 1:
+        return _end_to_end(name, parts or [first], (len(lengths), lengths[0], *tail))
+    return _end_to_end(name, parts, (sum(lengths), *tail)).with_(rows=lengths)
+
+
+def blocks_of_rows(name: str, blocks: Sequence[TensorRef]) -> TensorRef | None:
+    """Blocks [n, L] of different widths as one ragged column of rows; a matrix when all are equally wide."""
+    if len({(block.dtype, block.shape[2:]) for block in blocks}) != 1 or any(len(block.shape) < 2 for block in blocks):
+        return None
+    rows = tuple(block.shape[1] for block in blocks for _ in range(block.shape[0]))
+    tail = blocks[0].shape[2:]
+    if len({block.shape[1] for block in blocks}) == 1:
+        return _end_to_end(name, blocks, (len(rows), blocks[0].shape[1], *tail))
+    return _end_to_end(name, blocks, (sum(rows), *tail)).with_(rows=rows)
+
+
+def _end_to_end(name: str, parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
+    broken = next((part.source for part in parts if isinstance(part.source, Unreadable)), None)
+    return TensorRef(name, parts[0].dtype, shape, broken or Parts(tuple(part for part in parts if part.numel)))
