@@ -12,8 +12,9 @@ from replay_core.errors import NotADumpError
 #: Enough to tell a legacy torch stream from another pickle.
 HEAD = 32
 
-#: msgpack has no magic: a list or mapping that is not empty.
-_MSGPACK = frozenset(bytes([first]) for first in (*range(0x81, 0xA0), *range(0xDC, 0xE0)) if first != 0x90)
+#: msgpack has no magic: a list, or a mapping whose first key is a text.
+_MSGPACK_LIST = frozenset((*range(0x91, 0xA0), 0xDC, 0xDD))
+_MSGPACK_MAPPING = {**dict.fromkeys(range(0x81, 0x90), 1), 0xDE: 3, 0xDF: 5}
 
 
 def kind_of(head: bytes, file: str) -> str:
@@ -34,7 +35,7 @@ def kind_of(head: bytes, file: str) -> str:
         return "parquet"
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         return "json"
-    if head[:1] in _MSGPACK:
+    if _is_msgpack(head):
         return "msgpack"
     raise NotADumpError(
         "the file is no container of tensors that rldbg reads",
@@ -42,3 +43,12 @@ def kind_of(head: bytes, file: str) -> str:
         expected="a torch zip or legacy stream, a pickle of protocol 2 to 5, safetensors, JSON, parquet or msgpack",
         found=f"the first bytes {head!r}",
     )
+
+
+def _is_msgpack(head: bytes) -> bool:
+    if not head or head.startswith(b"\x93NUMPY"):
+        return False
+    key = _MSGPACK_MAPPING.get(head[0])
+    if key is None:
+        return head[0] in _MSGPACK_LIST
+    return any(0xA0 <= first <= 0xBF or first in (0xD9, 0xDA) for first in head[key : key + 1])
