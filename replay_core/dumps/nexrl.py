@@ -21,6 +21,20 @@ STAGES = (
 #: NexRL's own words where the general table says something else.
 NAMES = {"log_probs": "policy_logprobs", "old_log_probs": "old_logprobs"}
 
+#: What stands before the name of a sample's field: the list it is a row of.
+_SAMPLE = re.compile(r"^(?:trajectories|datums)\.(?:extra_fields\.|loss_fn_inputs\.)?")
+#: A sample's own words. At HEAD `extra_fields.logprobs` is left out and `advantages` may be empty.
+SAMPLE_NAMES = {
+    "tokens": "input_ids",
+    "input_tokens": "input_ids",
+    "logprobs": "rollout_logprobs",
+    "advantage": "advantages",
+    "group_id": "group_id",
+    "run_id": "sample_id",
+    "prompt": "prompt_text",
+    "response": "response_text",
+}
+
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|jsonl)$")
 
 
@@ -69,10 +83,17 @@ def _canonical(field: str, stage: str, parameter: object) -> str:
     if stage in ("gradient", "param") and field in ("norm", "mean", "std"):
         # Statistics NexRL stores beside the tensor: follow from it, judged like metrics.
         return f"metrics.{stage}.{field}"
+    sample = _SAMPLE.sub("", field)
+    if sample != field:
+        return SAMPLE_NAMES.get(sample) or naming.canonical(sample, NAMES)
     return naming.canonical(field, NAMES)
 
 
 def _alignment(ref: TensorRef) -> str | None:
+    sample = _SAMPLE.sub("", ref.name)
+    if sample != ref.name:
+        per_token = "next" if ".loss_fn_inputs." in ref.name else "full"
+        return per_token if ref.rows is not None or len(ref.shape) == 2 else "sample"
     if ref.rows is not None:
         return "packed"
     return (

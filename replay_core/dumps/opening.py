@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from replay_core.dumps import loose, native, nexrl, openrlhf
+from replay_core.dumps import listing, log_text, loose, metrics, native, nexrl, openrlhf, prime_rl
 from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.row_tables import ROW_DIALECTS
 from replay_core.errors import DumpError, NotADumpError
 from replay_core.records import Problem, Record, RecordKey, Run, TensorRef
 
 #: Tried in this order; the last one takes any single file that holds a dict of arrays.
-DIALECTS: tuple[Dialect, ...] = (native, nexrl, openrlhf, loose)
+DIALECTS: tuple[Dialect, ...] = (
+    native,
+    nexrl,
+    openrlhf,
+    prime_rl,
+    *ROW_DIALECTS,
+    metrics,
+    log_text,
+    loose,
+)
 #: Dialects whose own index says what belongs to the dump: no other is asked about the rest of the directory.
 WHOLE: tuple[Dialect, ...] = (native,)
 
@@ -26,6 +37,7 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
         NotADumpError: a path does not exist, or no dialect knows it.
         DumpError: the dump's own index is unreadable.
     """
+    listing.forget()
     parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one)]
     return parts[0] if len(parts) == 1 else _joined(Path(path), parts)
 
@@ -34,17 +46,17 @@ def _parts(path: Path) -> list[Run]:
     """The runs a path holds, one per dialect that knows files of it."""
     if not path.exists():
         raise NotADumpError("there is no such file or directory", file=str(path), hint="check the path")
-    claimed: set[Path] = set()
+    claimed: set[str] = set()
     parts: list[Run] = []
     try:
         for dialect in DIALECTS:
             if (dialect is loose and claimed and path.is_file()) or not dialect.detect(path):
                 continue
             index = dialect.index(path)
-            index.files = [(key, file) for key, file in index.files if file not in claimed]
+            index.files = [(key, file) for key, file in index.files if os.path.abspath(file) not in claimed]
             if parts and not index.files:
                 continue
-            claimed.update(file for _, file in index.files)
+            claimed.update(os.path.abspath(file) for _, file in index.files)
             parts.append(_run(dialect, path, index))
             if dialect in WHOLE:
                 break
