@@ -75,9 +75,9 @@ def index(path: Path) -> Index:
         match = _FILE.fullmatch(entry)
         if match is not None:
             step, rank = match.groups()
-            key = RecordKey(int(step), None, None if rank is None else int(rank), "actor", "trajectory")
+            key = RecordKey(int(step), None, None if rank is None else int(rank), "rollout", "trajectory")
         elif path.is_file():
-            key = RecordKey(None, None, None, "actor", "trajectory")
+            key = RecordKey(None, None, None, "rollout", "trajectory")
         else:
             if entry.startswith("step_") and entry.endswith(".pt"):
                 found.problems.append(Problem(f"{folder.path}/{entry}", "not a step file of AReaL's; ignored"))

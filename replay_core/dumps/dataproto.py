@@ -6,6 +6,8 @@ non_tensor_batch, meta_info); ROLL's is (a BytesIO of torch.save(TensorDict), no
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from replay_core.records import ITEMSIZE, FileBytes, Inline, TensorRef, Unreadab
 
 VERL = "verl.protocol.DataProto"
 ROLL = "roll.distributed.scheduler.protocol.DataProto"
-TENSOR_DICT = "tensordict.TensorDict"
+#: Rows of one jagged tensor: more than any batch has.
+_MAX_ROWS = 1 << 24
 
 
 def facts_of(tree: Any) -> dict[str, Any]:
@@ -94,29 +97,66 @@ def tensor_fields(batch: dict[str, Any], prefix: str = "", depth: int = 0) -> li
 
 
 def _instance(field: str, value: dict[str, Any], depth: int) -> list[TensorRef]:
-    """A TensorDict inside, or tensordict's wrapper around what is no tensor (NonTensorData, NonTensorStack)."""
+    """A TensorDict inside, a jagged tensor, or tensordict's wrapper around what is no tensor."""
     state = value.get("state")
     state = state if isinstance(state, dict) else {}
     kind = class_of(value).rpartition(".")[2]
     if kind == "NestedTensor":
-        return flatten({field: value.get("tensor")})
-    if kind in ("NonTensorData", "NonTensorDataBase"):
-        inner = state.get("_non_tensordict", state)
-        return flatten({field: inner.get("data") if isinstance(inner, dict) else inner})
+        return [jagged(field, state)]
+    if kind == "NonTensorData":
+        return flatten({field: _plain(value)})
     if kind in ("NonTensorStack", "LazyStackedTensorDict"):
-        stacked = state.get("tensordicts") or state.get("_tensordicts") or []
-        return columns({field: [_plain(item) for item in stacked]}) if isinstance(stacked, list) else []
+        stacked = _plain(value)
+        return columns({field: stacked}) if isinstance(stacked, list) else flatten({field: stacked})
     if isinstance(state.get("_tensordict"), dict):
         state = state["_tensordict"]
     return tensor_fields({str(name): inner for name, inner in state.items()}, f"{field}.", depth + 1)
 
 
-def _plain(item: Any) -> Any:
-    state = item.get("state") if isinstance(item, dict) else None
-    if isinstance(state, dict):
-        inner = state.get("_non_tensordict", state)
-        return inner.get("data") if isinstance(inner, dict) else inner
-    return item
+def _plain(item: Any, depth: int = 0) -> Any:
+    """What a NonTensorData or a stack of them wraps."""
+    state = item.get("state") if isinstance(item, dict) and "__class__" in item else None
+    if not isinstance(state, dict) or depth > 8:
+        return item
+    stacked = state.get("tensordicts", state.get("_tensordicts"))
+    if isinstance(stacked, list):
+        return [_plain(inner, depth + 1) for inner in stacked]
+    inner = state.get("non_tensordict", state.get("_non_tensordict", state))
+    return inner.get("data") if isinstance(inner, dict) else inner
+
+
+def jagged(field: str, state: dict[str, Any]) -> TensorRef:
+    """A jagged NestedTensor: rows end to end. Its offsets, a number per row, are read to know the rows."""
+    values, offsets = state.get("values"), state.get("offsets")
+    if not isinstance(values, TensorRef) or not isinstance(offsets, TensorRef):
+        return TensorRef(field, "none", (), Unreadable("a nested tensor without values or offsets"))
+    bounds = whole_numbers(offsets)
+    lengths = None if bounds is None else tuple(after - before for before, after in pairwise(bounds))
+    plain = state.get("lengths") is None and state.get("_ragged_idx", 1) == 1 and bool(values.shape)
+    if not plain or lengths is None or bounds is None or not bounds or min(lengths, default=0) < 0:
+        return values.with_(name=field, source=Unreadable("a nested tensor whose rows do not lie end to end"))
+    if bounds[0] != 0 or bounds[-1] != values.shape[0]:
+        return values.with_(name=field, source=Unreadable("a nested tensor whose offsets do not fit its values"))
+    return values.with_(name=field, rows=lengths)
+
+
+def whole_numbers(ref: TensorRef) -> list[int] | None:
+    """The numbers of a short vector of int32 or int64; None when it is none."""
+    code = {"int64": "q", "int32": "i"}.get(ref.dtype)
+    source = ref.source
+    if code is None or len(ref.shape) != 1 or ref.numel > _MAX_ROWS:
+        return None
+    if isinstance(source, Inline):
+        data = source.value if isinstance(source.value, bytes) else None
+        if data is None:
+            return [int(number) for number in source.value]
+    elif isinstance(source, FileBytes) and source.strides is None and not source.big_endian:
+        with open(source.path, "rb") as file:
+            file.seek(source.offset)
+            data = file.read(ref.nbytes)
+    else:
+        return None
+    return list(array(code, data)) if len(data) == ref.nbytes else None
 
 
 def _numpy_tensor(entry: Any) -> Any:

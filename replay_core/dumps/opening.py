@@ -6,7 +6,29 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from replay_core.dumps import listing, log_text, loose, metrics, native, nexrl, openrlhf, prime_rl
+from replay_core.dumps import (
+    areal,
+    grpo_events,
+    listing,
+    log_text,
+    loose,
+    metrics,
+    msprobe,
+    native,
+    nexrl,
+    open_instruct,
+    openrlhf,
+    prime_rl,
+    roll,
+    sglang,
+    shards,
+    skyrl,
+    slime,
+    trl_inputs,
+    verl,
+    weights,
+)
+from replay_core.dumps.completeness import being_written, holes
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.row_tables import ROW_DIALECTS
 from replay_core.errors import DumpError, NotADumpError
@@ -17,6 +39,18 @@ DIALECTS: tuple[Dialect, ...] = (
     native,
     nexrl,
     openrlhf,
+    areal,
+    verl,
+    roll,
+    slime,
+    skyrl,
+    sglang,
+    msprobe,
+    shards,
+    open_instruct,
+    trl_inputs,
+    grpo_events,
+    weights,
     prime_rl,
     *ROW_DIALECTS,
     metrics,
@@ -100,6 +134,9 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     for key, file in sorted(index.files, key=lambda entry: (entry[0].order, entry[1].name)):
         records.append(Record(key, file, _loader(dialect, key, file), index.names.get(file)))
     problems = index.problems + _duplicates(records)
+    if path.is_dir():
+        problems += holes((record.key for record in records), str(path))
+        problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
     return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models)

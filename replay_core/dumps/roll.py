@@ -93,8 +93,8 @@ def index(path: Path) -> Index:
             if match is None:
                 continue
             if pattern is _FILE:
-                role = "eval" if folder.name == "val" else "actor"
-                key = RecordKey(int(match.group(1)), None, None, role, "trajectory")
+                role = "eval" if folder.name == "val" else "rollout"
+                key = RecordKey(int(match.group(1)), None, None, role, "batch_inputs")
             else:
                 key = RecordKey(None, critics, None, "critic", "values")
                 critics += 1
@@ -108,8 +108,8 @@ def _key(path: Path, tree: Any) -> RecordKey:
     match = _FILE.fullmatch(path.name)
     if _is_critic(tree):
         return RecordKey(None, None, None, "critic", "values")
-    role = "eval" if path.parent.name == "val" else "actor"
-    return RecordKey(int(match.group(1)) if match else None, None, None, role, "trajectory")
+    role = "eval" if path.parent.name == "val" else "rollout"
+    return RecordKey(int(match.group(1)) if match else None, None, None, role, "batch_inputs")
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:

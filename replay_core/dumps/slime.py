@@ -84,6 +84,9 @@ _KINDS = (
 )  # fmt: skip
 
 
+_ROLES = {"trajectory": "rollout"}
+
+
 def _kind_of(tree: Any) -> str | None:
     """The stage a file's content is of."""
     if has(tree, ("rank", "call", "samples")):
@@ -123,7 +126,7 @@ def index(path: Path) -> Index:
             if match is None:
                 continue
             parts = {part: _number(value) for part, value in match.groupdict().items() if part != "eval"}
-            role = "eval" if match.groupdict().get("eval") else "actor"
+            role = "eval" if match.groupdict().get("eval") else _ROLES.get(stage, "actor")
             key = RecordKey(parts.get("step"), parts.get("micro"), parts.get("rank"), role, stage)
             found.files.append((key, folder.file(entry)))
         if stage == "loss":
@@ -142,7 +145,7 @@ def _key_of_content(tree: Any, path: Path) -> RecordKey:
         value = tree.get(field) if isinstance(tree, dict) else None
         return value if type(value) is int else None
 
-    role = "eval" if path.name.startswith("eval_") else "actor"
+    role = "eval" if path.name.startswith("eval_") else _ROLES.get(stage, "actor")
     rank = part("rank") if not has(tree, ("format_version",)) else None
     return RecordKey(part("rollout_id"), part("call"), rank, role, stage)
 

@@ -84,7 +84,8 @@ def index(path: Path) -> Index:
         elif inferred:
             found.notes.append(f"the step of {entry} is the one its meta_info names")
         micro = int(folder.name) if entry == "tq_batch.pt" and _inner(folder) is not None else None
-        found.files.append((RecordKey(step, micro, None, "actor", "trajectory" if cached else "batch_inputs"), file))
+        role = "rollout" if cached else "actor"
+        found.files.append((RecordKey(step, micro, None, role, "batch_inputs"), file))
     found.notes = list(dict.fromkeys(found.notes))
     return found
 
