@@ -75,7 +75,7 @@ def _kind(text: str) -> re.Match[str] | None:
     export = _EXPORT.search(text)
     if export:
         row = first_row(Path(text))
-        return export if row is not None and _EXPORT_NEEDS <= row.keys() else None
+        return export if row is not None and row.keys() >= _EXPORT_NEEDS else None
     return _BATCH.search(text)
 
 
@@ -170,8 +170,7 @@ def _batch(key: RecordKey, path: Path) -> list[TensorRef]:
     lengths = _lengths(by_name)
     fields = []
     for order, (field, value) in enumerate(by_name.items()):
-        for ref in _column(field, value, lengths):
-            fields.append(ref.with_(order=order))
+        fields += [ref.with_(order=order) for ref in _column(field, value, lengths)]
     return fields
 
 
