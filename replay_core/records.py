@@ -37,6 +37,9 @@ STAGES = (
 #: Who computed a record. `eval` is a rollout nobody trains on.
 ROLES = ("rollout", "reward", "actor", "ref", "critic", "eval")
 
+_STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
+_ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
+
 #: Bytes per element, for every dtype rldbg can hold in numpy + ml_dtypes.
 ITEMSIZE = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -73,10 +76,13 @@ class RecordKey:
     @property
     def order(self) -> tuple[int, int, int, int, int]:
         """Sort key: step, micro, stage as the step passes them, role, rank. None sorts first."""
-        stage = STAGES.index(self.stage) if self.stage in STAGES else len(STAGES)
-        role = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
-        none_first = [-1 if part is None else part for part in (self.step, self.micro, self.rank)]
-        return (none_first[0], none_first[1], stage, role, none_first[2])
+        return (
+            -1 if self.step is None else self.step,
+            -1 if self.micro is None else self.micro,
+            _STAGE_ORDER.get(self.stage, len(STAGES)),
+            _ROLE_ORDER.get(self.role, len(ROLES)),
+            -1 if self.rank is None else self.rank,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         return {

@@ -81,16 +81,21 @@ def _parts(path: Path) -> list[Run]:
     if not path.exists():
         raise NotADumpError("there is no such file or directory", file=str(path), hint="check the path")
     claimed: set[str] = set()
+    unclaimed: list[Path] = []
     parts: list[Run] = []
     try:
         for dialect in DIALECTS:
-            if (dialect is loose and claimed and path.is_file()) or not dialect.detect(path):
+            if (dialect is loose and parts and path.is_file()) or not dialect.detect(path):
                 continue
             index = dialect.index(path)
-            index.files = [(key, file) for key, file in index.files if os.path.abspath(file) not in claimed]
+            # Names are compared only once a second dialect asks: most directories hold one.
+            claimed.update(map(os.path.abspath, unclaimed))
+            if claimed:
+                index.files = [(key, file) for key, file in index.files if os.path.abspath(file) not in claimed]
             if parts and not index.files:
+                unclaimed = []
                 continue
-            claimed.update(os.path.abspath(file) for _, file in index.files)
+            unclaimed = [file for _, file in index.files]
             parts.append(_run(dialect, path, index))
             if dialect in WHOLE:
                 break
@@ -131,8 +136,10 @@ def _joined(path: Path, parts: list[Run]) -> Run:
 
 def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     records = []
-    for key, file in sorted(index.files, key=lambda entry: (entry[0].order, entry[1].name)):
-        records.append(Record(key, file, _loader(dialect, key, file), index.names.get(file)))
+    # Dialects list files by name; the sort keeps that order among records of one place in the step.
+    for key, file in sorted(index.files, key=lambda entry: entry[0].order):
+        names = index.names.get(file) if index.names else None
+        records.append(Record(key, file, _loader(dialect, key, file), names))
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))
@@ -147,14 +154,12 @@ def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequen
 
 
 def _duplicates(records: list[Record]) -> list[Problem]:
-    seen: dict[RecordKey, Path] = {}
+    seen: dict[RecordKey, Record] = {}
     problems = []
     for record in records:
-        if record.key in seen:
-            problems.append(
-                Problem(str(record.path), f"a second record of {record.key}, beside {seen[record.key].name}")
-            )
-        seen.setdefault(record.key, record.path)
+        first = seen.setdefault(record.key, record)
+        if first is not record:
+            problems.append(Problem(str(record.path), f"a second record of {record.key}, beside {first.path.name}"))
     return problems
 
 

@@ -51,6 +51,10 @@ class RowSpec:
     """Thousands of small files of one step: the first is looked into, the others are known by name."""
 
 
+#: What every table's pattern ends in: a folder of tensors is passed over without its names being matched.
+_SUFFIXES = frozenset({".jsonl", ".parquet"})
+
+
 class RowDialect:
     """A `RowSpec` at work: the Protocol of `dialect.py`."""
 
@@ -80,6 +84,8 @@ class RowDialect:
 
     def _files(self, path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
         for folder in listing(path).folders:
+            if folder.suffixes.isdisjoint(_SUFFIXES):
+                continue
             trusted = False
             for name in folder.names:
                 match = self.spec.file.search(f"{folder.path}/{name}")
