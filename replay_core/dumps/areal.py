@@ -115,7 +115,10 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
             problems.append(Problem(str(path), f"{field}: {REFERENCE}"))
     fields += _groups(tree)
     rolled = "advantages" in keys or "prox_logp" in keys
-    return Fields(named(fields, {**WORDS, **_ROLLED} if rolled else WORDS, "right"), problems)
+    known = named(fields, {**WORDS, **_ROLLED} if rolled else WORDS)
+    # A row is as wide as the longest of its group: padded, although rows differ in width.
+    padded = [ref.with_(pad="right") if ref.alignment in ("full", "next") else ref for ref in known]
+    return Fields(padded, problems)
 
 
 def _column(field: str, blocks: list[Any]) -> list[TensorRef]:

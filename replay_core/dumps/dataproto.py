@@ -43,7 +43,8 @@ def fields_of(tree: Any, path: Path) -> list[TensorRef]:
     batch, beside, facts = state[0], state[1], state[-1]
     fields = tensor_fields(_batch(batch, path))
     if isinstance(beside, dict):
-        fields += columns({str(key): _column(value) for key, value in beside.items()})
+        for name, value in beside.items():
+            fields += [value.with_(name=str(name))] if isinstance(value, TensorRef) else columns({str(name): _column(value)})
     if isinstance(facts, dict):
         fields += flatten({"meta_info": facts}) if facts else []
     return fields

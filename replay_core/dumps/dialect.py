@@ -20,6 +20,8 @@ class Index:
     models: dict[int | None, str] = field(default_factory=dict)
     #: Field names per file where the dump's own index lists them.
     names: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+    #: Further files that the records read: no other dialect is to list them.
+    beside: list[Path] = field(default_factory=list)
 
 
 class Dialect(Protocol):

@@ -64,6 +64,10 @@ def index(path: Path) -> Index:
         if any(part.startswith("proc") for part in above):
             found.notes.append("the directory names a process, not a rank: the process id stands as the rank")
         found.files.append((RecordKey(step, None, rank, role, "modules"), file))
+    dumps = {str(file.parent) for _, file in found.files}
+    for folder in listing(path).folders:
+        if folder.name == "dump_tensor_data" and str(Path(folder.path).parent) in dumps:
+            found.beside += [folder.file(entry) for entry in folder.names]
     found.notes = list(dict.fromkeys(found.notes))
     return found
 

@@ -80,22 +80,19 @@ def _parts(path: Path) -> list[Run]:
     """The runs a path holds, one per dialect that knows files of it."""
     if not path.exists():
         raise NotADumpError("there is no such file or directory", file=str(path), hint="check the path")
-    claimed: set[str] = set()
-    unclaimed: list[Path] = []
+    claimed = _Claims()
     parts: list[Run] = []
     try:
         for dialect in DIALECTS:
-            if (dialect is loose and parts and path.is_file()) or not dialect.detect(path):
+            if dialect is loose and parts and (path.is_file() or claimed.count >= loose.candidates(path)):
+                continue
+            if not dialect.detect(path):
                 continue
             index = dialect.index(path)
-            # Names are compared only once a second dialect asks: most directories hold one.
-            claimed.update(map(os.path.abspath, unclaimed))
-            if claimed:
-                index.files = [(key, file) for key, file in index.files if os.path.abspath(file) not in claimed]
+            index.files = claimed.free(index.files)
             if parts and not index.files:
-                unclaimed = []
                 continue
-            unclaimed = [file for _, file in index.files]
+            claimed.add(index)
             parts.append(_run(dialect, path, index))
             if dialect in WHOLE:
                 break
@@ -110,6 +107,25 @@ def _parts(path: Path) -> list[Run]:
         found=_contents(path),
         hint="name the directory your framework wrote, or one of its files",
     )
+
+
+class _Claims:
+    """Which files belong to a dialect already. Names are compared only once a second one asks: most dumps have one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._names: set[str] = set()
+        self._waiting: list[Path] = []
+
+    def add(self, index: Index) -> None:
+        files = [file for _, file in index.files] + index.beside
+        self.count += len(files)
+        self._waiting += files
+
+    def free(self, files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
+        self._names.update(map(os.path.abspath, self._waiting))
+        self._waiting = []
+        return [entry for entry in files if os.path.abspath(entry[1]) not in self._names] if self._names else files
 
 
 def _joined(path: Path, parts: list[Run]) -> Run:

@@ -101,6 +101,7 @@ def index(path: Path) -> Index:
             first = folder.file(members[0].file)
             found.files.append((RecordKey(step, None, rank, "actor", stage), first))
             found.names[first] = tuple(_unique(members))
+            found.beside += [folder.file(member.file) for member in members[1:]]
             missing = _missing(members)
             if missing:
                 found.notes.append(missing)

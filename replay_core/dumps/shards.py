@@ -59,6 +59,7 @@ def index(path: Path) -> Index:
         step = _STEP.search(f"{folder.name}/{first.name}")
         key = RecordKey(None if step is None else int(step.group(1)), None, None, "actor", _stage(first.name))
         found.files.append((key, first))
+        found.beside += [folder.file(entry) for entry in members.values()][1:]
         world = _WORLD.search(first.name)
         missing = sorted(set(range(int(world.group(1)) if world else max(members) + 1)) - set(members))
         if missing and not path.is_file():

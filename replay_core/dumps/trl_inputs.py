@@ -19,7 +19,7 @@ from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import first_that, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
-from replay_core.records import RecordKey, TensorRef
+from replay_core.records import Parts, RecordKey, TensorRef
 
 name = "trl"
 
@@ -78,6 +78,7 @@ def index(path: Path) -> Index:
             key = RecordKey(int(match["step"]), int(match["number"]), None, "actor", "batch_inputs")
             found.files.append((key, folder.file(entry)))
     if found.files:
+        found.notes.append("input_ids and attention_mask are prompt and completion side by side, as the trainer joins them")
         found.notes.append("micro is the trainer's own running number of micro-batches, across steps")
     return found
 
@@ -86,4 +87,23 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     tree = read_container(path).tree
     if not _is_trl(tree):
         raise DumpError("not the inputs of TRL's trainer", file=str(path), expected=", ".join(_BATCH))
-    return named(flatten(tree), TRL, TRL_PAD, prefix="inputs.")
+    fields = named(flatten(tree), TRL, TRL_PAD, prefix="inputs.")
+    by_name = {ref.canonical: ref for ref in fields}
+    joined = [
+        _joined("input_ids", by_name.get("prompt_ids"), by_name.get("response_ids")),
+        _joined("attention_mask", by_name.get("prompt_mask"), by_name.get("response_mask")),
+    ]
+    return fields + [ref.with_(order=len(fields) + n) for n, ref in enumerate(ref for ref in joined if ref)]
+
+
+def _joined(field: str, prompt: TensorRef | None, completion: TensorRef | None) -> TensorRef | None:
+    """Prompt and completion side by side, as the trainer concatenates them before its forward."""
+    if prompt is None or completion is None or prompt.dtype != completion.dtype:
+        return None
+    if len(prompt.shape) != 2 or len(completion.shape) != 2 or prompt.shape[0] != completion.shape[0]:
+        return None
+    if not (prompt.is_readable and completion.is_readable):
+        return None
+    shape = (prompt.shape[0], prompt.shape[1] + completion.shape[1])
+    source = Parts((prompt, completion), axis=1)
+    return TensorRef(field, prompt.dtype, shape, source, canonical=field, alignment="full", pad="left+right")

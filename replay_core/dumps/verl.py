@@ -45,6 +45,9 @@ WORDS: Words = {
     "uid": ("group_id", "sample"),
     "request_id": ("sample_id", "sample"),
     "keys": ("sample_id", "sample"),
+    "meta_info.temperature": ("temperature", None),
+    "meta_info.global_steps": ("step", None),
+    "global_steps": ("step", None),
 }
 PAD = {
     "prompts": "left", "responses": "right", "input_ids": "left+right", "attention_mask": "left+right",

@@ -23,6 +23,7 @@ name = "weights"
 
 _INDEX = re.compile(r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json")
 _SINGLE = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
+_SHARD = re.compile(r"\w+-\d+-of-\d+\.(?:safetensors|bin)")
 _STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[_-]?(\d{1,18})")
 MAX_INDEX = 1 << 28
 
@@ -49,6 +50,7 @@ def index(path: Path) -> Index:
             continue
         steps = [int(m.group(1)) for part in folder.path.split("/")[-3:] if (m := _STEP.fullmatch(part))]
         found.files.append((RecordKey(steps[-1] if steps else None, None, None, "actor", "param"), folder.file(holder)))
+        found.beside += [folder.file(entry) for entry in folder.names if _SHARD.fullmatch(entry)]
     return found
 
 

@@ -31,7 +31,7 @@ def named(
         answer.append(
             ref.with_(
                 canonical=canonical or naming.canonical(name),
-                alignment=alignment if ref.shape else None,
+                alignment=(alignment or ("sample" if ref.alignment == "sample" else None)) if ref.shape else None,
                 pad=side if padded else None,
                 order=order,
             )

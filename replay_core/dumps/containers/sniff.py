@@ -18,7 +18,7 @@ _MSGPACK_MAPPING = {**dict.fromkeys(range(0x81, 0x90), 1), 0xDE: 3, 0xDF: 5}
 
 
 def kind_of(head: bytes, file: str) -> str:
-    """ "safetensors", "torch_zip", "torch_legacy", "pickle", "parquet", "json" or "msgpack".
+    """ "safetensors", "torch_zip", "torch_legacy", "pickle", "npy", "parquet", "json" or "msgpack".
 
     Raises:
         NotADumpError: none of these; names the bytes.
@@ -31,6 +31,8 @@ def kind_of(head: bytes, file: str) -> str:
         # From protocol 4 on, nine bytes of framing stand before the number.
         is_torch = head.startswith(MAGIC_OPCODES, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC_OPCODES, 11))
         return "torch_legacy" if is_torch else "pickle"
+    if head[:6] == b"\x93NUMPY":
+        return "npy"
     if head[:4] == b"PAR1":
         return "parquet"
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
@@ -40,7 +42,7 @@ def kind_of(head: bytes, file: str) -> str:
     raise NotADumpError(
         "the file is no container of tensors that rldbg reads",
         file=file,
-        expected="a torch zip or legacy stream, a pickle of protocol 2 to 5, safetensors, JSON, parquet or msgpack",
+        expected="a torch zip or legacy stream, a pickle of protocol 2 to 5, safetensors, numpy, JSON, parquet, msgpack",
         found=f"the first bytes {head!r}",
     )
 
