@@ -71,7 +71,7 @@ def _valid_rows(ref: TensorRef, fields: Sequence[TensorRef]) -> list[Array]:
     """Rows without padding, by the mask of the same shape, else by the samples' lengths."""
     rows = split(ref)
     if ref.rows is not None:
-        return rows
+        return _unpacked(ref, fields) or rows
     mask = _find(fields, "attention_mask")
     if mask is not None and len(ref.shape) == 2 and len(mask.shape) == 2 and mask.shape[0] == ref.shape[0]:
         shorter = mask.shape[1] - ref.shape[1]
@@ -86,6 +86,17 @@ def _valid_rows(ref: TensorRef, fields: Sequence[TensorRef]) -> list[Array]:
         cut = 1 if ref.alignment == "next" else 0
         return [row[: max(0, int(count) - cut)] for row, count in zip(rows, counts, strict=True)]
     return rows
+
+
+def _unpacked(ref: TensorRef, fields: Sequence[TensorRef]) -> list[Array] | None:
+    """The samples of packs laid end to end: more of them than packs, and their lengths add up."""
+    lengths = _find(fields, "sample_lengths")
+    if lengths is None or ref.rows is None or lengths.numel <= len(ref.rows):
+        return None
+    counts = pages.array(lengths).reshape(-1).astype(np.int64)
+    if (counts < 0).any() or int(counts.sum()) != ref.shape[0]:
+        return None
+    return list(np.split(pages.array(ref), np.cumsum(counts)[:-1]))
 
 
 def _part(ref: TensorRef, mask_name: str, fields: Sequence[TensorRef]) -> list[Array]:

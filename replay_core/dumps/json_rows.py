@@ -80,6 +80,11 @@ def _first_row(path: Path, _size: int, _mtime_ns: int) -> dict[str, Any] | None:
 _KEY = re.compile(r'"(\w+)"\s*:')
 
 
+def is_broken(row: dict[str, Any]) -> bool:
+    """Whether a first row is only the names that a damaged line begins with."""
+    return all(value is None for value in row.values())
+
+
 def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
     """Every line with the numbers of `fields`, which say what record it belongs to.
 

@@ -159,7 +159,8 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))
-        problems += being_written([record.path for record in records])
+        if dialect is not log_text:  # a log is read line by line: nothing in it is unreadable
+            problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
     return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models)
@@ -170,12 +171,17 @@ def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequen
 
 
 def _duplicates(records: list[Record]) -> list[Problem]:
+    """Two records for one key; one problem for each pair of files that share keys."""
     seen: dict[RecordKey, Record] = {}
-    problems = []
+    twice: dict[tuple[Path, Path], list[RecordKey]] = {}
     for record in records:
         first = seen.setdefault(record.key, record)
         if first is not record:
-            problems.append(Problem(str(record.path), f"a second record of {record.key}, beside {first.path.name}"))
+            twice.setdefault((record.path, first.path), []).append(record.key)
+    problems = []
+    for (path, first_path), keys in twice.items():
+        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {first_path.name}"))
     return problems
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Index
-from replay_core.dumps.json_rows import decoded, first_row, rows_by_place
+from replay_core.dumps.json_rows import decoded, first_row, is_broken, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import Words, named
@@ -75,7 +75,7 @@ def _kind(text: str) -> re.Match[str] | None:
     export = _EXPORT.search(text)
     if export:
         row = first_row(Path(text))
-        return export if row is not None and row.keys() >= _EXPORT_NEEDS else None
+        return export if row is None or is_broken(row) or row.keys() >= _EXPORT_NEEDS else None
     return _BATCH.search(text)
 
 

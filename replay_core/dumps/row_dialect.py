@@ -17,7 +17,7 @@ from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.json_rows import decoded, first_row, rows_by_place
+from replay_core.dumps.json_rows import decoded, first_row, is_broken, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
@@ -47,6 +47,8 @@ class RowSpec:
     sentinels: Mapping[str, str] = field(default_factory=dict)
     """field -> which stored values mean that there is none."""
     notes: tuple[str, ...] = ()
+    distinctive: bool = True
+    """Nothing else is called so: a damaged file of that name is this framework's all the same."""
     one_per_task: bool = False
     """Thousands of small files of one step: the first is looked into, the others are known by name."""
 
@@ -98,9 +100,11 @@ class RowDialect:
 
     def _is_ours(self, file: Path) -> bool:
         if file.suffix == ".parquet":
-            return _starts_with(file, b"PAR1")
+            return True
         row = first_row(file)
-        if row is None or not self.spec.needs <= row.keys():
+        if row is None or is_broken(row):
+            return self.spec.distinctive
+        if not self.spec.needs <= row.keys():
             return False
         return self.spec.unwrap or self._is_columnar(row) == self.spec.columnar
 
@@ -188,11 +192,3 @@ def _sample(ref: TensorRef) -> str | None:
 
 def _number(text: str | None) -> int | None:
     return None if text is None else int(text)
-
-
-def _starts_with(file: Path, magic: bytes) -> bool:
-    try:
-        with open(file, "rb") as opened:
-            return opened.read(len(magic)) == magic
-    except OSError:
-        return False

@@ -96,6 +96,7 @@ SPECS: tuple[RowSpec, ...] = (
         AREAL,
         notes=(_TEXT_ONLY, "the step is the folder's: the newest weight version that sampled the task"),
         one_per_task=True,
+        distinctive=False,
     ),
     RowSpec(
         "roll",
@@ -121,6 +122,7 @@ SPECS: tuple[RowSpec, ...] = (
         frozenset({"prompt", "completion"}),
         _PAIR,
         step_field="step",
+        distinctive=False,
         notes=(_TEXT_ONLY,),
     ),
     RowSpec(
@@ -128,6 +130,7 @@ SPECS: tuple[RowSpec, ...] = (
         re.compile(r"/(?P<eval>val\w*/|\w*validation\w*/)?(?P<step>\d+)\.jsonl$"),
         frozenset({"input", "output", "score", "step"}),
         _PAIR,
+        distinctive=False,
         notes=(_TEXT_ONLY,),
     ),
     RowSpec(
