@@ -1,4 +1,4 @@
-"""AReaL's trajectory dumps: step_%06d[_dp_%d].pt, a list with one dict per prompt group (areal/utils/replay.py, PR #1407).
+"""AReaL's trajectory dumps: step_%06d[_dp_%d].pt, a list with one dict per prompt group (PR #1407).
 
 Each dict holds [samples, longest of the group] tensors padded on the right, so groups are of different
 widths. Here they are one column: the rows of all groups, each as wide as its group. The file names no
@@ -64,8 +64,11 @@ def _is_ours(folder: Folder) -> bool:
 
 
 def _is_groups(tree: Any) -> bool:
-    return isinstance(tree, list) and bool(tree) and isinstance(tree[0], dict) and {"input_ids", "loss_mask"} <= set(
-        tree[0]
+    return (
+        isinstance(tree, list)
+        and bool(tree)
+        and isinstance(tree[0], dict)
+        and {"input_ids", "loss_mask"} <= set(tree[0])
     )
 
 
@@ -136,7 +139,9 @@ def _column(field: str, blocks: list[Any]) -> list[TensorRef]:
 
 def _groups(tree: list[dict[str, Any]]) -> list[TensorRef]:
     """Which group each row is of, as far as input_ids tells."""
-    sizes = [ids.shape[0] if isinstance(ids := group.get("input_ids"), TensorRef) and ids.shape else 0 for group in tree]
+    sizes = [
+        ids.shape[0] if isinstance(ids := group.get("input_ids"), TensorRef) and ids.shape else 0 for group in tree
+    ]
     if sum(sizes) > 1 << 24:
         return []
     rows = [number for number, size in enumerate(sizes) for _ in range(size)]

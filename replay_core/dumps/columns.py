@@ -1,7 +1,7 @@
 """A list of samples becomes columns: one field per key, its rows laid end to end, never copied.
 
-    [{"tokens": tensor[38], "reward": 0.5}, {"tokens": tensor[31], "reward": 1.0}]
-        ->  tokens  [69], rows (38, 31)        reward  [2]
+[{"tokens": tensor[38], "reward": 0.5}, {"tokens": tensor[31], "reward": 1.0}]
+    ->  tokens  [69], rows (38, 31)        reward  [2]
 """
 
 from __future__ import annotations
@@ -90,16 +90,20 @@ def join(name: str, column: Iterable[TensorRef | list[Any] | None]) -> TensorRef
     """
     refs = [TensorRef("", "", (0,), Inline([])) if value is None else value for value in column]
     tensors = [ref for ref in refs if isinstance(ref, TensorRef)]
-    filled = [ref for ref in tensors if ref.numel] or tensors[:1]
-    if len(refs) != len(tensors) or not filled or len({(ref.dtype, ref.shape[1:], not ref.shape) for ref in filled}) > 1:
+    filled = [ref for ref in tensors if ref.numel] or [ref for ref in tensors if ref.dtype][:1]
+    if (
+        len(refs) != len(tensors)
+        or not filled
+        or len({(ref.dtype, ref.shape[1:], not ref.shape) for ref in filled}) > 1
+    ):
         return None
     first, parts = filled[0], [ref for ref in tensors if ref.numel]
     if not first.shape:
-        return _end_to_end(name, parts, (len(parts),)) if len(parts) == len(tensors) else None
+        return _end_to_end(name, first, parts, (len(parts),)) if len(parts) == len(tensors) else None
     lengths, tail = tuple(ref.shape[0] if ref.shape else 0 for ref in tensors), first.shape[1:]
     if len(set(lengths)) == 1:
-        return _end_to_end(name, parts or [first], (len(lengths), lengths[0], *tail))
-    return _end_to_end(name, parts, (sum(lengths), *tail)).with_(rows=lengths)
+        return _end_to_end(name, first, parts, (len(lengths), lengths[0], *tail))
+    return _end_to_end(name, first, parts, (sum(lengths), *tail)).with_(rows=lengths)
 
 
 def blocks_of_rows(name: str, blocks: Sequence[TensorRef]) -> TensorRef | None:
@@ -109,10 +113,10 @@ def blocks_of_rows(name: str, blocks: Sequence[TensorRef]) -> TensorRef | None:
     rows = tuple(block.shape[1] for block in blocks for _ in range(block.shape[0]))
     tail = blocks[0].shape[2:]
     if len({block.shape[1] for block in blocks}) == 1:
-        return _end_to_end(name, blocks, (len(rows), blocks[0].shape[1], *tail))
-    return _end_to_end(name, blocks, (sum(rows), *tail)).with_(rows=rows)
+        return _end_to_end(name, blocks[0], blocks, (len(rows), blocks[0].shape[1], *tail))
+    return _end_to_end(name, blocks[0], blocks, (sum(rows), *tail)).with_(rows=rows)
 
 
-def _end_to_end(name: str, parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
-    broken = next((part.source for part in parts if isinstance(part.source, Unreadable)), None)
-    return TensorRef(name, parts[0].dtype, shape, broken or Parts(tuple(part for part in parts if part.numel)))
+def _end_to_end(name: str, first: TensorRef, parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
+    broken = next((part.source for part in (first, *parts) if isinstance(part.source, Unreadable)), None)
+    return TensorRef(name, first.dtype, shape, broken or Parts(tuple(part for part in parts if part.numel)))

@@ -68,6 +68,7 @@ def being_written(files: Sequence[Path]) -> list[Problem]:
         try:
             read_container(file)
         except RldbgError as error:
-            problems.append(Problem(str(file), f"touched {max(age, 0):.0f} s ago and not readable: still being written? "
-                                               f"({error.message})"))  # fmt: skip
+            age = max(age, 0)
+            what = f"touched {age:.0f} s ago and not readable: still being written? ({error.message})"
+            problems.append(Problem(str(file), what))
     return problems

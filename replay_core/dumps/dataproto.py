@@ -44,7 +44,9 @@ def fields_of(tree: Any, path: Path) -> list[TensorRef]:
     fields = tensor_fields(_batch(batch, path))
     if isinstance(beside, dict):
         for name, value in beside.items():
-            fields += [value.with_(name=str(name))] if isinstance(value, TensorRef) else columns({str(name): _column(value)})
+            fields += (
+                [value.with_(name=str(name))] if isinstance(value, TensorRef) else columns({str(name): _column(value)})
+            )
     if isinstance(facts, dict):
         fields += flatten({"meta_info": facts}) if facts else []
     return fields

@@ -90,7 +90,8 @@ def _mesh_shape(value: dict[str, Any]) -> tuple[int, ...] | None:
         inner = {"shape": args[0]} if isinstance(args, tuple) and args else {}
     axes = inner.get("axes")
     if isinstance(axes, (tuple, list)):
-        sizes = [_size(axis.get("state", {}).get("shape")) for axis in axes if isinstance(axis, dict)]
+        states = [axis.get("state") if isinstance(axis, dict) else None for axis in axes]
+        sizes = [_size(state.get("shape")) if isinstance(state, dict) else 0 for state in states]
     else:
         shape = inner.get("shape")
         sizes = [_size(size) for size in shape] if isinstance(shape, (tuple, list)) else [_size(shape)]

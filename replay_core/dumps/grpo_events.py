@@ -58,7 +58,9 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     for event in tree:
         kind = str(event.get("kind")) if isinstance(event, dict) else "value"
         number = counts[kind] = counts.get(kind, -1) + 1
-        inner = {field: value for field, value in event.items() if field != "kind"} if isinstance(event, dict) else event
+        inner = (
+            {field: value for field, value in event.items() if field != "kind"} if isinstance(event, dict) else event
+        )
         for ref in flatten({f"{kind}.{number}": inner}):
             last = ref.name.rpartition(".")[2]
             meaning = "input_ids" if (kind, last) == ("judge", "tokens") else _MEANING.get(last, last)

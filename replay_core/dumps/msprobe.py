@@ -58,7 +58,7 @@ def index(path: Path) -> Index:
     found = Index([])
     base = len(path.parts)
     for folder, file in _files(path):
-        above = [part for part in Path(folder.path).parts[max(base - 3, 0) :]]
+        above = list(Path(folder.path).parts[max(base - 3, 0) :])
         step, rank = _last(_STEP, above), _last(_RANK, above)
         role = next((_ROLES[part] for part in reversed(above) if part in _ROLES), "actor")
         if any(part.startswith("proc") for part in above):
@@ -120,7 +120,9 @@ class _Reading:
                         self._tensor(f"grad.{parameters.group(1)}.{parameter}", item)
                 return
             other = _CALL.fullmatch(call)
-            module, direction, number = (other.group(1), other.group(3), int(other.group(2))) if other else (call, "", 0)
+            module, direction, number = (
+                (other.group(1), other.group(3), int(other.group(2))) if other else (call, "", 0)
+            )
         else:
             module, direction, number = match.group(1), match.group(3), int(match.group(4))
         repeated = f"#{number + 1}" if number else ""
@@ -153,7 +155,9 @@ class _Reading:
         unique = naming.canonical(field if count == 1 else f"{field}#{count}")
         dtype = str(said.get("dtype", "none")).rpartition(".")[2].lower()
         shape = said.get("shape")
-        size = tuple(shape) if isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape) else ()
+        size = (
+            tuple(shape) if isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape) else ()
+        )
         stored = said.get("data_name")
         if isinstance(stored, str) and stored not in ("", "-1"):
             self.fields.append(self._stored(unique, stored, dtype, size))
@@ -171,7 +175,7 @@ class _Reading:
     def _figures(self, field: str, said: dict[str, Any]) -> None:
         for figure in _FIGURES:
             value = said.get(figure)
-            if type(value) in (int, float):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
                 name = f"metrics.{field}.{figure.lower()}"
                 self.fields.append(
                     TensorRef(name, "float64", (), Inline(float(value)), canonical=name, order=len(self.fields))

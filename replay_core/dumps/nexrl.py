@@ -1,4 +1,4 @@
-"""NexRL's DataDumper tree: <stage>/step_%06d[_rank%d][_micro%d].{pt,jsonl} (nexrl/utils/data_dumper.py @2e00933 and HEAD 6860191).
+"""NexRL's DataDumper tree: <stage>/step_%06d[_rank%d][_micro%d].{pt,jsonl} (at 2e00933 and at 6860191).
 
 The Weaver trainer writes the same tree with `is_loss_debug` and `batch_inputs`. A file's name has neither
 epoch nor mini-batch, and micro starts again with each: later mini-batches overwrite earlier ones. What a
@@ -59,13 +59,15 @@ _SMALL = 1 << 20
 
 
 def detect(path: Path) -> bool:
-    return path.is_dir() and next(_folders(path), None) is not None
+    if path.is_file():
+        return path.parent.name in STAGES and _FILE.fullmatch(path.name) is not None
+    return next(_folders(path), None) is not None
 
 
 def _folders(path: Path) -> Iterator[Folder]:
     """Folders called as a dump point that hold step files; an empty one is normal, NexRL makes them all."""
     for folder in listing(path).folders:
-        if folder.name in STAGES and folder.path != str(path) and not _SHAPES.isdisjoint(folder.shapes):
+        if folder.name in STAGES and not _SHAPES.isdisjoint(folder.shapes):
             yield folder
 
 
@@ -105,7 +107,8 @@ def _overwritten(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
             problems.append(
                 Problem(
                     str(next(iter(kept.values()))),
-                    f"step {step} rank {rank}: {lost} of {epochs * batches} mini-batches were overwritten; left is {last}",
+                    f"step {step} rank {rank}: {lost} of {epochs * batches} mini-batches were overwritten; "
+                    f"left is {last}",
                 )
             )
     return problems
@@ -125,7 +128,8 @@ def _padded(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
         if isinstance(ref, TensorRef) and ref.shape and type(count) is int and ref.shape[0] > count:
             problems.append(
                 Problem(
-                    str(old), f"{ref.shape[0]} rows for {count} trajectories: the first rows were repeated to fill the world"
+                    str(old),
+                    f"{ref.shape[0]} rows for {count} trajectories: the first rows were repeated to fill the world",
                 )
             )
     return problems

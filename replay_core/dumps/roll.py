@@ -118,4 +118,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         return named(fields_of(tree, path), WORDS, MOCK_PAD)
     if _is_critic(tree):
         return named(flatten(tree), WORDS, PAD)
-    raise DumpError("neither a DataProto of ROLL's nor a critic's values", file=str(path), found=class_of(tree) or "data")
+    raise DumpError(
+        "neither a DataProto of ROLL's nor a critic's values", file=str(path), found=class_of(tree) or "data"
+    )

@@ -17,7 +17,7 @@ from replay_core.dumps.dialect import Index
 from replay_core.dumps.dtensor import assembled, holds_dtensor, is_dtensor
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import first_that, tree_of
+from replay_core.dumps.peeking import first_that
 from replay_core.errors import RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
@@ -103,7 +103,8 @@ def whole(trees: dict[int, Any], depth: int = 0) -> Any:
     if isinstance(first, dict) and depth < 32:
         return {
             field: whole(
-                {rank: tree[field] for rank, tree in trees.items() if isinstance(tree, dict) and field in tree}, depth + 1
+                {rank: tree[field] for rank, tree in trees.items() if isinstance(tree, dict) and field in tree},
+                depth + 1,
             )
             for field in first
         }

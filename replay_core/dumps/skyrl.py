@@ -33,7 +33,7 @@ _RESPONSE = (
 WORDS: Words = {
     "sequences": ("input_ids", "full"),
     "attention_mask": (None, "full"),
-    **{field: (None, "response") for field in _RESPONSE},
+    **dict.fromkeys(_RESPONSE, (None, "response")),
     "loss_mask": ("loss_mask", "response"),
     "rollout_logprobs": (None, "response"),
     "rewards": ("token_rewards", "response"),

@@ -34,7 +34,7 @@ WORDS: Words = {
     "loss_masks": ("response_mask", "response"),
     # The trainer recomputes them before the update: they are the old ones.
     "log_probs": ("old_logprobs", "response"),
-    **{field: (None, "response") for field in _RESPONSE},
+    **dict.fromkeys(_RESPONSE, (None, "response")),
     "rollout_routed_experts": ("routed_experts", "next"),
     "reward": ("reward", "sample"),
     "rewards": ("normalised_reward", "sample"),
@@ -160,7 +160,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         fields = _columns_of_lists(tree["rollout_data"])
         rest = ("rollout_data",)
     else:
-        samples = tree["samples"]
+        samples = tree.get("samples")
         if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
             raise DumpError("samples that are not a list of dicts", file=str(path))
         fields = table(samples)

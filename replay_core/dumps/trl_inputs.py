@@ -73,12 +73,16 @@ def index(path: Path) -> Index:
             found.files.append((RecordKey(None, None, None, "actor", "batch_inputs"), folder.file(entry)))
         elif match["kind"] == "gen":
             # One generation feeds several micro-batches, so its number is no micro-batch's.
-            found.files.append((RecordKey(int(match["step"]), None, None, "rollout", "batch_inputs"), folder.file(entry)))
+            found.files.append(
+                (RecordKey(int(match["step"]), None, None, "rollout", "batch_inputs"), folder.file(entry))
+            )
         else:
             key = RecordKey(int(match["step"]), int(match["number"]), None, "actor", "batch_inputs")
             found.files.append((key, folder.file(entry)))
     if found.files:
-        found.notes.append("input_ids and attention_mask are prompt and completion side by side, as the trainer joins them")
+        found.notes.append(
+            "input_ids and attention_mask are prompt and completion side by side, as the trainer joins them"
+        )
         found.notes.append("micro is the trainer's own running number of micro-batches, across steps")
     return found
 

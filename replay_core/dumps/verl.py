@@ -39,7 +39,7 @@ WORDS: Words = {
     "attention_mask": (None, "full"),
     "position_ids": (None, "full"),
     "routed_experts": (None, "full"),
-    **{field: (None, "response") for field in _RESPONSE},
+    **dict.fromkeys(_RESPONSE, (None, "response")),
     "rm_scores": ("token_scores", "response"),
     "log_probs": ("policy_logprobs", "next"),
     "uid": ("group_id", "sample"),

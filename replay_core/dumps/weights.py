@@ -21,7 +21,9 @@ from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadabl
 
 name = "weights"
 
-_INDEX = re.compile(r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json")
+_INDEX = re.compile(
+    r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json"
+)
 _SINGLE = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
 _SHARD = re.compile(r"\w+-\d+-of-\d+\.(?:safetensors|bin)")
 _STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[_-]?(\d{1,18})")

@@ -42,7 +42,7 @@ def kind_of(head: bytes, file: str) -> str:
     raise NotADumpError(
         "the file is no container of tensors that rldbg reads",
         file=file,
-        expected="a torch zip or legacy stream, a pickle of protocol 2 to 5, safetensors, numpy, JSON, parquet, msgpack",
+        expected="a torch zip or legacy stream, a pickle of protocol 2-5, safetensors, numpy, JSON, parquet or msgpack",
         found=f"the first bytes {head!r}",
     )
 
