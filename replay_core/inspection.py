@@ -15,13 +15,16 @@ from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document
 from replay_core.measure.histogram import log2_histogram
+from replay_core.measure.lag import detect_lag
 from replay_core.measure.statistics import statistics
 from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, Run, TensorRef
-from replay_core.samples import split
+from replay_core.samples import per_token, split
 
 Named = tuple[Run, Record, str]
 
+#: Alignments that say which token a value is about.
+ALIGNED = ("full", "next", "response")
 #: Samples shown as text, and tokens of each.
 MAX_TEXTS = 4
 MAX_TEXT_TOKENS = 2048
@@ -60,8 +63,28 @@ def shown_tensor(
     numbers = ref.is_readable and not ref.is_text
     document["histogram"] = log2_histogram(ref) if numbers and ref.numel else None
     document["part"] = clean(sliced(ref, parse_slices(part))) if part else None
+    document["detected"] = _detected(record, ref) if numbers else None
     document["text"] = _decoded(run, record, ref, document, tokenizer) if numbers else None
     return document
+
+
+def _detected(record: Record, ref: TensorRef) -> dict[str, Any] | None:
+    """The alignment the data show, where no name settles it: against log-probabilities whose alignment is known."""
+    if ref.alignment in ALIGNED or naming.meaning(ref.canonical or ref.name).kind not in ("logprob", "value"):
+        return None
+    fields = record.tensors()
+    rows = per_token(ref.with_(alignment="full"), fields)
+    for other in fields:
+        known = other.alignment in ALIGNED and naming.meaning(other.canonical or other.name).kind == "logprob"
+        against = per_token(other, fields) if known and rows is not None else None
+        if rows is None or against is None:
+            continue
+        # Zeros fill what has no log-probability, and would agree at every lag.
+        lag = detect_lag([np.where(row == 0, np.nan, row) for row in against], rows)
+        # At lag -1 the value of token t stands at index t - 1.
+        alignment = {0: "full", -1: "next"}.get(lag.lag) if lag.settled else None
+        return {"alignment": alignment, "against": other.name, "why": lag.sentence}
+    return None
 
 
 def _decoded(

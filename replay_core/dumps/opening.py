@@ -12,6 +12,7 @@ from replay_core.dumps import (
     listing,
     log_text,
     loose,
+    loose_rows,
     metrics,
     msprobe,
     native,
@@ -55,6 +56,7 @@ DIALECTS: tuple[Dialect, ...] = (
     *ROW_DIALECTS,
     metrics,
     log_text,
+    loose_rows,
     loose,
 )
 #: Dialects whose own index says what belongs to the dump: no other is asked about the rest of the directory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,23 @@ def test_safe_keeps_text_as_it_is() -> None:
     assert safe("naïve 日本 ✓ 5.0±0.1") == "naïve 日本 ✓ 5.0±0.1"
     assert safe("a\nb\tc", lines=True) == "a\nb\tc"
     assert safe("a\nb") == "a\\nb"
+
+
+def test_an_alignment_no_name_settles_is_detected_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(0)
+    values = [[-chance.random() for _ in range(20)] for _ in range(3)]
+    batches = [
+        {"token_ids": [[7] * 20], "token_loss_mask": [[1] * 20], "generation_logprobs": [row],
+         "my_logp": [[*row[1:], 0.5]], "input_lengths": [20]}
+        for row in values
+    ]  # fmt: skip
+    path = rows(tmp_path / "train_data_step1.jsonl", *batches)
+    doc = document(capsys, "show", str(path), "my_logp")
+    assert doc["detected"]["alignment"] == "next"
+    assert "detected: lag -1" in doc["detected"]["why"]
+    assert document(capsys, "show", str(path), "generation_logprobs")["detected"] is None
 
 
 @needs_fixtures

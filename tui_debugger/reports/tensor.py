@@ -17,6 +17,8 @@ def tensor_report(doc: Document) -> str:
     side = doc["a"]
     lines = [f"{words.safe(side['name'])}  {side['dtype']} {words.shape(side['shape'])}  {key_words(side['key'])}"]
     lines += [f"{name}: {side[name]}" for name in ("alignment", "pad", "sentinel") if side.get(name)]
+    if doc.get("detected"):
+        lines.append(f"{doc['detected']['why']}, against {doc['detected']['against']}")
     if side["value"] is not None:
         return "\n".join([*lines, *_texts(side["value"])])
     if side["stats"]:

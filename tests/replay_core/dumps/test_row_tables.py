@@ -93,3 +93,13 @@ def test_any_other_lines_of_arrays_open_too(tmp_path: Path) -> None:
         "input_ids": ((4,), (3, 1)),
         "reward": ((2,), None),
     }
+
+
+def test_a_folder_of_such_lines_opens_too(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        written(tmp_path, f"step_3/rank{rank}.jsonl", {"tokens": [1, 2], "reward": 0.5}, {"tokens": [4], "reward": 1.0})
+    written(tmp_path, "events.jsonl", {"time": 1.0, "event": "start"})
+    run = open_run(tmp_path)
+    assert run.dialect == "file"
+    assert [(record.key.step, record.key.rank) for record in run.records] == [(3, 0), (3, 1)]
+    assert run.records[1].tensors()[0].rows == (2, 1)
