@@ -169,7 +169,25 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
 
 
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:
-    return lambda: dialect.read(key, file)
+    def load() -> Sequence[TensorRef]:
+        try:
+            return dialect.read(key, file)
+        except OSError as error:
+            raise DumpError(f"cannot read the file: {error.strerror}", file=str(error.filename or file)) from None
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            # The last fence: content that no check of the dialect foresaw is still the file's fault.
+            what = f"the file is not as {dialect.name} writes it: {type(error).__name__}: {error}"
+            raise DumpError(what, file=str(file)) from error
+
+    return load
 
 
 def _duplicates(records: list[Record]) -> list[Problem]:

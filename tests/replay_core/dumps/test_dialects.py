@@ -139,6 +139,19 @@ def test_verls_numpy_serialization(tmp_path: Path) -> None:
     assert found["group_id"].shape == (20,)
 
 
+def test_a_transfer_queues_jagged_batch(tmp_path: Path) -> None:
+    rows = [torch.arange(n) + 10 * n for n in (5, 3, 4)]
+    batch = {"input_ids": torch.nested.nested_tensor(rows, layout=torch.jagged), "rollout_log_probs": torch.rand(3, 2)}
+    content = {"tensordict": batch, "tags": [{"a": 1}] * 3, "keys": ["u_0_0", "u_0_1", "u_1_0"], "global_steps": 7}
+    save_file(tmp_path / "exp/7/0/tq_batch.pt", content)
+    run = open_run(tmp_path)
+    assert run.records[0].key == RecordKey(7, 0, None, "rollout", "batch_inputs")
+    found = fields_of(run)
+    assert found["input_ids"].rows == (5, 3, 4)
+    np.testing.assert_array_equal(pages.array(found["input_ids"]), torch.cat(rows).numpy())
+    assert found["sample_id"].shape == (3,)
+
+
 def test_a_cache_takes_its_step_from_its_folder(tmp_path: Path) -> None:
     proto = fake_class("verl.protocol", "DataProto")
     proto.__getstate__ = lambda self: (((0,), None, {}), {}, {})
