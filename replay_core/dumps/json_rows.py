@@ -23,6 +23,7 @@ from replay_core.dumps.containers.json_lines import (
     file_region,
     lines_of,
 )
+from replay_core.dumps.listing import Folder
 from replay_core.errors import DumpError
 from replay_core.records import Problem
 
@@ -46,6 +47,13 @@ class Rows:
 
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...]
+
+
+def names_with(folder: Folder, *suffixes: str) -> list[str]:
+    """The folder's names that end so. Of ten thousand tensor files none is looked at."""
+    if folder.suffixes.isdisjoint(suffixes):
+        return []
+    return [name for name in folder.names if name.endswith(suffixes)]
 
 
 def first_row(path: Path) -> dict[str, Any] | None:

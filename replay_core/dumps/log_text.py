@@ -18,13 +18,14 @@ from replay_core import naming
 from replay_core.dumps import step_log
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
 name = "log"
 
-_FILE = re.compile(r"\.(?:log|out|txt)$")
+SUFFIXES = (".log", ".out", ".txt")
 #: A log is known by its first lines; a trainer prints its configuration before them.
 _HEAD = 1 << 20
 _LIKELY = re.compile(rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:-?[\d.]|\{'[\w/.@-]+': '?-?[\d.]")
@@ -53,8 +54,8 @@ def detect(path: Path) -> bool:
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
-        for file in folder.names:
-            if _FILE.search(file) and _is_log(folder.file(file)):
+        for file in names_with(folder, *SUFFIXES):
+            if _is_log(folder.file(file)):
                 yield folder.file(file)
 
 

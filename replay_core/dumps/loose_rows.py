@@ -11,7 +11,7 @@ from typing import Any
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.json_rows import first_row
+from replay_core.dumps.json_rows import first_row, names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import named
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
@@ -34,8 +34,8 @@ def detect(path: Path) -> bool:
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
-        for file in folder.names:
-            if file.endswith((".jsonl", ".ndjson")) and _holds_arrays(first_row(folder.file(file))):
+        for file in names_with(folder, ".jsonl", ".ndjson"):
+            if _holds_arrays(first_row(folder.file(file))):
                 yield folder.file(file)
 
 

@@ -17,7 +17,7 @@ from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.json_rows import decoded, first_row, rows_by_place
+from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
@@ -39,7 +39,7 @@ def detect(path: Path) -> bool:
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
-        for file in folder.names:
+        for file in names_with(folder, ".json", ".jsonl"):
             text = f"{folder.path}/{file}"
             if _LINES.search(text):
                 row = first_row(folder.file(file))

@@ -14,8 +14,8 @@ from typing import Any
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Index
-from replay_core.dumps.json_rows import decoded, first_row, is_broken, rows_by_place
-from replay_core.dumps.listing import listing
+from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
+from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
@@ -68,7 +68,11 @@ _NULLABLE = "null is a number that was not finite"
 
 
 def detect(path: Path) -> bool:
-    return any(_kind(f"{folder.path}/{file}") for folder in listing(path).folders for file in folder.names)
+    return any(_kind(f"{folder.path}/{file}") for folder in listing(path).folders for file in _names(folder))
+
+
+def _names(folder: Folder) -> list[str]:
+    return names_with(folder, ".jsonl", ".bin")
 
 
 def _kind(text: str) -> re.Match[str] | None:
@@ -82,7 +86,7 @@ def _kind(text: str) -> re.Match[str] | None:
 def index(path: Path) -> Index:
     found = Index([])
     for folder in listing(path).folders:
-        for file in folder.names:
+        for file in _names(folder):
             match = _kind(f"{folder.path}/{file}")
             if match is None:
                 continue

@@ -17,7 +17,7 @@ from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.json_rows import decoded, first_row, is_broken, rows_by_place
+from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
@@ -86,10 +86,8 @@ class RowDialect:
 
     def _files(self, path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
         for folder in listing(path).folders:
-            if folder.suffixes.isdisjoint(_SUFFIXES):
-                continue
             trusted = False
-            for name in folder.names:
+            for name in names_with(folder, *_SUFFIXES):
                 match = self.spec.file.search(f"{folder.path}/{name}")
                 if match is None:
                     continue
