@@ -67,6 +67,7 @@ def record_document(record: Record, statistics: dict[str, Statistics] | None = N
         key=record.key.to_mapping(),
         path=str(record.path),
         fields=[field(ref, looked.get(ref.name)) for ref in record.tensors()],
+        problems=_problems(record.problems),
     )
 
 
@@ -86,6 +87,7 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
         "stats": None if statistics is None else statistics.to_mapping(),
         "value": value,
         "problem": ref.source.why if isinstance(ref.source, Unreadable) else None,
+        "sentinel": ref.sentinel,
     }
 
 

@@ -14,7 +14,8 @@ from replay_core.errors import SelectionError
 from tests.builders import write_dump, write_pair
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import comparison_report, explanation
-from tui_debugger.reports.record import record_report, tensor_report
+from tui_debugger.reports.record import record_report
+from tui_debugger.reports.tensor import tensor_report
 from tui_debugger.reports.replay import replay_report
 from tui_debugger.reports.run import run_report
 
