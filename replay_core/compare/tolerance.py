@@ -99,6 +99,9 @@ NARROW_ROW = 8
 #: Smallest normal numbers: what is smaller, a kernel may flush to zero. fp16 is not flushed: gradients live there.
 VANISHING = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38}
 
+#: A sum of squares this small has lost digits to underflow: doubles of less than 1e-145.
+UNSUMMABLE = 1e-290
+
 #: A sample of fewer tokens says too little of its own for a mean.
 SAMPLE_TOKENS = 8
 

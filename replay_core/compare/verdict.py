@@ -139,6 +139,9 @@ def _elementwise(pair: PairFigures, context: Context) -> Judgement:
     if pair.max_abs < vanishing:
         reason = f"greatest absolute difference {pair.max_abs:.3g}: below the smallest normal number {vanishing:.3g}"
         return Judgement(Verdict.CLOSE, reason)
+    if pair.sum_d2 < tolerance.UNSUMMABLE and pair.max_rel >= limit.bug:
+        reason = f"relative difference {pair.max_rel:.3g} (up to {limit.bug:g} allowed); too small to be squared"
+        return Judgement(Verdict.DIFF, reason)
     worst = _worst_row(pair)
     # What exceeds the element's own allowance: a massive activation rounds by more than the tensor's rms.
     excess = pair.max_abs - limit.bug * abs(pair.max_abs_a or 0.0)
