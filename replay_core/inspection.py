@@ -46,6 +46,11 @@ def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = 
         b=_side(b, ref_b) if b and ref_b else None,
         verdict=None if row is None else documents.tensor_row(row),
         window=_window(ref_a, ref_b, start_a, start_b, count),
+        # What only `shown_tensor` looks for.
+        histogram=None,
+        part=None,
+        detected=None,
+        text=None,
     )
 
 

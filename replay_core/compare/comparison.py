@@ -62,8 +62,12 @@ class Comparison:
         return origin_of([row for row in self.tensors if row.place == first.place])
 
     @property
-    def agrees(self) -> bool:
-        return self.first is None
+    def agrees(self) -> bool | None:
+        """Whether everything that could be held together agrees; None when part of it was not looked at."""
+        counts = self.counts
+        if self.first is not None or any(row.verdict.diverges for row in self.tensors):
+            return False
+        return None if counts["MISSING"] or counts["skipped"] or self.records_unreadable else True
 
 
 def compare_runs(
@@ -90,6 +94,7 @@ def compare_runs(
     work = _work(facings, result)
     judge = Judge(a, b, bitwise_only=exact)
     announced, repeated = False, 0
+    damaged: dict[str, str] = {}
     for done, (pair, facing) in enumerate(work):
         on_event(Progress(done, len(work), pair.name))
         row = judge.judge(pair, facing)
@@ -98,12 +103,16 @@ def compare_runs(
             continue
         if row.skipped is not None:
             result.skipped.append(row)
+            if row.damaged is not None:
+                damaged.setdefault(row.damaged, row.skipped)
             continue
         result.tensors.append(row)
         if not announced and may_be_first(row):
             announced = True
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
     on_event(Progress(len(work), len(work), "compared"))
+    result.records_unreadable += len(damaged)
+    result.problems += [Problem(file, what) for file, what in damaged.items()]
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
     if not any(_looked_at(row) for row in result.tensors):

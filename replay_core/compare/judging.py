@@ -42,6 +42,8 @@ class TensorVerdict:
     note: str | None = None
     #: Why the pair was not compared; the verdict is then meaningless and counted as skipped.
     skipped: str | None = None
+    #: The file whose bytes could not be read when the pair was compared.
+    damaged: str | None = None
 
     @property
     def key(self) -> RecordKey:
@@ -108,7 +110,7 @@ class Judge:
         except ShapesDifferError as error:
             row.verdict, row.reason = Verdict.SHAPE, str(error)
         except DumpError as error:
-            row.skipped = error.message
+            row.skipped, row.damaged = error.message, error.file or str(row.a[0].path if row.a else "")
         return row
 
     def _measure(self, row: TensorVerdict, rows: Rowwise, a: TensorRef, b: TensorRef) -> None:

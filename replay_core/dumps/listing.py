@@ -63,7 +63,8 @@ class Listing:
                 # A linked directory is not followed: it may lead anywhere, also back here.
                 if entry.is_dir(follow_symlinks=False):
                     below.append(entry.name)
-                else:
+                # Opening a pipe would wait for its writer, a device for whatever it does.
+                elif entry.is_file():
                     names.append(entry.name)
         seen[0] += len(names) + len(below)
         if seen[0] > MAX_NAMES:

@@ -85,6 +85,9 @@ def _parts(path: Path) -> list[Run]:
         raise RequestError(
             "there is no such file or directory", file=str(path), hint="check the path; rldbg --help lists the commands"
         )
+    if not path.is_dir() and not path.is_file():
+        found = "a device, pipe or socket"
+        raise NotADumpError("the path is neither a directory nor a file", file=str(path), found=found)
     claimed = _Claims()
     parts: list[Run] = []
     try:

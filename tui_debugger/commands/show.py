@@ -43,7 +43,7 @@ def command(
     Several paths are one run. A last word that is no path names the tensor.
     """
     selection: dict[str, Any] = {"step": step, "rank": rank, "micro": micro, "stage": stage, "role": role}
-    if tensor is None and len(paths) > 1 and not paths[-1].exists():
+    if tensor is None and len(paths) > 1 and not _is_there(paths[-1]):
         paths, tensor = paths[:-1], str(paths[-1])
     if at and part:
         raise click.UsageError("--at looks around an index, --slice prints a part: name one of them")
@@ -65,3 +65,10 @@ def _index(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter("an index is numbers with commas between, like 0,17", param_hint="--at") from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than any file name: a tensor's
+        return False

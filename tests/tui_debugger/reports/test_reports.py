@@ -15,9 +15,9 @@ from tests.builders import write_dump, write_pair
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import comparison_report, explanation
 from tui_debugger.reports.record import record_report
-from tui_debugger.reports.tensor import tensor_report
 from tui_debugger.reports.replay import replay_report
 from tui_debugger.reports.run import run_report
+from tui_debugger.reports.tensor import tensor_report
 
 
 def compared(directory: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_a_record_and_a_tensor_in_columns(tmp_path: Path):
     dump = write_dump(tmp_path / "dump", {"loss": {"x": torch.arange(4.0), "loss": 0.1, "text": "y" * 90}})
     record = workbench.show_record(dump, None, stats=True)
     lines = record_report(record).splitlines()
-    assert lines[2].split() == ["field", "is", "dtype", "shape", "min", "max", "mean", "nan", "value"]
+    assert lines[2].split() == ["field", "is", "dtype", "shape", "tokens", "min", "max", "mean", "nan", "value"]
     assert lines[3].split() == ["x", "float32", "4", "0", "3", "1.5", "0"]
     assert lines[5].endswith("…")
     text = tensor_report(workbench.inspect({"path": str(dump), "key": record["key"], "name": "x"}))
