@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 import warnings
@@ -93,6 +94,8 @@ class Recorder:
             facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
             self._manifest = Manifest(self.directory, facts)
             _close_at_exit(self)
+            if black_box is not None:
+                _commit_on_crash(self)
 
     def __enter__(self) -> Recorder:
         return self
@@ -341,6 +344,26 @@ def _close_at_exit(recorder: Recorder) -> None:
     if not _open:
         atexit.register(_close_all)
     _open.add(recorder)
+
+
+_boxed: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _commit_on_crash(recorder: Recorder) -> None:
+    """An exception that ends the program between two steps commits what the black boxes hold."""
+    if not _boxed:
+        shown_by = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            for boxed in list(_boxed):
+                box = boxed.black_box
+                if issubclass(kind, Exception) and box is not None and box.steps:
+                    with contextlib.suppress(Exception):
+                        boxed.commit_held(box.incident("crash", f"{kind.__name__}: {error}", box.steps[-1]))
+            shown_by(kind, error, trace)
+
+        sys.excepthook = excepthook
+    _boxed.add(recorder)
 
 
 def _close_all() -> None:

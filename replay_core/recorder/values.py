@@ -153,9 +153,12 @@ class Snapshots:
         if torch is not None and isinstance(value, (torch.dtype, torch.device)):
             return str(value).removeprefix("torch.")
         # A subclass of a plain type (an enum of texts, a numpy float) is stored as the plain value it is.
-        for kind, plain in ((int, int.__index__), (float, float.__float__), (str, str.__str__)):
-            if isinstance(value, kind):
-                return plain(value)
+        if isinstance(value, int):
+            return int.__index__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, str):
+            return str.__str__(value)
         raise RequestError(
             "a record holds tensors, numbers, texts, and lists and dicts of them",
             tensor=name,

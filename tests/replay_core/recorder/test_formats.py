@@ -45,8 +45,9 @@ def test_a_reader_gets_the_same_fields_whatever_the_form(form: str, tmp_path: Pa
     found = {ref.name: ref for ref in record.tensors()}
     names = ["input_ids", "big", "log_probs", "half", "hidden", "mask", "empty", "scalar"]
     assert list(found) == [
-        *names, "nested.inner", "nested.note", "nested.ratio", "samples.tokens", "samples.reward", "ragged.0", "ragged.1",
-    ]  # fmt: skip
+        *names,
+        *("nested.inner", "nested.note", "nested.ratio", "samples.tokens", "samples.reward", "ragged.0", "ragged.1"),
+    ]
     for name in names:
         expected = FIELDS[name]
         assert isinstance(expected, torch.Tensor)
