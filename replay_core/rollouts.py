@@ -24,8 +24,8 @@ from replay_core.records import Inline, Record, Run, TensorRef
 ENDS = ("error", "stop", "wrap")
 SCOPES = ("rollout", "full")
 
-#: Where rollouts are kept, the first that a step has.
-_ROLLOUT_STAGES = ("trajectory", "prepared_trajectories", "datums", "tensors")
+#: Where rollouts are kept: the first of these that a step has, and that holds tokens.
+_ROLLOUT_STAGES = ("trajectory", "prepared_trajectories", "datums", "batch_inputs", "tensors")
 #: What scope "full" takes besides.
 _FULL_STAGES = ("old_log_probs", "ref_log_probs", "values", "prepared_trajectories")
 #: What a trainer computes from a rollout: left out of scope "rollout", so that it is computed again.
@@ -74,7 +74,7 @@ class RolloutBatch(Mapping[str, Any]):
     def _found(self, name: str) -> str | None:
         if name in self._refs:
             return name
-        by_meaning = [field for field, ref in self._refs.items() if ref.canonical == name]
+        by_meaning = [field for field, ref in self._refs.items() if _last(ref) == name]
         by_last_part = [field for field in self._refs if field.rpartition(".")[2] == name]
         return next(iter([*by_meaning, *by_last_part]), None)
 
@@ -181,7 +181,7 @@ class RolloutReplay:
                 hint='end="stop" or end="wrap" goes on without an error' if step > self.steps[-1] else
                 "record every step the replay will ask for (dump_every_n_steps: 1)",
             )  # fmt: skip
-        rollout = self._one(step, self._records[step], micro)
+        rollout = self._one(step, _with_tokens(self._records[step]), micro)
         refs = {ref.name: ref for ref in rollout.tensors() if ref.is_readable}
         if self.scope == "rollout":
             refs = {name: ref for name, ref in refs.items() if _last(ref) not in _COMPUTED}
@@ -229,7 +229,7 @@ class RolloutReplay:
         return more
 
     def _check_ranks(self, world_size: int | None) -> None:
-        for step in self.steps:
+        for step in self.steps if world_size is not None or self.rank is not None else []:
             ranks = {record.key.rank for record in self._records[step]} - {None}
             if world_size is not None and ranks and len(ranks) != world_size:
                 raise RequestError(
@@ -265,7 +265,7 @@ class MockRolloutWorker:
         self._waiting: list[dict[str, Any]] = []
         for number in sorted(replay, key=lambda n: (n is not None, n or 0)):
             if step is None or number in (step, None):
-                for record in replay[number]:
+                for record in _with_tokens(replay[number]):
                     refs = {ref.name: ref for ref in record.tensors() if ref.is_readable}
                     self._waiting += RolloutBatch(number, refs, record.path).samples()
         if not self._waiting:
@@ -333,14 +333,31 @@ def _identifier(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def _rollout_records(run: Run) -> dict[int | None, list[Record]]:
-    """Step -> the records of its rollouts: of the first stage that the step has. Evaluations are none."""
-    by_step: dict[int | None, dict[str, list[Record]]] = {}
+    """Step -> the records that may be its rollouts. Evaluations are none."""
+    by_step: dict[int | None, list[Record]] = {}
     for record in run.records:
-        if record.key.stage in _ROLLOUT_STAGES and record.key.role != "eval":
-            by_step.setdefault(record.key.step, {}).setdefault(record.key.stage, []).append(record)
-    return {
-        step: next(stages[stage] for stage in _ROLLOUT_STAGES if stage in stages) for step, stages in by_step.items()
-    }
+        if record.key.stage in _ROLLOUT_STAGES and record.key.role not in ("eval", "rerun"):
+            by_step.setdefault(record.key.step, []).append(record)
+    return by_step
+
+
+def _with_tokens(records: list[Record]) -> list[Record]:
+    """Of one step's records, those of the first stage, and of the role nearest to the sampler, that holds tokens.
+
+    Raises:
+        RequestError: none does: texts alone cannot be trained on.
+    """
+    order = sorted(records, key=lambda r: (_ROLLOUT_STAGES.index(r.key.stage), r.key.role != "rollout"))
+    for first in order:
+        if any(_is_tokens(ref) for ref in first.tensors()):
+            return [r for r in records if (r.key.stage, r.key.role) == (first.key.stage, first.key.role)]
+    raise RequestError(
+        f"step {records[0].key.step} was recorded without tokens",
+        file=str(records[0].path),
+        expected="token ids, such as input_ids or tokens",
+        found=", ".join(ref.name for ref in records[0].tensors()),
+        hint="texts would have to be tokenised again, and might not come out the same",
+    )
 
 
 def _value(ref: TensorRef) -> Any:
