@@ -113,8 +113,8 @@ class Recorder:
     @contextmanager
     def step(self, step: int, *, rank: int | None = 0, role: str = "actor") -> Iterator[StepRecorder]:
         """Record one training step of one rank and role. A step the settings leave out records nothing."""
-        opened = StepRecorder(self, step, rank, role, active=self.settings.wants_step(int(step)))
-        before, self.current = self.current, opened
+        before = self.current
+        opened = self.open_step(step, rank=rank, role=role)
         failure: BaseException | None = None
         try:
             yield opened
@@ -122,11 +122,20 @@ class Recorder:
             failure = error
             raise
         finally:
+            self.end_step(opened, failure)
             self.current = before
-            if opened.active:
-                self._end(opened, failure)
 
-    def _end(self, step: StepRecorder, failure: BaseException | None) -> None:
+    def open_step(self, step: int, *, rank: int | None = 0, role: str = "actor") -> StepRecorder:
+        """As `step`, for a trainer whose loop no `with` can go around. `end_step` belongs to it."""
+        self.current = StepRecorder(self, step, rank, role, active=self.settings.wants_step(int(step)))
+        return self.current
+
+    def end_step(self, step: StepRecorder, failure: BaseException | None = None) -> None:
+        """The step is complete: the black box looks at it, steps that are too old go."""
+        if self.current is step:
+            self.current = None
+        if not step.active:
+            return
         if self.black_box is not None:
             incident = self.black_box.close(step, failure)
             if incident is not None:
