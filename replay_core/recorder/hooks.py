@@ -117,7 +117,7 @@ def catching(
     calls: dict[str, int] = {}
 
     def keep(name: str, value: Any) -> None:
-        for inner, tensor in _tensors(name, value):
+        for inner, tensor in tensors_of(name, value):
             with recorder.guarded({"stage": "modules", "field": inner}):
                 seen[inner] = snapshots.take_now(tensor, inner)
 
@@ -160,11 +160,6 @@ class Calls:
     def __init__(self, recorder: Recorder, model: Any, *, outputs: str | None = None, role: str | None = None) -> None:
         self._recorder = recorder
         self._outputs, self._role = outputs, role
-        self._names = [
-            parameter.name
-            for parameter in inspect.signature(model.forward).parameters.values()
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
         self._step: StepRecorder | None = None
         self._micro = 0
         #: Calls that happened outside a recorded step, and so were not recorded.
@@ -180,21 +175,14 @@ class Calls:
             handle.remove()
         self._handles.clear()
 
-    def _before(self, _module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         step = self._recorder.current
         if step is None:
             self.outside += 1
             return
         self._micro = self._micro + 1 if step is self._step else 0
         self._step = step
-        positional = dict(zip(self._names, args, strict=False))
-        positional.update({f"argument_{at}": args[at] for at in range(len(self._names), len(args))})
-        given = {**positional, **kwargs}
-        plain = {name: value for name, value in given.items() if _recordable(value)}
-        left_out = [name for name, value in given.items() if value is not None and name not in plain]
-        if left_out:
-            plain["not_recorded"] = left_out
-        step("batch_inputs", plain, micro=self._micro, role=self._role)
+        step("batch_inputs", recordable(named_arguments(module, args, kwargs)), micro=self._micro, role=self._role)
 
     def _after(self, _module: Any, _args: Any, output: Any) -> None:
         step = self._recorder.current
@@ -202,11 +190,29 @@ class Calls:
             return
         caught = {
             name: tensor
-            for name, tensor in _tensors("forward.output", output)
+            for name, tensor in tensors_of("forward.output", output)
             if re.search(self._outputs, name.removeprefix("forward.output").lstrip("."))
         }
         if caught:
             step("modules", caught, micro=self._micro, role=self._role)
+
+
+def named_arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by the names `forward` gives them."""
+    names = [
+        parameter.name
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    named = {names[at] if at < len(names) else f"argument_{at}": value for at, value in enumerate(args)}
+    return {**named, **kwargs}
+
+
+def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments a record can hold; the rest by name under `not_recorded`."""
+    plain = {name: value for name, value in given.items() if _recordable(value)}
+    left_out = [name for name, value in given.items() if value is not None and name not in plain]
+    return {**plain, "not_recorded": left_out} if left_out else plain
 
 
 def _recordable(value: Any) -> bool:
@@ -219,17 +225,17 @@ def _recordable(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str))
 
 
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The tensors of a module's inputs or outputs, by position or key. Caches are state, not results."""
     if hasattr(value, "detach") and hasattr(value, "layout"):
         yield name, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if key != "past_key_values":
-                yield from _tensors(f"{name}.{key}", inner)
+                yield from tensors_of(f"{name}.{key}", inner)
     elif isinstance(value, (list, tuple)):
         for position, inner in enumerate(value):
-            yield from _tensors(f"{name}.{position}", inner)
+            yield from tensors_of(f"{name}.{position}", inner)
 
 
 def _numbered(name: str, call: int) -> str:
