@@ -36,7 +36,7 @@ from replay_core.recorder.manifest import Manifest, config_hash, model_facts
 from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.step import Held, StepRecorder
-from replay_core.recorder.values import Snapshots
+from replay_core.recorder.values import Digests, Snapshots
 from replay_core.recorder.writer import append_line, commit
 
 
@@ -295,11 +295,13 @@ class Recorder:
         held.snapshots.ready()
         claim = self._claim(held.key["role"], held.key["rank"])
         stats = self.settings.level == "stats"
+        digests = Digests(held.fields, beside=file is not None)
         if file is not None:
             content = content_of(held.key, held.fields)
             with self._writing:
                 commit(self.directory / file, lambda out: formats.write(self.settings.format, content, out))
-        line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards)
+        known = digests.taken()
+        line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards, digests=known)
         # A line without a file is the record itself; one with a file can be made again from it.
         append_line(claim.index, line, durable=file is None)
 

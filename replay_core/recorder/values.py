@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -225,6 +226,34 @@ def describe(name: str, value: Any, order: int, *, stats: bool, digest_known: st
     if stats:
         field["stats"] = statistics(value)
     return field
+
+
+class Digests:
+    """Digests of a record's tensors, taken in a thread while the record is written: hashing and writing both
+    leave Python's lock alone.
+
+    Args:
+        beside: whether something is written meanwhile; small records are not worth a thread either way.
+    """
+
+    _WORTH_A_THREAD = 1 << 20
+
+    def __init__(self, fields: Mapping[str, Any], *, beside: bool) -> None:
+        self._tensors = [(name, leaf) for name, leaf in leaves(fields) if is_tensor(leaf)]
+        self._digests: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+        if beside and sum(t.numel() * t.element_size() for _, t in self._tensors) >= self._WORTH_A_THREAD:
+            self._thread = threading.Thread(target=self._take, name="rldbg-digests", daemon=True)
+            self._thread.start()
+
+    def taken(self) -> dict[str, str]:
+        """Name -> digest; an empty dict where the caller is to take them itself."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._digests
+
+    def _take(self) -> None:
+        self._digests = {name: digest(tensor) for name, tensor in self._tensors}
 
 
 def digest(tensor: Any) -> str:
