@@ -133,7 +133,8 @@ class _Trainer:
             ref_logprobs_BT = score(self.reference, rollout.input_ids_BS, rollout.attention_mask_BS)[0] * mask_BT
         self.example = f"{problems[0].text}{task.text(responses[0])}"
 
-        with self.recorder.step(step, rank=0) as record:
+        # The whole batch, not a rank's part of it; under the names NexRL's own readers look for, too.
+        with self.recorder.step(step, rank=None) as record:
             record(
                 "trajectory",
                 _masks(rollout),
@@ -143,9 +144,15 @@ class _Trainer:
                 group_ids=group_ids_B,
                 prompt_text=[problem.text for problem in problems],
                 response_text=[task.text(response) for response in responses],
+                num_trajectories=len(problems),
+                trajectories=[
+                    _trajectory(rollout, row, float(rewards_B[row]), *divmod(row, recipe.group))
+                    for row in range(len(problems))
+                ],
             )
             record("old_log_probs", _masks(rollout), old_log_probs=old_logprobs_BT)
             record("ref_log_probs", _masks(rollout), ref_log_probs=ref_logprobs_BT)
+        with self.recorder.step(step, rank=0) as record:
             self.optimizer.zero_grad(set_to_none=True)
             # Every micro-batch mixes groups, so that its rows have different lengths.
             micros = torch.randperm(len(problems), generator=self.shuffler).split(recipe.rows_per_micro)
@@ -234,6 +241,18 @@ class _Trainer:
         entropy = reductions.masked_sum(entropy_BT.detach(), mask_BT) / tokens
         parts = {"loss": loss, "pg_loss": pg_loss, "kl": kl_loss, "clip_fraction": clip_fraction, "entropy": entropy}
         return {name: float(value.detach()) for name, value in parts.items()}
+
+
+def _trajectory(rollout: Rollout, row: int, reward: float, group: int, run: int) -> dict[str, Any]:
+    """A row without its padding, as NexRL's dumper writes it."""
+    valid_S = rollout.attention_mask_BS[row] == 1
+    return {
+        "tokens": rollout.input_ids_BS[row][valid_S].tolist(),
+        "loss_mask": rollout.response_mask_BS[row][valid_S].tolist(),
+        "reward": reward,
+        "is_val": False,
+        "extra_fields": {"group_id": str(group), "run_id": run, "task_id": group},
+    }
 
 
 def _masks(rollout: Rollout, rows_B: Any = slice(None)) -> dict[str, torch.Tensor]:

@@ -266,7 +266,12 @@ class Recorder:
         if self.black_box is not None:
             self.black_box.hold(held)
             return None
-        return self._submit(held)
+        try:
+            return self._submit(held)
+        except Exception:
+            # Nothing was written: the key is free for another try.
+            self._taken.discard(known)
+            raise
 
     def snapshots(self) -> Snapshots:
         return Snapshots(owned=self.settings.asynchronous or self.black_box is not None)
