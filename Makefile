@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt bench install clean
+.PHONY: help demo test test-all check fmt bench bench-record install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ fmt: $(STAMP)  ## put the code into form
 
 bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 	$(BIN)/python -m benchmarks
+
+bench-record: $(STAMP)  ## what recording costs a training step, and write throughput
+	$(BIN)/python -m benchmarks recording training
 
 install: $(STAMP)  ## only make .venv and install into it
 

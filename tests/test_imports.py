@@ -132,6 +132,12 @@ model = torch.nn.Linear(3, 2)
 recorder = Recorder(target + "/dump", flags={"packing": False}, config={"lr": 0.1})
 with recorder.step(0) as record:
     record("forward_data", micro=0, hidden=model(torch.ones(4, 3)), ids=torch.arange(4), note="text")
+from replay_core.recorder import BlackBox
+for form in ("jsonl", "safetensors"):
+    with Recorder(f"{target}/{form}", format=form, asynchronous=True, black_box=BlackBox()) as other:
+        with other.step(0) as record, record.modules(torch.nn.Sequential(model), micro=0):
+            record("loss", loss=torch.tensor(float("nan")))
+        assert other.forecast(model).step_bytes
 tops = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 ours = {"click", "textual", "rich", "msgspec", "xxhash", "ml_dtypes", "safetensors", "psutil", "platformdirs", "scipy"}
 assert not tops & ours, tops & ours

@@ -22,6 +22,7 @@ from tui_debugger.commands import fail
 COMMANDS = {
     "ui": "tui_debugger.commands.ui",
     "demo": "tui_debugger.commands.demo",
+    "record": "tui_debugger.commands.record",
     "ls": "tui_debugger.commands.ls",
     "show": "tui_debugger.commands.show",
     "compare": "tui_debugger.commands.compare",

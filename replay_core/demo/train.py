@@ -15,9 +15,11 @@ import transformers
 
 from replay_core.demo import task
 from replay_core.demo.policy import Rollout, build_policy, sample, score
+from replay_core.errors import SelectionError
 from replay_core.jobs import Document, LogLine, OnEvent, Partial, Progress, ignore
 from replay_core.objectives import advantages, kl, policy_loss, reductions
 from replay_core.recorder import Recorder, StepRecorder
+from replay_core.rollouts import RolloutReplay
 
 #: Enough for the mean reward to rise from about 0.15 to above 0.5.
 STEPS = 12
@@ -39,8 +41,17 @@ class Recipe:
     seed: int = 0
 
 
-def train_demo(directory: Path, on_event: OnEvent = ignore, *, steps: int = STEPS, seed: int = 0) -> Document:
+def train_demo(
+    directory: Path,
+    on_event: OnEvent = ignore,
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    rollouts: RolloutReplay | None = None,
+) -> Document:
     """Train, record into `directory`, and say what to look at.
+
+    With `rollouts` nothing is sampled: every step trains on what was recorded.
 
     One optimizer step per step, so the checkpoint of a step computes all of its micro-batches. The same
     seed and thread count give the same bytes.
@@ -55,7 +66,7 @@ def train_demo(directory: Path, on_event: OnEvent = ignore, *, steps: int = STEP
     recorder = Recorder(directory, flags=flags, config=asdict(recipe))
     rewards: list[float] = []
     with _no_progress_bars():
-        trainer = _Trainer(recipe, recorder)
+        trainer = _Trainer(recipe, recorder, rollouts)
         for step in range(recipe.steps):
             on_event(Progress(step, recipe.steps, "training steps"))
             rewards.append(trainer.step(step))
@@ -89,8 +100,9 @@ def _no_progress_bars() -> Iterator[None]:
 class _Trainer:
     """The GRPO loop of one rank."""
 
-    def __init__(self, recipe: Recipe, recorder: Recorder) -> None:
+    def __init__(self, recipe: Recipe, recorder: Recorder, rollouts: RolloutReplay | None) -> None:
         self.recipe = recipe
+        self.rollouts = rollouts
         self.recorder = recorder
         self.policy = build_policy(recipe.seed)
         self.reference = build_policy(recipe.seed).requires_grad_(False)
@@ -99,6 +111,8 @@ class _Trainer:
         )
         self.problems = random.Random(recipe.seed)
         self.generator = torch.Generator().manual_seed(recipe.seed)
+        # Its own, so that a run that samples nothing still shuffles alike.
+        self.shuffler = torch.Generator().manual_seed(recipe.seed)
         self.example = ""
         self.most_varied_micro = 0
 
@@ -108,7 +122,7 @@ class _Trainer:
         self.recorder.checkpoint(step, self.policy)
         groups = task.draw(recipe.prompts, self.problems)
         problems = [problem for problem in groups for _ in range(recipe.group)]
-        rollout = sample(self.policy, [problem.tokens for problem in problems], self.generator)
+        rollout = self._rollout(step, problems)
         responses = [rollout.response(row) for row in range(len(problems))]
         rewards_B = torch.tensor([task.reward(*pair) for pair in zip(problems, responses, strict=True)])
         group_ids_B = torch.arange(len(problems)) // recipe.group
@@ -119,7 +133,8 @@ class _Trainer:
             ref_logprobs_BT = score(self.reference, rollout.input_ids_BS, rollout.attention_mask_BS)[0] * mask_BT
         self.example = f"{problems[0].text}{task.text(responses[0])}"
 
-        with self.recorder.step(step, rank=0) as record:
+        # The whole batch, not a rank's part of it; under the names NexRL's own readers look for, too.
+        with self.recorder.step(step, rank=None) as record:
             record(
                 "trajectory",
                 _masks(rollout),
@@ -129,12 +144,18 @@ class _Trainer:
                 group_ids=group_ids_B,
                 prompt_text=[problem.text for problem in problems],
                 response_text=[task.text(response) for response in responses],
+                num_trajectories=len(problems),
+                trajectories=[
+                    _trajectory(rollout, row, float(rewards_B[row]), *divmod(row, recipe.group))
+                    for row in range(len(problems))
+                ],
             )
             record("old_log_probs", _masks(rollout), old_log_probs=old_logprobs_BT)
             record("ref_log_probs", _masks(rollout), ref_log_probs=ref_logprobs_BT)
+        with self.recorder.step(step, rank=0) as record:
             self.optimizer.zero_grad(set_to_none=True)
             # Every micro-batch mixes groups, so that its rows have different lengths.
-            micros = torch.randperm(len(problems), generator=self.generator).split(recipe.rows_per_micro)
+            micros = torch.randperm(len(problems), generator=self.shuffler).split(recipe.rows_per_micro)
             lengths = [len(rollout.attention_mask_BS[rows_B].sum(1).unique()) for rows_B in micros]
             self.most_varied_micro = lengths.index(max(lengths))
             metrics = [
@@ -156,6 +177,15 @@ class _Trainer:
                 },
             )
         return float(rewards_B.mean())
+
+    def _rollout(self, step: int, problems: list[task.Problem]) -> Rollout:
+        if self.rollouts is None:
+            return sample(self.policy, [problem.tokens for problem in problems], self.generator)
+        batch = self.rollouts.batch(step)
+        if batch is None:
+            raise SelectionError(f"step {step} was not recorded", file=str(self.rollouts.path))
+        fields = ("input_ids", "attention_mask", "response_mask", "rollout_log_probs")
+        return Rollout(*(batch[field] for field in fields))
 
     def _micro(
         self,
@@ -211,6 +241,18 @@ class _Trainer:
         entropy = reductions.masked_sum(entropy_BT.detach(), mask_BT) / tokens
         parts = {"loss": loss, "pg_loss": pg_loss, "kl": kl_loss, "clip_fraction": clip_fraction, "entropy": entropy}
         return {name: float(value.detach()) for name, value in parts.items()}
+
+
+def _trajectory(rollout: Rollout, row: int, reward: float, group: int, run: int) -> dict[str, Any]:
+    """A row without its padding, as NexRL's dumper writes it."""
+    valid_S = rollout.attention_mask_BS[row] == 1
+    return {
+        "tokens": rollout.input_ids_BS[row][valid_S].tolist(),
+        "loss_mask": rollout.response_mask_BS[row][valid_S].tolist(),
+        "reward": reward,
+        "is_val": False,
+        "extra_fields": {"group_id": str(group), "run_id": run, "task_id": group},
+    }
 
 
 def _masks(rollout: Rollout, rows_B: Any = slice(None)) -> dict[str, torch.Tensor]:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
-from replay_core.records import STAGES, Problem, RecordKey, TensorRef
+from replay_core.records import STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
 
 name = "native"
 
 #: The newest layout this version reads.
 FORMAT_VERSION = 1
 
-_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors)$")
+_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
+_INDEX = re.compile(r"index_rank\d+\.jsonl$")
 _KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch")
 
 
@@ -39,7 +40,8 @@ def index(path: Path) -> Index:
             found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
-    keys, found.names = _indexed(path, found.problems)
+    keys, found.names, bare = _indexed(path, found.problems)
+    found.files += bare
     for file in sorted(path.rglob("step_*")):
         match = _FILE.fullmatch(file.name)
         inside = file.relative_to(path).parts
@@ -80,16 +82,31 @@ def _model_path(dump: Path, reference: str) -> str:
     return reference
 
 
-def _indexed(path: Path, problems: list[Problem]) -> tuple[dict[Path, RecordKey], dict[Path, tuple[str, ...]]]:
-    """Keys and field names as the index files give them. A line cut short by a crash is a problem, not an end."""
+def _indexed(
+    path: Path, problems: list[Problem]
+) -> tuple[dict[Path, RecordKey], dict[Path, tuple[str, ...]], list[tuple[RecordKey, Path]]]:
+    """Keys and field names as the index files give them, and the records that are an index line and no file.
+
+    A line cut short by a crash is a problem, not an end.
+    """
     keys: dict[Path, RecordKey] = {}
+    bare: list[tuple[RecordKey, Path]] = []
     names: dict[Path, tuple[str, ...]] = {}
     root = path.resolve()
     for index_file in sorted(path.glob("index_rank*.jsonl")):
         for number, line in enumerate(index_file.read_bytes().splitlines(), 1):
+            if not line:
+                continue
             try:
                 entry = json.loads(line)
+                if "removed" in entry:
+                    # Taken away on purpose (max_keep).
+                    keys.pop(path / entry["removed"], None)
+                    continue
                 key = RecordKey.from_mapping(entry["key"])
+                if entry["file"] is None:
+                    bare.append((key, index_file))
+                    continue
                 file = path / entry["file"]
                 fields = tuple(str(field["name"]) for field in entry["fields"])
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -100,7 +117,7 @@ def _indexed(path: Path, problems: list[Problem]) -> tuple[dict[Path, RecordKey]
                 continue
             keys[file] = key
             names[file] = fields
-    return keys, names
+    return keys, names, bare
 
 
 def _key_of(inside: tuple[str, ...], match: re.Match[str]) -> RecordKey:
@@ -118,8 +135,41 @@ def _key_of(inside: tuple[str, ...], match: re.Match[str]) -> RecordKey:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    if _INDEX.fullmatch(path.name):
+        return _described(key, path)
+    tree = read_tree(path)
     if not isinstance(tree, dict):
         raise DumpError("a record holds a dict of fields", file=str(path), expected="dict", found=type(tree).__name__)
     fields = flatten({field: value for field, value in tree.items() if field not in _KEY_FIELDS})
     return [ref.with_(canonical=naming.canonical(ref.name)) for ref in fields]
+
+
+def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
+    """A record of level hash or stats: what the index says of each field. The values themselves were not kept."""
+    for line in index_file.read_bytes().splitlines():
+        try:
+            entry = json.loads(line)
+            if entry.get("file", "") is None and RecordKey.from_mapping(entry["key"]) == key:
+                return [_described_field(field, order) for order, field in enumerate(entry["fields"])]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    raise DumpError("the index no longer lists this record", file=str(index_file), expected=str(key))
+
+
+def _described_field(field: dict[str, Any], order: int) -> TensorRef:
+    title, dtype = str(field["name"]), str(field["dtype"])
+    shape = tuple(int(length) for length in field.get("shape") or ())
+    if "value" in field and field.get("shape") is None:
+        inline = flatten({title: field["value"]})
+        if inline and isinstance(inline[0].source, Inline):
+            return inline[0].with_(canonical=naming.canonical(title), order=order)
+    level = "statistics" if "stats" in field else "digest"
+    return TensorRef(
+        title,
+        dtype,
+        shape,
+        Unreadable(f"recorded as its {level} alone"),
+        canonical=naming.canonical(title),
+        order=order,
+        digest=field.get("digest"),
+    )

@@ -1,4 +1,4 @@
-"""Recorder: a native dump (docs/dump-format.md) from inside a plain PyTorch training loop.
+"""Recorder: a native dump (docs/dump-format.md) from inside a training loop.
 
     recorder = Recorder("dump")
     recorder.checkpoint(step, model)                     # the weights that compute this step
@@ -11,24 +11,41 @@ write of a key raises RecordExistsError.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import json
+import atexit
+import contextlib
 import os
-import platform
-import subprocess
 import sys
+import threading
 import time
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from replay_core.errors import RequestError
-from replay_core.recorder.writer import append_line, commit, replace_whole
+from replay_core.errors import DumpError, RecordExistsError, RequestError, RldbgError
+from replay_core.recorder import formats
+from replay_core.recorder.backlog import Backlog, Pressure
+from replay_core.recorder.blackbox import BlackBox
+from replay_core.recorder.forecast import Forecast
+from replay_core.recorder.index import Claim, Identity, content_of, file_of, identity, line_of
+from replay_core.recorder.manifest import Manifest, config_hash, model_facts
+from replay_core.recorder.rotation import Rotation
+from replay_core.recorder.settings import Settings
+from replay_core.recorder.step import Held, StepRecorder
+from replay_core.recorder.values import Digests, Snapshots
+from replay_core.recorder.writer import append_line, commit
 
-#: Version of the dump's own layout (docs/dump-format.md); a reader refuses a newer one.
-FORMAT_VERSION = 1
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A record that could not be written while `on_error` is "warn", and why."""
+
+    key: str
+    why: str
 
 
 class Recorder:
@@ -39,6 +56,11 @@ class Recorder:
         model: directory or hub id of the weights, when one set computes every step.
         flags: settings the run was computed with (attention, dtype, packing ...), kept in the manifest.
         config: anything JSON-able that configures the run; only its hash is kept.
+        settings: what to record and how; `options` are single settings instead of or on top of it.
+        black_box: keep steps in memory and write them only when something goes wrong.
+
+    Raises:
+        RequestError: a setting is wrong, the directory cannot be written or holds something else.
     """
 
     def __init__(
@@ -48,44 +70,109 @@ class Recorder:
         model: str | None = None,
         flags: Mapping[str, Any] | None = None,
         config: Any = None,
+        settings: Settings | None = None,
+        black_box: BlackBox | None = None,
+        **options: Any,
     ) -> None:
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._manifest_path = self.directory / "manifest.json"
-        if self._manifest_path.exists():
-            self._manifest = json.loads(self._manifest_path.read_text())
-        else:
-            if any(entry.name != "checkpoints" for entry in self.directory.iterdir()):
-                raise RequestError(
-                    "the directory holds other files and is no native dump",
-                    file=str(self.directory),
-                    expected="an empty directory or one with a manifest.json",
-                    hint="record into a new directory",
-                )
-            self._manifest = {
-                "format": "rldbg-dump",
-                "schema_version": FORMAT_VERSION,
-                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "models": {},
-                "flags": dict(flags or {}),
-                "environment": _environment(),
-                "git_commit": _git_commit(),
-                "config_hash": _hash(config),
-            }
-            if model is not None:
-                self._manifest["models"]["*"] = str(model)
-            self._write_manifest()
+        self.settings = (settings or Settings()).with_(**options)
+        self.black_box = black_box
+        #: The step being recorded, of the innermost open `step`.
+        self.current: StepRecorder | None = None
+        #: Records given up while `on_error` is "warn".
+        self.lost: list[Lost] = []
+        self._claims: dict[tuple[str, int | None], Claim] = {}
+        self._taken: set[Identity] = set()
+        self._failure: BaseException | None = None
+        self._writing = threading.Lock()
+        self._process = os.getpid()
+        self._backlog = Backlog(self.settings.queue_bytes, self._failed)
+        self._rotation = Rotation(self.directory, self.settings)
+        self._manifest: Manifest | None = None
+        if self.settings.enabled:
+            models = {} if model is None else {"*": str(model)}
+            facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
+            self._manifest = Manifest(self.directory, facts)
+            _close_at_exit(self)
+            if black_box is not None:
+                _commit_on_crash(self)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pressure(self) -> Pressure:
+        """How the disk keeps up with the trainer (asynchronous recording)."""
+        return self._backlog.pressure
 
     @contextmanager
     def step(self, step: int, *, rank: int | None = 0, role: str = "actor") -> Iterator[StepRecorder]:
-        """Record one training step of one rank and role."""
-        yield StepRecorder(self, step, rank, role)
+        """Record one training step of one rank and role. A step the settings leave out records nothing."""
+        before = self.current
+        opened = self.open_step(step, rank=rank, role=role)
+        failure: BaseException | None = None
+        try:
+            yield opened
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self.end_step(opened, failure)
+            self.current = before
+
+    def open_step(self, step: int, *, rank: int | None = 0, role: str = "actor") -> StepRecorder:
+        """As `step`, for a trainer whose loop no `with` can go around. `end_step` belongs to it."""
+        self.current = StepRecorder(self, step, rank, role, active=self.settings.wants_step(int(step)))
+        return self.current
+
+    def end_step(self, step: StepRecorder, failure: BaseException | None = None) -> None:
+        """The step is complete: the black box looks at it, steps that are too old go."""
+        if self.current is step:
+            self.current = None
+        if not step.active:
+            return
+        if self.black_box is not None:
+            incident = self.black_box.close(step, failure)
+            if incident is not None:
+                self.commit_held(incident)
+        if self.settings.max_keep is not None:
+            self._do(lambda: self._rotation.close(step.step, step.rank, step.role), 0)
+
+    def commit_held(self, why: dict[str, Any]) -> None:
+        """Write what the black box holds, and say in the manifest why."""
+        if self.black_box is None:
+            return
+        for held in self.black_box.release():
+            with self.guarded(held.key):
+                self._submit(held)
+        self.note(incident=why)
 
     def note_model(self, step: int, reference: str) -> None:
         """Say which weights (a directory, relative to the dump or absolute, or a hub id) compute a step."""
-        # Another rank may have added a step since this one looked.
-        self._manifest["models"] = {**json.loads(self._manifest_path.read_text())["models"], str(step): str(reference)}
-        self._write_manifest()
+        self._update(lambda manifest: manifest["models"].update({str(step): str(reference)}))
+
+    def note(self, *, incident: Mapping[str, Any] | None = None, model: Any = None, **facts: Any) -> None:
+        """Keep facts in the manifest: tokenizer, seeds, parallel layout ... JSON-able.
+
+        Args:
+            incident: something that went wrong; added to the manifest's list.
+            model: the model itself; its class, effective attention, dtype and size are kept.
+        """
+
+        def change(manifest: dict[str, Any]) -> None:
+            if incident is not None:
+                manifest.setdefault("incidents", []).append(dict(incident))
+            if model is not None:
+                manifest.setdefault("model_facts", {}).update(model_facts(model))
+            if facts:
+                manifest.setdefault("facts", {}).update(facts)
+
+        self._update(change)
 
     def checkpoint(self, step: int, model: Any, tokenizer: Any = None) -> Path:
         """Save the weights that compute `step` (before its optimizer step) as a Hugging Face directory.
@@ -93,6 +180,8 @@ class Recorder:
         A model with `save_pretrained` is saved by it. The manifest then points replay at it.
         """
         target = self.directory / "checkpoints" / f"step_{step:06d}"
+        if not self.settings.wants_step(step):
+            return target
         if target.exists():
             raise RequestError(f"a checkpoint of step {step} is already on disk", file=str(target))
         unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -100,130 +189,209 @@ class Recorder:
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         os.replace(unfinished, target)
-        self.note_model(step, str(target.relative_to(self.directory)))
+        reference = str(target.relative_to(self.directory))
+
+        def change(manifest: dict[str, Any]) -> None:
+            manifest["models"][str(step)] = reference
+            manifest.setdefault("model_facts", {}).update(model_facts(model))
+
+        self._update(change)
         return target
 
-    def _write_manifest(self) -> None:
-        replace_whole(self._manifest_path, json.dumps(self._manifest, indent=1).encode())
+    def nearest_checkpoint(self, step: int) -> str | None:
+        """The weights noted for a step, or for the last step before it."""
+        if self._manifest is None:
+            return None
+        models: dict[str, str] = self._manifest.read()["models"]
+        before = [int(noted) for noted in models if noted != "*" and int(noted) <= step]
+        return models[str(max(before))] if before else models.get("*")
 
-    def _commit(self, key: dict[str, Any], fields: dict[str, Any]) -> Path:
-        import torch
+    def forecast(self, model: Any = None, *, rows: int = 0, tokens: int = 0, micros: int = 1) -> Forecast:
+        """What a step will take on disk, before the first byte is written; see `Forecast.of`."""
+        return Forecast.of(self.settings, self.directory, model, rows=rows, tokens=tokens, micros=micros)
 
-        rank = "" if key["rank"] is None else f"_rank{key['rank']}"
-        micro = "" if key["micro"] is None else f"_micro{key['micro']}"
-        role = Path() if key["role"] == "actor" else Path(key["role"])
-        name = role / key["stage"] / f"step_{key['step']:06d}{rank}{micro}.pt"
-        content = {"step": key["step"], "rank": key["rank"], "micro_idx": key["micro"]}
-        content.update({part: key[part] for part in ("epoch", "minibatch") if key[part] is not None})
-        content.update(fields)
-        target: Path = self.directory / name
-        commit(target, lambda file: torch.save(content, file))
-        described = [_describe(field, value, order) for order, (field, value) in enumerate(fields.items())]
-        line = {"key": key, "file": str(name), "fields": described}
-        index = self.directory / f"index_rank{key['rank'] if key['rank'] is not None else 0}.jsonl"
-        append_line(index, json.dumps(line).encode())
-        return target
-
-
-class StepRecorder:
-    """Writes the records of one (step, rank, role)."""
-
-    def __init__(self, recorder: Recorder, step: int, rank: int | None, role: str) -> None:
-        self._recorder = recorder
-        self._key = {"step": int(step), "rank": rank, "role": role}
-
-    def __call__(
-        self,
-        stage: str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        micro: int | None = None,
-        epoch: int | None = None,
-        minibatch: int | None = None,
-        **more: Any,
-    ) -> Path:
-        """Write one record and return its file.
-
-        `fields` and keyword arguments are its tensors, numbers, texts, or nested lists and dicts of
-        them, in order of computation. Tensors are copied to the host, detached; a view is stored as
-        its own bytes, never with the storage it shares.
+    def flush(self) -> None:
+        """Wait until everything recorded so far is on disk.
 
         Raises:
-            RecordExistsError: a record of this key is already on disk.
-            RequestError: `stage` would leave the dump directory, or a field's name is taken by the key.
+            DumpError: with on_error "raise", a record of before could not be written.
         """
-        together = {**(fields or {}), **more}
-        if not stage.isidentifier():
-            raise RequestError("a stage is one plain word", expected="forward_data, loss, modules ...", found=stage)
-        taken = {"step", "rank", "micro_idx", "epoch", "minibatch"} & set(together)
-        if taken:
-            raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
-        key = {**self._key, "micro": micro, "stage": stage, "epoch": epoch, "minibatch": minibatch}
-        return self._recorder._commit(key, {name: _detached(value, name) for name, value in together.items()})
+        self._backlog.flush()
+        self._raise_failure()
 
-    record = __call__
+    def close(self) -> None:
+        """Write what waits, let go of the directory, and say what was lost. Safe to call twice."""
+        if self._process != os.getpid():
+            return
+        self._backlog.close()
+        for claim in self._claims.values():
+            claim.release()
+        self._claims.clear()
+        if self.lost:
+            self.note(lost=[{"key": entry.key, "why": entry.why} for entry in self.lost])
+        self._raise_failure()
 
+    # What follows is for the rooms' own files: `step`, `hooks`, `blackbox`.
 
-def _detached(value: Any, name: str) -> Any:
-    """A value as it is stored: tensors on the host, dense, detached, each owning just its own bytes."""
-    import torch
+    @contextmanager
+    def guarded(self, key: Mapping[str, Any]) -> Iterator[None]:
+        """Within it, an error is the trainer's to see or, with on_error "warn", a record given up."""
+        try:
+            yield
+        except Exception as error:
+            if self.settings.on_error == "raise":
+                if isinstance(error, OSError):
+                    raise _told(error) from error
+                raise
+            self._give_up(str({**key}), error)
 
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_meta:
-            kind = "meta" if value.is_meta else str(value.layout).removeprefix("torch.")
-            raise RequestError(
-                "only dense tensors can be recorded",
-                tensor=name,
-                found=f"a {kind} tensor",
-                hint="record value.to_dense()",
+    def admit(self, held: Held) -> Path | None:
+        """Take a record: its key is now used. Its file, or None where it is held back or has none."""
+        key = held.key
+        self._raise_failure()
+        claim = self._claim(key["role"], key["rank"])
+        known = identity(key)
+        target = self.directory / file_of(key, self.settings.format)
+        if known in self._taken or known in claim.known or target.exists():
+            restarts = key["epoch"] is not None or key["minibatch"] is not None
+            raise RecordExistsError(
+                "a record of this key is already on disk; nothing recorded is ever overwritten",
+                file=str(target),
+                found=", ".join(f"{part} {value}" for part, value in key.items() if value is not None),
+                hint="micro runs on across mini-batches and epochs: micro=record.running(epoch, minibatch, micro)"
+                if restarts
+                else "give the second write its own micro number, or record into a new directory",
             )
-        host = value.detach().cpu().resolve_conj().resolve_neg()
-        # torch.save stores the whole storage behind a view.
-        own = host.untyped_storage().nbytes() == host.numel() * host.element_size() and host.is_contiguous()
-        return host if own else host.contiguous().clone()
-    if isinstance(value, Mapping):
-        return {str(key): _detached(inner, f"{name}.{key}") for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_detached(inner, f"{name}.{position}") for position, inner in enumerate(value)]
-    return value
+        self._taken.add(known)
+        if self.black_box is not None:
+            self.black_box.hold(held)
+            return None
+        try:
+            return self._submit(held)
+        except Exception:
+            # Nothing was written: the key is free for another try.
+            self._taken.discard(known)
+            raise
+
+    def snapshots(self) -> Snapshots:
+        return Snapshots(owned=self.settings.asynchronous or self.black_box is not None)
+
+    def _submit(self, held: Held) -> Path | None:
+        full = self.settings.level == "full"
+        file = file_of(held.key, self.settings.format) if full else None
+        self._do(lambda: self._write(held, file), held.snapshots.nbytes, held.key)
+        return self.directory / file if file else None
+
+    def _do(self, job: Any, nbytes: int, key: Mapping[str, Any] | None = None) -> None:
+        if self.settings.asynchronous:
+            self._backlog.put(job if key is None else lambda: self._attempt(job, key), nbytes)
+        else:
+            job()
+
+    def _attempt(self, job: Any, key: Mapping[str, Any]) -> None:
+        try:
+            job()
+        except Exception as error:
+            if self.settings.on_error == "raise":
+                raise
+            self._give_up(str({**key}), error)
+
+    def _write(self, held: Held, file: Path | None) -> None:
+        held.snapshots.ready()
+        claim = self._claim(held.key["role"], held.key["rank"])
+        stats = self.settings.level == "stats"
+        digests = Digests(held.fields, beside=file is not None)
+        if file is not None:
+            content = content_of(held.key, held.fields)
+            with self._writing:
+                commit(self.directory / file, lambda out: formats.write(self.settings.format, content, out))
+        known = digests.taken()
+        line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards, digests=known)
+        # A line without a file is the record itself; one with a file can be made again from it.
+        append_line(claim.index, line, durable=file is None)
+
+    def _claim(self, role: str, rank: int | None) -> Claim:
+        if self._process != os.getpid():
+            # A fork: what the parent had taken, it still holds.
+            self._process = os.getpid()
+            self._claims = {}
+        if (role, rank) not in self._claims:
+            self._claims[role, rank] = Claim(self.directory, role, rank)
+        return self._claims[role, rank]
+
+    def _update(self, change: Any) -> None:
+        if self._manifest is not None:
+            self._manifest.update(change)
+
+    def _failed(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise (_told(failure) if isinstance(failure, OSError) else failure)
+
+    def _give_up(self, key: str, error: Exception) -> None:
+        why = error.message if isinstance(error, RldbgError) else f"{type(error).__name__}: {error}"
+        if not self.lost:
+            warnings.warn(
+                f"rldbg: a record is lost, training goes on: {why} ({key}); recorder.lost lists every one",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.lost.append(Lost(key, why))
 
 
-def _describe(name: str, value: Any, order: int) -> dict[str, Any]:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return {"name": name, "dtype": type(value).__name__, "shape": None, "digest": None, "order": order}
-    digest = "blake2b:" + hashlib.blake2b(_raw(value), digest_size=16).hexdigest()
-    return {
-        "name": name,
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "shape": list(value.shape),
-        "digest": digest,
-        "order": order,
-    }
+def _told(error: BaseException) -> RldbgError:
+    """An error of the operating system in our words."""
+    assert isinstance(error, OSError)
+    return DumpError(
+        f"a record cannot be written: {error.strerror or error}",
+        file=str(error.filename) if error.filename else None,
+        hint='free some room, or train on without records: Recorder(..., on_error="warn")',
+    )
 
 
-def _raw(tensor: Any) -> Any:
-    """A contiguous host tensor's bytes, not copied. numpy has no bfloat16; a view as uint8 refuses odd strides."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return (ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr()) if nbytes else b""
+_open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-def _environment() -> dict[str, Any]:
-    loaded = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
-    versions: dict[str, Any] = {name: sys.modules[name].__version__ for name in loaded}
-    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
+def _close_at_exit(recorder: Recorder) -> None:
+    if not _open:
+        atexit.register(_close_all)
+    _open.add(recorder)
 
 
-def _git_commit() -> str | None:
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None
+_boxed: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-def _hash(config: Any) -> str | None:
-    if config is None:
-        return None
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+def _commit_on_crash(recorder: Recorder) -> None:
+    """An exception that ends the program between two steps commits what the black boxes hold."""
+    if not _boxed:
+        shown_by = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            for boxed in list(_boxed):
+                box = boxed.black_box
+                if issubclass(kind, Exception) and box is not None and box.steps:
+                    with contextlib.suppress(Exception):
+                        boxed.commit_held(box.incident("crash", f"{kind.__name__}: {error}", box.steps[-1]))
+            shown_by(kind, error, trace)
+
+        sys.excepthook = excepthook
+    _boxed.add(recorder)
+
+
+def _close_all() -> None:
+    for recorder in list(_open):
+        began = time.monotonic()
+        try:
+            recorder.close()
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                warnings.warn(
+                    f"rldbg: records of {recorder.directory} were not written: {error} "
+                    f"(after {time.monotonic() - began:.1f} s)",
+                    RuntimeWarning,
+                    stacklevel=1,
+                )

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from replay_core.errors import RecordExistsError
 
@@ -23,7 +23,13 @@ def commit(path: Path, write: Callable[[IO[bytes]], None]) -> int:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            write(file)
+            told = _Telling(file)
+            try:
+                write(told)  # type: ignore[arg-type]  # as much of a file as a writer needs
+            except Exception:
+                if told.failure is not None:
+                    raise told.failure from None
+                raise
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -33,6 +39,23 @@ def commit(path: Path, write: Callable[[IO[bytes]], None]) -> int:
             temporary.unlink()
     _sync_directory(path.parent)
     return size
+
+
+class _Telling:
+    """A file that remembers why a write failed: torch's own writer says only that its positions no longer match."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+        self.flush = file.flush
+        self.tell = file.tell
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
 
 
 def _link(temporary: Path, path: Path) -> None:
@@ -64,12 +87,19 @@ def replace_whole(path: Path, data: bytes) -> None:
     _sync_directory(path.parent)
 
 
-def append_line(path: Path, line: bytes) -> None:
-    """Append one line in a single write, so a reader that follows never sees half of it twice."""
+def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
+    """Append one line in a single write, so a reader that follows never sees half of it twice.
+
+    `durable` waits until it is on the disk.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line + b"\n")
-        os.fsync(descriptor)
+        whole = line + b"\n"
+        written = os.write(descriptor, whole)
+        while written < len(whole):
+            written += os.write(descriptor, whole[written:])
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -12,6 +12,7 @@ from replay_core.demo.policy import score
 from replay_core.demo.train import Recipe, train_demo
 from replay_core.jobs import Document, Event, LogLine, Partial, Progress
 from replay_core.objectives.advantages import group_normalised
+from replay_core.rollouts import MockRolloutWorker, RolloutReplay
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,9 @@ def test_the_answer_says_what_to_replay_and_every_step_is_told(trained: tuple[Pa
 def test_every_stage_of_every_step_is_on_disk(dump: Path) -> None:
     micros = Recipe().prompts * Recipe().group // Recipe().rows_per_micro
     for step in ("step_000000", "step_000001"):
-        for stage in ("trajectory", "old_log_probs", "ref_log_probs", "gradient", "training_metrics"):
+        for stage in ("trajectory", "old_log_probs", "ref_log_probs"):
+            assert (dump / stage / f"{step}.pt").is_file()
+        for stage in ("gradient", "training_metrics"):
             assert (dump / stage / f"{step}_rank0.pt").is_file()
         for stage in ("forward_data", "loss"):
             assert len(list((dump / stage).glob(f"{step}_rank0_micro*.pt"))) == micros
@@ -74,7 +77,7 @@ def test_the_rows_of_a_micro_batch_have_different_lengths_on_both_sides(dump: Pa
 
 
 def test_recorded_parts_fit_together(dump: Path) -> None:
-    trajectory = load(dump / "trajectory" / "step_000000_rank0.pt")
+    trajectory = load(dump / "trajectory" / "step_000000.pt")
     advantages_B = group_normalised(trajectory["rewards"], trajectory["group_ids"])
     mask_BT = trajectory["response_mask"][:, 1:]
     assert torch.equal(trajectory["advantages"], advantages_B[:, None] * mask_BT)
@@ -88,6 +91,28 @@ def test_recorded_parts_fit_together(dump: Path) -> None:
     gradients = load(dump / "gradient" / "step_000000_rank0.pt")
     squares = sum(float((value.double() ** 2).sum()) for name, value in gradients.items() if name.startswith("grad."))
     assert squares**0.5 == pytest.approx(float(gradients["grad_norm"]), rel=1e-5)
+
+
+def test_the_recording_opens_with_nexrls_own_paths_and_keys(dump: Path) -> None:
+    """As NexRL's mock worker and its compare script open a dump: fixed names, torch.load, its own keys."""
+    batch = load(dump / "trajectory" / "step_000001.pt")
+    assert (batch["step"], batch["num_trajectories"]) == (1, len(batch["trajectories"]))
+    for trajectory in batch["trajectories"]:
+        assert len(trajectory["tokens"]) == len(trajectory["loss_mask"])
+        assert {"group_id", "run_id", "task_id"} == set(trajectory["extra_fields"])
+        assert isinstance(trajectory["reward"], float)
+    forward = load(dump / "forward_data" / "step_000001_rank0_micro0.pt")
+    assert (forward["step"], forward["rank"], forward["micro_idx"]) == (1, 0, 0)
+    assert forward["log_probs"].shape == forward["entropy"].shape
+    assert {"response_mask", "input_ids"} <= set(forward)
+    loss = load(dump / "loss" / "step_000001_rank0_micro0.pt")
+    assert abs(loss["loss"] - loss["pg_loss"]) < 1
+    assert load(dump / "old_log_probs" / "step_000001.pt")["old_log_probs"].ndim == 2
+    full = RolloutReplay(dump, scope="full").batch(1)
+    assert full is not None
+    assert "old_logprobs" in full
+    worker = MockRolloutWorker(dump, step=1)
+    assert worker.recorded == batch["num_trajectories"]
 
 
 def test_one_seed_gives_the_same_bytes_and_another_seed_does_not(dump: Path, tmp_path: Path) -> None:

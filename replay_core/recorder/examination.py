@@ -1,0 +1,142 @@
+"""A gradient that is not finite, looked into before the optimizer step spreads it over the weights.
+
+The micro-batch is run again in place, its modules caught: what comes out not finite a second time is persistent
+(the data or the weights make it so), what does not was transient (a race, a flipped bit, another kernel).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from replay_core.recorder import hooks
+from replay_core.recorder.values import Snapshots, digest
+
+if TYPE_CHECKING:
+    from replay_core.recorder.step import StepRecorder
+
+#: Role of what the second run records.
+RERUN = "rerun"
+
+
+def examine(
+    record: StepRecorder,
+    model: Any,
+    again: Callable[[], Any] | None,
+    *,
+    micro: int | None,
+    rng: Any = None,
+) -> dict[str, Any] | None:
+    """None while every gradient is finite. Else an incident, which the manifest keeps and the black box commits on.
+
+    Args:
+        again: runs the micro-batch's forward and returns its loss, not yet backward. Gradients are set aside and
+            put back around it; buffers a forward changes (running means) are changed once more.
+        rng: state of `rng_state()` before the forward, so that dropout falls the same way.
+
+    Returns:
+        trigger "non-finite gradient", step, micro, parameters (names), kind (persistent | transient | failed |
+        not rerun), first (the first module output that is not finite), weights (digest), checkpoint.
+    """
+    named = not_finite({name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None})
+    if not named:
+        return None
+    recorder = record.recorder
+    incident: dict[str, Any] = {
+        "trigger": "non-finite gradient",
+        "step": record.step,
+        "rank": record.rank,
+        "micro": micro,
+        "parameters": named,
+        "kind": "not rerun",
+        "weights": weights_digest(model),
+        "checkpoint": recorder.nearest_checkpoint(record.step),
+    }
+    if again is not None:
+        incident.update(_rerun(record, model, again, micro, rng))
+    if recorder.black_box is not None:
+        recorder.commit_held(incident)
+    else:
+        recorder.note(incident=incident)
+    return incident
+
+
+def _rerun(record: StepRecorder, model: Any, again: Callable[[], Any], micro: int | None, rng: Any) -> dict[str, Any]:
+    aside = {weight: weight.grad for weight in model.parameters()}
+    now = rng_state()
+    try:
+        for weight in aside:
+            weight.grad = None
+        if rng is not None:
+            set_rng_state(rng)
+        snapshots = record.recorder.snapshots()
+        with hooks.catching(record.recorder, snapshots, model, None) as seen:
+            loss = again()
+        snapshots.ready()
+        loss.backward()
+        gradients = {
+            f"grad.{name}": weight.grad for name, weight in model.named_parameters() if weight.grad is not None
+        }
+        bad = not_finite(gradients)
+        wrong = not_finite(seen)
+        outcome = {
+            "kind": "persistent" if bad or wrong else "transient",
+            "first": wrong[0] if wrong else None,
+            "rerun_parameters": [name.removeprefix("grad.") for name in bad],
+        }
+        record.admit("modules", {**seen, "loss": loss}, snapshots, micro=micro, role=RERUN)
+        record("gradient", gradients, micro=micro, role=RERUN)
+    except Exception as error:
+        # The trainer's own gradients come first; what the second run died of is part of the answer.
+        outcome = {"kind": "failed", "why": f"{type(error).__name__}: {error}"}
+    finally:
+        set_rng_state(now)
+        for weight, gradient in aside.items():
+            weight.grad = gradient
+    return outcome
+
+
+def not_finite(tensors: dict[str, Any]) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity. One wait for the device, not one per tensor."""
+    import torch
+
+    names, flags = [], []
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.is_floating_point() or local.is_complex():
+            names.append(name)
+            flags.append(~local.detach().isfinite().all())
+    devices = {flag.device for flag in flags}
+    wrong: set[str] = set()
+    for device in devices:
+        here = [at for at, flag in enumerate(flags) if flag.device == device]
+        answers = torch.stack([flags[at] for at in here]).tolist()
+        wrong |= {names[at] for at, answer in zip(here, answers, strict=True) if answer}
+    return [name for name in names if name in wrong]
+
+
+def weights_digest(model: Any) -> str:
+    """One digest of every parameter, by name: two models with the same one hold the same bits."""
+    together = hashlib.blake2b(digest_size=16)
+    snapshots = Snapshots(owned=False)
+    for name, weight in sorted(model.named_parameters()):
+        together.update(f"{name} {digest(snapshots.take(weight, name))}\n".encode())
+    return "blake2b:" + together.hexdigest()
+
+
+def rng_state() -> Any:
+    """torch's random state, of the host and of every CUDA device in use."""
+    import torch
+
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), devices
+
+
+def set_rng_state(state: Any) -> None:
+    import torch
+
+    host, devices = state
+    torch.set_rng_state(host)
+    if devices is not None:
+        torch.cuda.set_rng_state_all(devices)

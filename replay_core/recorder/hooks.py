@@ -1,0 +1,248 @@
+"""What torch's hooks can see of a model without a change to it: module outputs, gradients, parameters, calls.
+
+Names are those replay gives: `layers.0.mlp.output`, `layers.0.mlp.inputs.0`, `grad.<name>`, `param.<name>`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from replay_core.errors import RequestError
+from replay_core.recorder.settings import Settings
+from replay_core.recorder.values import Snapshots
+
+if TYPE_CHECKING:
+    from replay_core.recorder.recorder import Recorder
+    from replay_core.recorder.step import StepRecorder
+
+
+def gradients(model: Any, settings: Settings) -> dict[str, Any]:
+    """`grad.<name>` of every chosen parameter that has a gradient.
+
+    Raises:
+        RequestError: the pattern chooses no parameter at all.
+    """
+    chosen = _chosen(model, settings)
+    return {f"grad.{name}": parameter.grad for name, parameter in chosen.items() if parameter.grad is not None}
+
+
+def parameters(model: Any, settings: Settings) -> dict[str, Any]:
+    """`param.<name>` of every chosen parameter.
+
+    Raises:
+        RequestError: the pattern chooses none.
+    """
+    return {f"param.{name}": parameter for name, parameter in _chosen(model, settings).items()}
+
+
+def _chosen(model: Any, settings: Settings) -> dict[str, Any]:
+    every = dict(model.named_parameters())
+    chosen = {name: parameter for name, parameter in every.items() if settings.wants_param(name)}
+    if not chosen:
+        raise RequestError(
+            "target_param_pattern chooses no parameter",
+            expected=", ".join(list(every)[:3]) + " …",
+            found=f"target_param_pattern: {settings.target_param_pattern!r}",
+            hint="FSDP1 flattens parameters: wrap with use_orig_params=True",
+        )
+    return chosen
+
+
+@contextmanager
+def record_accumulation(record: StepRecorder, model: Any, *, micro: int, **key: Any) -> Iterator[None]:
+    """Around a backward: record each chosen gradient right after it accumulated."""
+    settings = record.recorder.settings
+    if not record.active or not settings.wants_stage("gradient"):
+        yield
+        return
+    snapshots = record.recorder.snapshots()
+    seen: dict[str, Any] = {}
+
+    def catcher(name: str) -> Callable[[Any], None]:
+        def hook(parameter: Any) -> None:
+            with record.recorder.guarded({"step": record.step, "stage": "gradient", "field": name}):
+                seen[f"grad.{name}"] = snapshots.take_now(parameter.grad, f"grad.{name}")
+
+        return hook
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(catcher(name))
+        for name, parameter in _chosen(model, settings).items()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    record.admit("gradient", seen, snapshots, micro=micro, **key)
+
+
+@contextmanager
+def record_modules(
+    record: StepRecorder, model: Any, pattern: str | None, *, inputs: bool, **key: Any
+) -> Iterator[None]:
+    """Within it, what the chosen modules return (and are given) is caught; recorded as stage `modules` at its end."""
+    if not record.active or not record.recorder.settings.wants_stage("modules"):
+        yield
+        return
+    snapshots = record.recorder.snapshots()
+    with catching(record.recorder, snapshots, model, pattern, inputs=inputs) as seen:
+        yield
+    record.admit("modules", seen, snapshots, **key)
+
+
+@contextmanager
+def catching(
+    recorder: Recorder, snapshots: Snapshots, model: Any, pattern: str | None, *, inputs: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Hooks on the chosen modules while it is open; the dict fills in call order.
+
+    A module called several times has `name`, `name[1]`, … as replay's capture names them.
+
+    Raises:
+        RequestError: the pattern chooses no module.
+    """
+    modules = {name: module for name, module in model.named_modules() if name and _can_run(module)}
+    chosen = {name: module for name, module in modules.items() if pattern is None or re.search(pattern, name)}
+    if not chosen:
+        raise RequestError(
+            "the pattern chooses no module", expected=", ".join(list(modules)[:4]) + " …", found=str(pattern)
+        )
+    seen: dict[str, Any] = {}
+    calls: dict[str, int] = {}
+
+    def keep(name: str, value: Any) -> None:
+        for inner, tensor in tensors_of(name, value):
+            with recorder.guarded({"stage": "modules", "field": inner}):
+                seen[inner] = snapshots.take_now(tensor, inner)
+
+    def before(name: str) -> Any:
+        def hook(_module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            if inputs:
+                keep(f"{_numbered(name, calls[name])}.inputs", {**dict(enumerate(args)), **kwargs})
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            keep(f"{_numbered(name, calls.get(name, 1))}.output", output)
+
+        return hook
+
+    handles = []
+    for name, module in chosen.items():
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Calls:
+    """Records every call of a model within a step: its inputs by argument name, and what it returned.
+
+    Inputs are stage `batch_inputs`; outputs, where asked for, stage `modules` as `forward.output…`. `micro` is the
+    call's running number within the step.
+
+    Args:
+        outputs: a regular expression on the outputs' names (`logits`, `loss`, `0`); None records no output, "" all.
+        role: role of the records; None is the step's.
+    """
+
+    def __init__(self, recorder: Recorder, model: Any, *, outputs: str | None = None, role: str | None = None) -> None:
+        self._recorder = recorder
+        self._outputs, self._role = outputs, role
+        self._step: StepRecorder | None = None
+        self._micro = 0
+        #: Calls that happened outside a recorded step, and so were not recorded.
+        self.outside = 0
+        self._handles = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        step = self._recorder.current
+        if step is None:
+            self.outside += 1
+            return
+        self._micro = self._micro + 1 if step is self._step else 0
+        self._step = step
+        step("batch_inputs", recordable(named_arguments(module, args, kwargs)), micro=self._micro, role=self._role)
+
+    def _after(self, _module: Any, _args: Any, output: Any) -> None:
+        step = self._recorder.current
+        if step is None or self._outputs is None:
+            return
+        caught = {
+            name: tensor
+            for name, tensor in tensors_of("forward.output", output)
+            if re.search(self._outputs, name.removeprefix("forward.output").lstrip("."))
+        }
+        if caught:
+            step("modules", caught, micro=self._micro, role=self._role)
+
+
+def named_arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by the names `forward` gives them."""
+    names = [
+        parameter.name
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    named = {names[at] if at < len(names) else f"argument_{at}": value for at, value in enumerate(args)}
+    return {**named, **kwargs}
+
+
+def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments a record can hold; the rest by name under `not_recorded`."""
+    plain = {name: value for name, value in given.items() if _recordable(value)}
+    left_out = [name for name, value in given.items() if value is not None and name not in plain]
+    return {**plain, "not_recorded": left_out} if left_out else plain
+
+
+def _recordable(value: Any) -> bool:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_recordable(item) for item in value)
+    if isinstance(value, Mapping):
+        return all(_recordable(item) for item in value.values())
+    return isinstance(value, (bool, int, float, str))
+
+
+def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors of a module's inputs or outputs, by position or key. Caches are state, not results."""
+    if hasattr(value, "detach") and hasattr(value, "layout"):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key != "past_key_values":
+                yield from tensors_of(f"{name}.{key}", inner)
+    elif isinstance(value, (list, tuple)):
+        for position, inner in enumerate(value):
+            yield from tensors_of(f"{name}.{position}", inner)
+
+
+def _numbered(name: str, call: int) -> str:
+    return name if call == 1 else f"{name}[{call - 1}]"
+
+
+def _can_run(module: Any) -> bool:
+    # ModuleList and the like hold modules but are never called.
+    forward = getattr(type(module), "forward", None)
+    return forward is not None and getattr(forward, "__name__", "") != "_forward_unimplemented"

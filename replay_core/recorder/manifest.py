@@ -1,0 +1,199 @@
+"""The dump's manifest.json: what a replay needs to know, kept whole while several ranks write it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import DumpError, RequestError
+from replay_core.recorder.writer import replace_whole
+
+#: Version of the dump's own layout (docs/dump-format.md); a reader refuses a newer one.
+FORMAT_VERSION = 1
+
+#: Libraries whose version changes numbers.
+_LIBRARIES = (
+    "torch", "transformers", "numpy", "accelerate", "trl", "peft", "deepspeed", "flash_attn", "vllm", "sglang",
+    "triton", "liger_kernel", "verl", "openrlhf", "megatron",
+)  # fmt: skip
+#: Variables that choose kernels, their order of summation, or seeds.
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS", "PYTHONHASHSEED", "TORCH_COMPILE_DISABLE", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "ATTN_BACKEND", "VLLM_ATTENTION_BACKEND", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+
+
+class Manifest:
+    """`manifest.json` of one dump directory. Every change is read, made and written under a lock.
+
+    Raises:
+        RequestError: the directory cannot be written, or holds other files and no manifest.
+        DumpError: the manifest there is not one, or is of a newer version.
+    """
+
+    def __init__(self, directory: Path, facts: Mapping[str, Any]) -> None:
+        self._path = directory / "manifest.json"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                if not self._path.exists():
+                    _refuse_strangers(directory)
+                    self._write({**_born(), **facts})
+        except OSError as error:
+            raise RequestError(
+                f"the directory cannot be recorded into: {error.strerror}",
+                file=str(directory),
+                expected="a directory this user may write, on a disk with room",
+            ) from None
+        self.read()
+
+    def read(self) -> dict[str, Any]:
+        """What the manifest says now."""
+        try:
+            content = json.loads(self._path.read_text())
+        except (OSError, ValueError) as error:
+            raise DumpError(f"the manifest cannot be read: {error}", file=str(self._path)) from None
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise DumpError(
+                "the manifest is not one this recorder can extend",
+                file=str(self._path),
+                expected=f"schema_version <= {FORMAT_VERSION}",
+                found=str(version),
+                hint="record into a new directory",
+            )
+        return dict(content)
+
+    def update(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the manifest in place: `change` is given its content, another rank's words included."""
+        with self._locked():
+            content = self.read()
+            before = json.dumps(content)
+            change(content)
+            if json.dumps(content) != before:
+                self._write(content)
+
+    def _write(self, content: dict[str, Any]) -> None:
+        replace_whole(self._path, json.dumps(content, indent=1).encode())
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._path.with_name(".manifest.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            take_lock(descriptor, wait=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def take_lock(descriptor: int, *, wait: bool) -> bool:
+    """Lock an open file until it is closed. False when another holds it; True too where files cannot be locked."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some network filesystems have no locks: then nothing can be said.
+        return True
+    return True
+
+
+def _refuse_strangers(directory: Path) -> None:
+    others = sorted(
+        entry.name for entry in directory.iterdir() if entry.name != "checkpoints" and not entry.name.startswith(".")
+    )
+    if others:
+        raise RequestError(
+            "the directory holds other files and is no native dump",
+            file=str(directory),
+            expected="an empty directory or one with a manifest.json",
+            found=", ".join(others[:4]) + (" …" if len(others) > 4 else ""),
+            hint="record into a new directory",
+        )
+
+
+def _born() -> dict[str, Any]:
+    return {
+        "format": "rldbg-dump",
+        "schema_version": FORMAT_VERSION,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "models": {},
+        "environment": environment(),
+        "determinism": determinism(),
+        "git_commit": _git_commit(),
+        "command": sys.argv,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions of Python, the platform and the libraries that are loaded, and the variables that change numbers."""
+    loaded = {name: sys.modules[name] for name in _LIBRARIES if name in sys.modules}
+    versions = {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
+    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(), **versions}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["cuda"] = torch.version.cuda
+        found["threads"] = torch.get_num_threads()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            found["device"] = torch.cuda.get_device_name()
+    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return {**found, "variables": variables} if variables else found
+
+
+def determinism() -> dict[str, Any] | None:
+    """torch's switches that decide whether a run can be repeated bit for bit, and the seed it was given."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    return {
+        "seed": torch.initial_seed(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "bf16_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    }
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """What the manifest keeps of a model: its class, weights' name, effective attention and dtypes, its mode."""
+    config = getattr(model, "config", None)
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+    facts = {
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "name_or_path": getattr(config, "_name_or_path", None) or None,
+        "attention": getattr(config, "_attn_implementation", None),
+        "dtype": dtypes[0] if len(dtypes) == 1 else dtypes,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "training": bool(getattr(model, "training", False)),
+        "compiled": hasattr(model, "_orig_mod"),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def config_hash(config: Any) -> str | None:
+    if config is None:
+        return None
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _git_commit() -> str | None:
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,39 @@
+"""Keeps the newest steps of a dump and takes older ones away, as AReaL's `max_keep` and `pin_steps` ask."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from replay_core.recorder.index import removal_of
+from replay_core.recorder.settings import Settings
+from replay_core.recorder.writer import append_line
+
+_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro\d+)?\.(?:pt|jsonl|safetensors)$")
+
+
+class Rotation:
+    """Each rank takes away only what it wrote itself, its steps counted alone. Checkpoints stay."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self._directory = directory
+        self._keep = settings.max_keep
+        self._pinned = settings.pin_steps
+
+    def close(self, step: int, rank: int | None, role: str) -> None:
+        """After a step was written: remove the steps that are now too old, and say so in the index."""
+        if self._keep is None:
+            return
+        files: dict[int, list[Path]] = {}
+        root = self._directory if role == "actor" else self._directory / role
+        for path in root.glob("*/step_*"):
+            match = _FILE.fullmatch(path.name)
+            if match and path.parent.name != "checkpoints" and (int(match[2]) if match[2] else None) == rank:
+                files.setdefault(int(match[1]), []).append(path)
+        counted = sorted(number for number in files if number not in self._pinned)
+        index = self._directory / f"index_rank{rank if rank is not None else 0}.jsonl"
+        for old in counted[: -self._keep]:
+            for path in sorted(files[old]):
+                # The line first: a file that is listed as removed and still there is removed the next time.
+                append_line(index, removal_of(path.relative_to(self._directory)), durable=False)
+                path.unlink(missing_ok=True)

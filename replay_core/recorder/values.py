@@ -1,0 +1,298 @@
+"""What is kept of a value: a snapshot on the host, and what the index says about it.
+
+A snapshot owns its bytes, so the trainer may change a tensor in place as soon as `Snapshots.take` returns.
+From a CUDA device it is copied on a stream of its own into pinned memory: the host does not wait, the
+device's own stream waits only before it next touches anything, and the writer waits for the copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from replay_core.errors import RequestError
+
+#: Elements looked at together where statistics are counted: 32 MB of float64.
+_CHUNK = 1 << 22
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+
+
+class Snapshots:
+    """Takes the snapshots of one record. `ready` returns once every copy from a device has arrived.
+
+    Args:
+        owned: copy host tensors too. False where the record is written before the trainer goes on.
+    """
+
+    def __init__(self, *, owned: bool) -> None:
+        self._owned = owned
+        self._arrivals: list[Callable[[], object]] = []
+        self._taken: dict[int, tuple[Any, Any]] = {}
+        #: Of sharded tensors: field -> what the whole looks like.
+        self.shards: dict[str, dict[str, Any]] = {}
+        self.nbytes = 0
+
+    def ready(self) -> None:
+        for arrive in self._arrivals:
+            arrive()
+        self._arrivals.clear()
+
+    def forget(self) -> None:
+        """Let go of the originals, be they on a device: the record is complete."""
+        self._taken.clear()
+
+    def take(self, value: Any, name: str) -> Any:
+        """A value as it is stored: tensors on the host, dense, detached, each owning just its own bytes.
+
+        One tensor under several names is copied and stored once.
+
+        Raises:
+            RequestError: a value of a kind no record can hold, or a tensor whose device does not answer.
+        """
+        torch = _torch()
+        if torch is not None and isinstance(value, torch.Tensor):
+            known = self._taken.get(id(value))
+            if known is None:
+                copy = self._tensor(torch, value, name)
+                # The value is kept beside its copy: an id is free again once its object is gone. A copy is its own.
+                known = self._taken[id(value)] = self._taken[id(copy)] = (value, copy)
+            return known[1]
+
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, Mapping):
+            return {str(key): self.take(inner, f"{name}.{key}") for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.take(inner, f"{name}.{position}") for position, inner in enumerate(value)]
+        return self._foreign(torch, value, name)
+
+    def take_now(self, tensor: Any, name: str) -> Any:
+        """A copy of a tensor that may be changed before the record is written, whatever `owned` says.
+
+        What was the same object before is not taken to be the same values now.
+        """
+        torch = _torch()
+        copy = self._tensor(torch, tensor, name)
+        if copy.data_ptr() == tensor.data_ptr():
+            copy = copy.clone()
+        self._taken[id(copy)] = (copy, copy)
+        return copy
+
+    def _tensor(self, torch: Any, value: Any, name: str) -> Any:
+        if hasattr(value, "to_local") and hasattr(value, "placements"):
+            self.shards[name] = {"global_shape": list(value.shape), "placements": [str(p) for p in value.placements]}
+            value = value.to_local()
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+            kind = (
+                "meta" if value.is_meta else "quantized" if value.is_quantized else "nested" if value.is_nested else ""
+            )
+            raise RequestError(
+                "only dense tensors can be recorded",
+                tensor=name,
+                found=f"a {kind or str(value.layout).removeprefix('torch.')} tensor",
+                hint="it has no values to record" if value.is_meta else "record value.to_dense()",
+            )
+        value = value.detach()
+        if type(value) is not torch.Tensor:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise RequestError(
+                "only plain tensors can be recorded", tensor=name, found=f"a {kind}", hint="record a plain copy of it"
+            )
+        try:
+            host = self._to_host(torch, value)
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise RequestError(
+                "the tensor cannot be copied to the host", tensor=name, expected="a device that answers", found=first
+            ) from error
+        self.nbytes += host.numel() * host.element_size()
+        return host
+
+    def _to_host(self, torch: Any, value: Any) -> Any:
+        if value.device.type == "cuda" and self._owned:
+            return self._to_pinned(torch, value)
+        copied = value.device.type != "cpu"
+        host = value.cpu().resolve_conj().resolve_neg()
+        # torch.save stores the whole storage behind a view.
+        dense = host.untyped_storage().nbytes() == host.numel() * host.element_size() and host.is_contiguous()
+        if dense and (copied or not self._owned):
+            return host
+        return host.clone(memory_format=torch.contiguous_format)
+
+    def _to_pinned(self, torch: Any, value: Any) -> Any:
+        dense = value.resolve_conj().resolve_neg().contiguous()
+        here = torch.cuda.current_stream(value.device)
+        aside = _copy_stream(torch, value.device)
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            host = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True)
+            host.copy_(dense, non_blocking=True)
+        arrived = aside.record_event()
+        # What the trainer launches next may write to this memory in place.
+        here.wait_event(arrived)
+        dense.record_stream(aside)
+        self._arrivals.append(arrived.synchronize)
+        return host
+
+    def _foreign(self, torch: Any, value: Any, name: str) -> Any:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic):
+            return value.item()
+        if numpy is not None and isinstance(value, numpy.ndarray) and torch is not None:
+            if value.dtype == object:
+                return self.take(value.tolist(), name)
+            try:
+                return self._tensor(torch, torch.from_numpy(numpy.ascontiguousarray(value)), name)
+            except TypeError:
+                pass
+        if torch is not None and isinstance(value, (torch.dtype, torch.device)):
+            return str(value).removeprefix("torch.")
+        # A subclass of a plain type (an enum of texts, a numpy float) is stored as the plain value it is.
+        if isinstance(value, int):
+            return int.__index__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, str):
+            return str.__str__(value)
+        raise RequestError(
+            "a record holds tensors, numbers, texts, and lists and dicts of them",
+            tensor=name,
+            found=f"a {type(value).__module__}.{type(value).__qualname__}",
+            hint=f"record what it holds, field by field, or str({name})",
+        )
+
+
+_streams: dict[Any, Any] = {}
+
+
+def _copy_stream(torch: Any, device: Any) -> Any:
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+def _torch() -> Any:
+    """The trainer's torch, where there is one: a recorder of plain numbers needs none."""
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: Any) -> bool:
+    torch = _torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def leaves(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every tensor, number and text of a snapshot, named as a reader names them."""
+    for name, value in fields.items():
+        yield from _leaves(name, value)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        # A list of samples is a table: a column per key.
+        for key in dict.fromkeys(key for item in value for key in item):
+            yield from _leaves(f"{name}.{key}", [item.get(key) for item in value])
+    elif isinstance(value, list) and any(is_tensor(item) or isinstance(item, dict) for item in value):
+        for position, item in enumerate(value):
+            yield from _leaves(f"{name}.{position}", item)
+    else:
+        yield name, value
+
+
+def describe(name: str, value: Any, order: int, *, stats: bool, digest_known: str | None = None) -> dict[str, Any]:
+    """The index's entry of a field: name, dtype, shape, digest, order, and statistics where asked."""
+    if not is_tensor(value):
+        field: dict[str, Any] = {"name": name, "dtype": type(value).__name__, "shape": None, "digest": None}
+        field["order"] = order
+        if stats and isinstance(value, _PLAIN):
+            field["value"] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        return field
+    field = {
+        "name": name,
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+        "digest": digest_known or digest(value),
+        "order": order,
+    }
+    if stats:
+        field["stats"] = statistics(value)
+    return field
+
+
+class Digests:
+    """Digests of a record's tensors, taken in a thread while the record is written: hashing and writing both
+    leave Python's lock alone.
+
+    Args:
+        beside: whether something is written meanwhile; small records are not worth a thread either way.
+    """
+
+    _WORTH_A_THREAD = 1 << 20
+
+    def __init__(self, fields: Mapping[str, Any], *, beside: bool) -> None:
+        self._tensors = [(name, leaf) for name, leaf in leaves(fields) if is_tensor(leaf)]
+        self._digests: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+        if beside and sum(t.numel() * t.element_size() for _, t in self._tensors) >= self._WORTH_A_THREAD:
+            self._thread = threading.Thread(target=self._take, name="rldbg-digests", daemon=True)
+            self._thread.start()
+
+    def taken(self) -> dict[str, str]:
+        """Name -> digest; an empty dict where the caller is to take them itself."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._digests
+
+    def _take(self) -> None:
+        self._digests = {name: digest(tensor) for name, tensor in self._tensors}
+
+
+def digest(tensor: Any) -> str:
+    """`blake2b:` and 32 hex digits of a contiguous host tensor's bytes."""
+    return "blake2b:" + hashlib.blake2b(raw(tensor), digest_size=16).hexdigest()
+
+
+def raw(tensor: Any) -> Any:
+    """A contiguous host tensor's bytes, not copied. numpy has no bfloat16; a view as uint8 refuses odd strides."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return (ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr()) if nbytes else b""
+
+
+def statistics(tensor: Any) -> dict[str, Any]:
+    """count, nan, posinf, neginf, zero, and of the finite values min, max, mean, std and l2 (null where there is none).
+
+    Accumulated in float64; complex tensors are judged by their absolute values.
+    """
+    torch = _torch()
+    flat = (tensor.abs() if tensor.is_complex() else tensor).reshape(-1)
+    counts = dict.fromkeys(("nan", "posinf", "neginf", "zero"), 0)
+    number, total, squares = 0, 0.0, 0.0
+    smallest, largest = math.inf, -math.inf
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK].to(torch.float64)
+        counts["nan"] += int(chunk.isnan().sum())
+        counts["posinf"] += int((chunk == math.inf).sum())
+        counts["neginf"] += int((chunk == -math.inf).sum())
+        counts["zero"] += int((chunk == 0).sum())
+        finite = chunk[chunk.isfinite()]
+        if finite.numel():
+            number += finite.numel()
+            total += float(finite.sum())
+            squares += float((finite * finite).sum())
+            smallest, largest = min(smallest, float(finite.min())), max(largest, float(finite.max()))
+    figures: dict[str, Any] = {"count": flat.numel(), **counts}
+    if not number:
+        return {**figures, "min": None, "max": None, "mean": None, "std": None, "l2": None}
+    mean = total / number
+    spread = math.sqrt(max(squares / number - mean * mean, 0.0))
+    numbers = {"min": smallest, "max": largest, "mean": mean, "std": spread, "l2": math.sqrt(squares)}
+    return {**figures, **{name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}}

@@ -1,0 +1,169 @@
+"""RolloutReplay: the batches of a recorded run, looked up by step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from replay_core.dumps import open_run
+from replay_core.errors import RequestError, SelectionError
+from replay_core.records import Record, TensorRef
+from replay_core.rollouts.batch import COMPUTED, RolloutBatch, last_part
+from replay_core.rollouts.records import ROLLOUT_STAGES, rollout_records, spans, with_tokens
+
+ENDS = ("error", "stop", "wrap")
+SCOPES = ("rollout", "full")
+
+#: What scope "full" takes besides.
+_FULL_STAGES = ("old_log_probs", "ref_log_probs", "values", "prepared_trajectories")
+
+
+class RolloutReplay:
+    """The batches of a recorded run, looked up by step.
+
+    Args:
+        path: a dump of any dialect.
+        end: past the last recorded step: "error", "stop" (`batch` answers None), or "wrap" (start again, said once).
+        scope: "rollout" takes what sampling gave (tokens, masks, rewards, the sampler's logprobs); "full" also
+            what the trainer computed from it (old and reference logprobs, values, advantages).
+        rank: this process's rank, where each recorded its own part; None where one recorded the whole batch.
+        world_size: how many ranks train now; refused where another number recorded.
+
+    Raises:
+        NotADumpError: no dialect knows the path.
+        RequestError: a wrong argument, no rollouts in the dump, or another data-parallel size.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        end: str = "error",
+        scope: str = "rollout",
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        for key, value, allowed in (("end", end, ENDS), ("scope", scope, SCOPES)):
+            if value not in allowed:
+                raise RequestError(f"wrong {key} of a replay", expected=" | ".join(allowed), found=repr(value))
+        self.path, self.end, self.scope, self.rank = Path(path), end, scope, rank
+        self._run = open_run(path)
+        self._records = rollout_records(self._run)
+        self.steps: list[int] = sorted(
+            {record.key.step for records in self._records.values() for record in records if record.key.step is not None}
+        )
+        if not self.steps:
+            stages = sorted({record.key.stage for record in self._run.records})
+            raise RequestError(
+                "the dump holds no rollouts of numbered steps",
+                file=str(path),
+                expected=" or ".join(ROLLOUT_STAGES),
+                found=", ".join(stages) or "no record",
+                hint="record a run with the trajectory stage first",
+            )
+        self._check_ranks(world_size)
+        self._wrapped = False
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[RolloutBatch]:
+        """The recorded steps in order, once; for ever where `end` is "wrap"."""
+        while True:
+            for step in self.steps:
+                batch = self.batch(step)
+                assert batch is not None
+                yield batch
+            if self.end != "wrap":
+                return
+
+    def batch(self, step: int, micro: int | None = None) -> RolloutBatch | None:
+        """The batch recorded at a step; None past the end where `end` is "stop".
+
+        Args:
+            micro: which of the step's rollouts, where it sampled several times.
+
+        Raises:
+            SelectionError: the step was not recorded (past the end, or in a gap), or has several rollouts.
+        """
+        if step > self.steps[-1]:
+            if self.end == "stop":
+                return None
+            if self.end == "wrap":
+                step = self._around(step)
+        if step not in self.steps:
+            where = "past the last recorded step" if step > self.steps[-1] else "not among the recorded steps"
+            raise SelectionError(
+                f"step {step} is {where}",
+                file=str(self.path),
+                expected=spans(self.steps),
+                found=f"step {step}",
+                hint='end="stop" or end="wrap" goes on without an error' if step > self.steps[-1] else
+                "record every step the replay will ask for (dump_every_n_steps: 1)",
+            )  # fmt: skip
+        rollout = self._one(step, with_tokens(self._records[step]), micro)
+        refs = {ref.name: ref for ref in rollout.tensors() if ref.is_readable}
+        if self.scope == "rollout":
+            refs = {name: ref for name, ref in refs.items() if last_part(ref) not in COMPUTED}
+        else:
+            refs = {**refs, **self._computed(step, rollout, refs)}
+        return RolloutBatch(step, refs, rollout.path)
+
+    def _around(self, step: int) -> int:
+        if not self._wrapped:
+            self._wrapped = True
+            warnings.warn(
+                f"rldbg: step {step} was not recorded; the replay starts again from step {self.steps[0]}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return self.steps[(step - self.steps[0]) % len(self.steps)]
+
+    def _one(self, step: int, records: list[Record], micro: int | None) -> Record:
+        mine = [r for r in records if r.key.rank in (None, self.rank) or self.rank is None]
+        mine = [r for r in mine if micro is None or r.key.micro in (None, micro)]
+        if len(mine) == 1:
+            return mine[0]
+        raise SelectionError(
+            f"step {step} has {len(mine)} rollouts here, not one",
+            file=str(self.path),
+            expected="; ".join(str(record.key) for record in records[:6]),
+            found=f"rank {self.rank}, micro {micro}",
+            hint="name this process's rank=, and micro= where a step sampled several times",
+        )
+
+    def _computed(self, step: int, rollout: Record, have: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+        more: dict[str, TensorRef] = {}
+        for record in self._run.records:
+            key = record.key
+            if key.step == step and key.rank == rollout.key.rank and key.stage in _FULL_STAGES and key.micro is None:
+                more.update({ref.name: ref for ref in record.tensors() if ref.is_readable and ref.name not in have})
+        if not any(last_part(ref) in COMPUTED for ref in [*have.values(), *more.values()]):
+            raise SelectionError(
+                f"step {step} was recorded without what the trainer computed",
+                file=str(rollout.path),
+                expected="old logprobs, reference logprobs, values or advantages beside the rollout",
+                found=", ".join(have),
+                hint='replay it with scope="rollout", or record with dump_scope: full',
+            )
+        return more
+
+    def _check_ranks(self, world_size: int | None) -> None:
+        for step in self.steps if world_size is not None or self.rank is not None else []:
+            ranks = {record.key.rank for record in self._records[step]} - {None}
+            if world_size is not None and ranks and len(ranks) != world_size:
+                raise RequestError(
+                    "the rollouts were recorded with another data-parallel size",
+                    file=str(self.path),
+                    expected=f"{len(ranks)} ranks, as recorded at step {step}",
+                    found=f"world_size {world_size}",
+                    hint="replay with the topology that recorded",
+                )
+            if self.rank is not None and ranks and self.rank not in ranks:
+                raise RequestError(
+                    f"rank {self.rank} recorded no rollouts at step {step}",
+                    file=str(self.path),
+                    expected=f"rank {spans(sorted(number for number in ranks if number is not None))}",
+                    found=f"rank {self.rank}",
+                )

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from replay_core.dumps import open_run
+from replay_core.errors import DumpError
+from replay_core.recorder import Recorder
+from replay_core.recorder.backlog import Backlog
+
+
+def test_what_the_trainer_changes_afterwards_is_not_what_is_written(tmp_path: Path) -> None:
+    with Recorder(tmp_path, asynchronous=True) as recorder, recorder.step(0) as record:
+        values = torch.zeros(1000)
+        for micro in range(20):
+            record("loss", values=values, micro=micro)
+            values += 1
+    for micro in range(20):
+        assert torch.load(tmp_path / "loss" / f"step_000000_rank0_micro{micro}.pt")["values"].eq(micro).all()
+
+
+def test_when_the_queue_is_full_the_trainer_waits_and_is_told(tmp_path: Path) -> None:
+    gate, done = threading.Event(), list[int]()
+    backlog = Backlog(100, failed=lambda error: None)
+
+    def job(number: int) -> None:
+        gate.wait(10)
+        done.append(number)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        opener = threading.Timer(0.2, gate.set)
+        opener.start()
+        for number in range(5):
+            backlog.put(lambda number=number: job(number), 60)  # type: ignore[misc]
+        backlog.close()
+    assert done == [0, 1, 2, 3, 4], "in order, none dropped"
+    assert backlog.pressure.waits >= 1
+    assert backlog.pressure.waited_s > 0.1
+    assert backlog.pressure.peak_bytes <= 100
+    assert (backlog.pressure.written, backlog.pressure.written_bytes, backlog.pressure.waiting) == (5, 300, 0)
+    assert ["slower than the trainer" in str(warning.message) for warning in said] == [True]
+
+
+def test_one_record_larger_than_the_queue_is_taken_all_the_same(tmp_path: Path) -> None:
+    with Recorder(tmp_path, asynchronous=True, queue_bytes=1000) as recorder, recorder.step(0) as record:
+        record("loss", values=torch.zeros(10_000))
+    assert recorder.pressure.written == 1
+    assert len(open_run(tmp_path).records) == 1
+
+
+def test_a_failure_in_the_thread_reaches_the_trainer_at_its_next_record(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, asynchronous=True)
+    (tmp_path / "loss").write_text("a file where the folder should be")
+    with recorder.step(0) as record:
+        record("loss", loss=1.0)
+        with pytest.raises(DumpError, match="cannot be written"):
+            recorder.flush()
+        record("trajectory", tokens=[1, 2])
+    recorder.close()
+    assert [r.key.stage for r in open_run(tmp_path).records] == ["trajectory"]
+
+
+def test_with_warn_a_failure_in_the_thread_costs_that_record_alone(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, asynchronous=True, on_error="warn")
+    (tmp_path / "loss").write_text("a file where the folder should be")
+    with warnings.catch_warnings(record=True) as said, recorder.step(0) as record:
+        warnings.simplefilter("always")
+        record("loss", loss=1.0)
+        record("trajectory", tokens=[1, 2])
+        recorder.close()
+    assert len(recorder.lost) == 1
+    assert "a record is lost" in str(said[0].message)
+    assert [r.key.stage for r in open_run(tmp_path).records] == ["trajectory"]
+
+
+def test_a_forked_rank_records_its_own_and_leaves_its_parents(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, asynchronous=True)
+    with recorder.step(0, rank=0) as record:
+        record("loss", loss=0.0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with recorder.step(0, rank=1) as record:
+                record("loss", loss=1.0)
+            recorder.flush()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    recorder.close()
+    assert status == 0
+    assert [record.key.rank for record in open_run(tmp_path).records] == [0, 1]
+
+
+def test_the_program_that_just_ends_still_writes_everything(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = f"""
+import torch
+from replay_core.recorder import Recorder
+recorder = Recorder({str(tmp_path / "dump")!r}, asynchronous=True)
+for step in range(5):
+    with recorder.step(step) as record:
+        record("loss", values=torch.zeros(200_000))
+raise RuntimeError("the trainer fails")
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert "the trainer fails" in answer.stderr
+    assert len(open_run(tmp_path / "dump").records) == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_copies_from_a_device_are_what_stood_there_and_hold_up_nobody(tmp_path: Path) -> None:
+    with Recorder(tmp_path, asynchronous=True) as recorder, recorder.step(0) as record:
+        values = torch.zeros(1 << 22, device="cuda")
+        for micro in range(10):
+            record("loss", values=values, view=values[:8].view(2, 4).t(), micro=micro)
+            values += 1
+    for micro in range(10):
+        content = torch.load(tmp_path / "loss" / f"step_000000_rank0_micro{micro}.pt")
+        assert content["values"].eq(micro).all()
+        assert content["view"].shape == (4, 2)

@@ -1,0 +1,117 @@
+"""TRL's own GRPOTrainer on a model built here: recorded, then driven by the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core.dumps import open_run
+from replay_core.errors import RequestError
+from replay_core.recorder import Recorder
+from replay_core.recorder.trl import recording
+from replay_core.rollouts import RolloutReplay
+
+trl = pytest.importorskip("trl", reason="TRL is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", *"0123456789+="])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+def model() -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=14, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    return [sum(character.isdigit() for character in text) / 4 for text in completions]
+
+
+def never(completions: list[str], **_: Any) -> list[float]:
+    raise AssertionError("a driven run gives no rewards")
+
+
+def train(directory: Path, dump: Path, rollouts: RolloutReplay | None = None, *, seed: int = 3, steps: int = 3) -> Any:
+    from datasets import Dataset
+
+    arguments = trl.GRPOConfig(
+        output_dir=str(directory), max_steps=steps, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        num_generations=4, max_completion_length=4, learning_rate=1e-2, logging_steps=1, save_strategy="no",
+        report_to=[], use_cpu=True, seed=seed, beta=0.0, bf16=False, disable_tqdm=True, num_iterations=1,
+    )  # fmt: skip
+    prompts = Dataset.from_list([{"prompt": f"{a}+{a}="} for a in range(8)])
+    trainer = recording(trl.GRPOTrainer, Recorder(dump, asynchronous=True), rollouts)(
+        model=model(), reward_funcs=never if rollouts else reward, args=arguments, train_dataset=prompts,
+        processing_class=tokenizer(),
+    )  # fmt: skip
+    if rollouts is not None:
+        trainer._generate = None  # whatever samples would fail
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    root = tmp_path_factory.mktemp("trl")
+    trainer = train(root / "out", root / "dump")
+    return root / "dump", {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+
+
+def digests(dump: Path, stages: set[str]) -> dict[tuple[str, str], Any]:
+    import json
+
+    lines = [json.loads(line) for line in (dump / "index_rank0.jsonl").read_text().splitlines()]
+    chosen = [line for line in lines if line["key"]["stage"] in stages]
+    return {(line["file"], field["name"]): field["digest"] for line in chosen for field in line["fields"]}
+
+
+def test_every_stage_of_a_trl_run_is_recorded(recorded: tuple[Path, Any]) -> None:
+    run = open_run(recorded[0])
+    assert not run.problems
+    stages = {(r.key.stage, r.key.step, r.key.micro) for r in run.records}
+    for step in range(3):
+        assert {("trajectory", step, 0), ("gradient", step, None), ("training_metrics", step, None)} <= stages
+        assert {(stage, step, micro) for stage in ("forward_data", "loss") for micro in range(2)} <= stages
+    (trajectory,) = [r for r in run.records if (r.key.stage, r.key.step) == ("trajectory", 0)]
+    assert {"prompt_ids", "completion_ids", "advantages", "prompt_text"} <= {ref.name for ref in trajectory.tensors()}
+    forward = next(r for r in run.records if r.key.stage == "forward_data")
+    assert forward.get("policy_logprobs") is not None
+
+
+def test_a_trl_run_driven_by_the_record_is_the_same_run_bit_for_bit(recorded: tuple[Path, Any], tmp_path: Path) -> None:
+    dump, weights = recorded
+    driven = train(tmp_path / "out", tmp_path / "again", RolloutReplay(dump, scope="full"), seed=4)
+    stages = {"forward_data", "loss", "gradient"}
+    assert digests(tmp_path / "again", stages) == digests(dump, stages)
+    assert len(digests(dump, stages)) > 50
+    for name, weight in driven.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+    untrained = dict(model().named_parameters())
+    assert sum(not torch.equal(weight, untrained[name]) for name, weight in weights.items()) > 10, "it did learn"
+
+
+def test_a_replay_without_what_trl_computed_is_refused(recorded: tuple[Path, Any], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="advantages and logprobs"):
+        recording(trl.GRPOTrainer, Recorder(tmp_path / "dump"), RolloutReplay(recorded[0]))

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replay_core.dumps import open_run
+from replay_core.rollouts import RolloutReplay
+
+ROOT = Path(__file__).resolve().parents[3]
+
+PLAIN = """
+import sys
+import torch
+assert "tui_debugger" not in sys.modules
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    for micro in range(2):
+        loss = model(torch.randn(5, 4)).pow(2).mean()
+        loss.backward()
+        print(step, micro, loss.item())
+    optimizer.step()
+"""
+
+LANGUAGE_MODEL = """
+import torch
+from replay_core.demo.policy import build_policy
+actor, ref = build_policy(0), build_policy(1).requires_grad_(False)
+optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+for step in range(2):
+    ids = actor.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False)
+    with torch.no_grad():
+        ref(input_ids=ids)
+    actor(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+TRL = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.replay_core.recorder.test_trl import model, reward, tokenizer
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+arguments = GRPOConfig(
+    output_dir="out", max_steps=2, per_device_train_batch_size=4, num_generations=4, max_completion_length=4,
+    logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, beta=0.0, bf16=False, disable_tqdm=True,
+)
+prompts = Dataset.from_list([{{"prompt": f"{{a}}+{{a}}="}} for a in range(8)])
+GRPOTrainer(
+    model=model(), reward_funcs=reward, args=arguments, train_dataset=prompts, processing_class=tokenizer()
+).train()
+"""
+
+
+def record(folder: Path, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    words = [
+        sys.executable,
+        "-m",
+        "tui_debugger",
+        "record",
+        "--dir",
+        "dump",
+        *options,
+        "--",
+        sys.executable,
+        "train.py",
+    ]
+    return subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_path: Path) -> None:
+    answer = record(tmp_path, PLAIN, "--gradients", r"0\.weight", "--params", "bias")
+    assert answer.returncode == 0, answer.stderr
+    alone = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert answer.stdout == alone.stdout
+    run = open_run(tmp_path / "dump")
+    assert run.steps() == [0, 1, 2]
+    losses = {(r.key.step, r.key.micro): r for r in run.records if r.key.stage == "loss"}
+    assert len(losses) == 6
+    from replay_core.pages import array
+
+    for line in answer.stdout.splitlines():
+        step, micro, value = line.split()
+        ref = losses[int(step), int(micro)].get("loss")
+        assert ref is not None
+        assert float(array(ref)) == float(value)
+    (gradient,) = [r for r in run.records if (r.key.stage, r.key.step) == ("gradient", 1)]
+    assert [ref.name for ref in gradient.tensors()] == ["grad_norm", "grad.0.weight"]
+    (params,) = [r for r in run.records if (r.key.stage, r.key.step) == ("param", 1)]
+    assert [ref.name for ref in params.tensors()] == ["param.0.bias", "param.2.bias"]
+    assert "a recorded step takes about" in answer.stderr.partition("recorded 6 model calls")[0]
+    assert "6 model calls, 6 losses, 3 steps" in answer.stderr
+    assert "not seen: rewards, advantages" in answer.stderr
+    assert "rldbg ls dump" in answer.stderr
+
+
+def test_sampling_is_counted_not_recorded_and_models_get_roles(tmp_path: Path) -> None:
+    answer = record(tmp_path, LANGUAGE_MODEL)
+    assert answer.returncode == 0, answer.stderr
+    assert "calls while sampling (6)" in answer.stderr
+    run = open_run(tmp_path / "dump")
+    inputs = [(r.key.step, r.key.micro, r.key.role) for r in run.records if r.key.stage == "batch_inputs"]
+    assert inputs == [(0, 0, "ref"), (0, 1, "actor"), (1, 0, "ref"), (1, 1, "actor")]
+    assert RolloutReplay(tmp_path / "dump").steps == [0, 1]
+
+
+def test_the_environments_own_sitecustomize_still_runs(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('the environment was here')\n")
+    answer = record(tmp_path, PLAIN, PYTHONPATH=os.pathsep.join([str(ROOT), str(own)]))
+    assert answer.stdout.startswith("the environment was here")
+    assert open_run(tmp_path / "dump").steps() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("raise SystemExit(5)", 5, ""),
+        ("import os; os.kill(os.getpid(), 9)", 137, ""),
+        ("print('no torch here')", 3, "nothing was recorded"),
+        ("import torch", 3, "no torch module with parameters was called"),
+    ],
+)
+def test_the_exit_code_is_the_scripts_and_nothing_recorded_is_no_success(
+    script: str, code: int, says: str, tmp_path: Path
+) -> None:
+    answer = record(tmp_path, script)
+    assert answer.returncode == code, answer.stderr
+    assert says in answer.stderr
+    assert not (tmp_path / "dump").exists()
+
+
+def test_a_command_that_does_not_exist_is_a_wrong_request(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "tui_debugger", "record", "--", "no-such-program"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert answer.returncode == 2
+    assert "cannot be started" in answer.stderr
+
+
+@pytest.mark.slow
+def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed")
+    answer = record(tmp_path, TRL.format(root=str(ROOT)))
+    assert answer.returncode == 0, answer.stderr
+    assert "GRPOTrainer was recorded with its rollouts" in answer.stderr
+    run = open_run(tmp_path / "dump")
+    stages = {record.key.stage for record in run.records}
+    assert stages == {"trajectory", "forward_data", "loss", "gradient", "training_metrics"}
+    batch = RolloutReplay(tmp_path / "dump", scope="full").batch(1)
+    assert batch is not None
+    assert "advantages" in batch

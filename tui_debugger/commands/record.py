@@ -1,0 +1,77 @@
+"""`rldbg record -- python train.py`: run a training script and record it, without an edit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import replay_core
+from replay_core.errors import ExitCode, RequestError
+from tui_debugger.commands import fail
+
+
+@click.command("record", context_settings={"ignore_unknown_options": False})
+@click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), default=Path("rldbg-dump"),
+              show_default=True, help="Where the dump goes.")  # fmt: skip
+@click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Record every so many steps.")
+@click.option("--format", "form", type=click.Choice(["pt", "jsonl", "safetensors"]), default="pt", show_default=True)
+@click.option("--level", type=click.Choice(["hash", "stats", "full"]), default="full", show_default=True,
+              help="Whole values, or figures and digests in the index alone.")  # fmt: skip
+@click.option("--gradients", metavar="PATTERN", help="Gradients of parameters that match, as the optimizer sees them.")
+@click.option("--params", metavar="PATTERN", help="Parameters that match, before each update.")
+@click.option("--outputs", is_flag=True, help="Outputs of the model however large they are.")
+@click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+def command(
+    directory: Path,
+    every: int,
+    form: str,
+    level: str,
+    gradients: str | None,
+    params: str | None,
+    outputs: bool,
+    command_line: tuple[str, ...],
+) -> int:
+    """Run a training script and record what torch's hooks can see of it; TRL's GRPOTrainer with its rollouts.
+
+    Nothing of the script is changed. At its end it says on standard error what was recorded and what could not be
+    seen. Exits as the script does; 3 when the script ended well and nothing was recorded.
+    """
+    options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
+    given = {"gradients": gradients, "params": params, "outputs": outputs or None}
+    options.update({name: value for name, value in given.items() if value is not None})
+    try:
+        answer = subprocess.run(command_line, env=_environment(directory, options), check=False)
+    except OSError as error:
+        raise RequestError(
+            f"the command cannot be started: {error.strerror}",
+            found=" ".join(command_line),
+            hint="rldbg record -- python train.py",
+        ) from None
+    manifest = directory / "manifest.json"
+    if manifest.exists():
+        click.echo(f"rldbg ls {directory}", err=True)
+    elif answer.returncode == 0:
+        fail("the script ended and nothing was recorded", "does it run torch in this Python, or in another process?")
+        return ExitCode.BAD_BYTES
+    # A script that a signal ended is reported as shells do.
+    return answer.returncode if answer.returncode >= 0 else 128 - answer.returncode
+
+
+def _environment(directory: Path, options: dict[str, Any]) -> dict[str, str]:
+    package = Path(str(replay_core.__file__)).resolve().parent
+    injection = str(package / "recorder" / "injection")
+    before = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([injection, *([before] if before else [])]),
+        "RLDBG_RECORD": str(directory.resolve()),
+        "RLDBG_RECORD_OPTIONS": json.dumps(options),
+        # A script's own output and the recorder's words keep their order.
+        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1" if sys.stdout.isatty() else ""),
+    }
