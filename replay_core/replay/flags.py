@@ -22,6 +22,9 @@ MODES = ("eval", "train")
 #: Deliberate mistakes, one per way a batch goes wrong: what they look like, and that they are told apart.
 FAULTS = ("none", "boundary", "foreign_key", "no_positions", "padded_mask", "raise", "abort", "hang")
 
+#: The axes of a matrix where none are named: the three toggles of seed 000, each baseline first.
+MATRIX = "attention=eager,flash compile=off,inductor packing=off,on"
+
 _CHOICES = {
     "attention": ATTENTIONS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILES, "dynamic": DYNAMICS,
     "logits": LOGITS, "mode": MODES, "fault": FAULTS,

@@ -31,7 +31,7 @@ class ReplayPlan:
     forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
         `forward_path`, the directory it is imported from. Only ever set by the user.
     backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches.
-    loss: settings of the loss (`losses.Loss`); None takes the recorded ones, else GRPO's, and says so.
+    loss: settings of the loss (`losses.Loss`), or its text; None takes the recorded ones, else GRPO's, and says so.
     share_gpu: run on a GPU that another process uses.
     cold_compile: compile into an empty inductor cache, so that compile_s is a first time.
     """
@@ -56,7 +56,7 @@ class ReplayPlan:
     forward_path: str | None = None
     backward: bool = False
     micros: tuple[int, ...] | None = None
-    loss: dict[str, Any] | None = None
+    loss: dict[str, Any] | str | None = None
     share_gpu: bool = False
     cold_compile: bool = False
 
