@@ -49,6 +49,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "toggles": result.toggles,
         "same_as": result.same_as,
         "recorded": result.recorded,
+        "recorded_training": result.training,
     }
 
 

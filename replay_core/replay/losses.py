@@ -54,8 +54,8 @@ class Loss:
         return cls(**mapping)
 
     @classmethod
-    def parse(cls, text: str) -> Loss:
-        """A loss from `grpo,kl=0.001,clip_low=0.2,reduction=token_sum`.
+    def parse(cls, text: str) -> dict[str, Any]:
+        """The settings that `grpo,kl=0.001,clip_low=0.2,reduction=token_sum` names, and only those.
 
         Raises:
             RequestError: a setting that does not exist, or a value it cannot have.
@@ -71,7 +71,8 @@ class Loss:
                 settings[name] = (int(value) if name == "tokens" else float(value)) if numeric else value
             except ValueError:
                 raise RequestError(f"{name} of a loss is a number", expected="grpo,kl=0.001", found=part) from None
-        return cls.from_mapping(settings)
+        cls.from_mapping(settings)
+        return settings
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)

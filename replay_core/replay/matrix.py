@@ -48,6 +48,8 @@ class CellResult:
     same_as: int | None = None
     #: How it stands to what the trainer recorded, a mapping per recorded name.
     recorded: list[dict[str, Any]] = field(default_factory=list)
+    #: How a backward replay stands to the recorded losses and gradients.
+    training: dict[str, Any] | None = None
     #: A verdict that comes from elsewhere than a comparison (the recording's own row).
     agrees: bool | None = None
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare import tolerance
+from replay_core.compare import compare_runs, tolerance
 from replay_core.compare.verdict import Context, judge
-from replay_core.errors import RldbgError
+from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
 from replay_core.replay.batch import Batch
@@ -30,6 +30,8 @@ COMPARABLE = {
     "actor": ("policy_logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs"),
     "ref": ("ref_logprobs", "old_logprobs", "policy_logprobs"),
 }
+#: Stages of a micro-batch that a backward replay computes again.
+_TRAINED = ("forward_data", "loss")
 #: What ranks weights by default: the tokens' own sampler.
 AGAINST = "rollout_logprobs"
 
@@ -171,4 +173,48 @@ def against(recorded: Recorded, run: Run, batch: Batch, *, known_fp32: bool) -> 
         "mean_abs": float(distance.mean()),
         "k3": pair.k3,
         "at": {"sample": sample, "position": position + 1, "recorded": float(a[worst, 0]), "replayed": float(b[worst, 0])},
+    }
+
+
+def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | None, ...]) -> dict[str, Any] | None:
+    """How a backward replay stands to what the trainer recorded: log-probabilities, losses, gradients. None if nothing.
+
+    A step's gradient is compared only when every one of its micro-batches was replayed.
+    """
+    place_ = (key.step, key.rank, key.role)
+    mine = [one for one in run.records if (one.key.step, one.key.rank, one.key.role) == place_]
+    every = {one.key.micro for one in mine if one.key.micro is not None and one.key.stage in _TRAINED}
+    whole = every <= set(micros)
+    chosen = [one for one in mine if one.key.stage in _TRAINED and one.key.micro in micros]
+    if whole:
+        chosen += [one for one in mine if one.key.stage == "gradient" and one.key.micro is None]
+    theirs = [one for one in replay.records if one.key.stage in ("batch_inputs", *_TRAINED, "gradient")]
+    if not whole:
+        theirs = [one for one in theirs if one.key.stage != "gradient"]
+    try:
+        compared = compare_runs(run, replay, chosen, theirs)
+    except NothingComparableError:
+        return None
+    rows = [row for row in compared.tensors if row.a is not None and row.b is not None]
+    rows = [row for row in rows if naming.meaning(row.name).kind not in ("ids", "mask", "layout", "note")]
+    parted = [row for row in rows if row.figures is None or row.figures.mismatched]
+    gradients = [row for row in rows if row.name.startswith("grad.")]
+    losses = [row for row in rows if naming.meaning(row.name).kind == "loss"]
+    first = compared.first
+    what = f"{len(rows)} tensors ({len(losses)} losses, {len(gradients)} gradients)"
+    sentence = f"bitwise equal in all {what}" if not parted else f"{len(parted)} of {what} differ"
+    if first is not None:
+        sentence += f", first divergence {first.name}: {first.reason}"
+    elif parted:
+        sentence += f", all within tolerance; first {parted[0].name}: {parted[0].reason}"
+    if not whole:
+        sentence += "; the recorded gradient is of the whole step: --micro all replays it"
+    return {
+        "bitwise": bool(rows) and not parted,
+        "agrees": first is None,
+        "tensors": len(rows),
+        "losses": len(losses),
+        "gradients": len(gradients),
+        "first": None if first is None else first.name,
+        "sentence": sentence,
     }

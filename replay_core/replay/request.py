@@ -19,7 +19,7 @@ from replay_core.replay.batch import RecordedBatch, read_batch
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
-from replay_core.replay.recorded import Recorded, against, read_recorded
+from replay_core.replay.recorded import AGAINST, Recorded, against, against_training, read_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def answer(
         RldbgError: the request itself is wrong (no such record, no such model): no cell can run.
     """
     if isinstance(plan.loss, str):
-        plan = replace(plan, loss=Loss.parse(plan.loss).to_mapping())
+        plan = replace(plan, loss=Loss.parse(plan.loss))
     run = open_run(Path(plan.dump))
     recorded = read_batch(run, plan)
     values, notes = read_recorded(run, plan, recorded.batch, recorded.key)
@@ -121,8 +121,11 @@ def _hold_to_recording(
 ) -> None:
     trained_in_fp32 = _known_flags(run).get("dtype") in ("float32", "fp32", "torch.float32")
     for result in results:
-        if result.run is None or result.part == "recording" or result.cell.get("loss"):
+        if result.run is None or result.part == "recording":
             continue
+        if result.cell.get("loss"):
+            micros = tuple(one["micro"] for one in result.cell["loss"]["micros"])
+            result.training = against_training(run, result.run, recorded.key, micros)
         fp32 = trained_in_fp32 and result.cell["flags"]["dtype"] == "float32"
         result.recorded = [against(value, result.run, recorded.batch, known_fp32=fp32) for value in values]
 
@@ -159,7 +162,7 @@ def _rank(
 ) -> None:
     """Which weights sampled these tokens: each model's rows alone against the recorded log-probabilities."""
     known = {value.name: value for value in values}
-    name = request.against or next((one for one in ("rollout_logprobs", *known) if one in known), None)
+    name = request.against or next((one for one in (AGAINST, *known) if one in known), None)
     if name is None or name not in known:
         raise RequestError(
             "the record holds no such log-probabilities to rank the models by",

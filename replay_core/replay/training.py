@@ -125,7 +125,7 @@ def train(
 
 
 def _settings(plan: ReplayPlan) -> dict[str, Any] | None:
-    return Loss.parse(plan.loss).to_mapping() if isinstance(plan.loss, str) else plan.loss
+    return Loss.parse(plan.loss) if isinstance(plan.loss, str) else plan.loss
 
 
 def _micro(
