@@ -142,9 +142,7 @@ def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
     return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
 
 
-def replay(
-    plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any
-) -> Document:
+def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any) -> Document:
     """A replay document: the reference, the padded batch and the asked-for cell, compared.
 
     `asked` are the parts of `replay.request.Request`: matrix, models, against, twice, is_warm.

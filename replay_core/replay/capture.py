@@ -215,11 +215,12 @@ def _clone_into(store: Tensors, name: str, value: Any) -> None:
 def _tells(name: str, value: torch.Tensor) -> bool:
     """Whether two settings have this tensor to compare: a mask's form follows the kernel (bool, float, none)."""
     leaf = name.rpartition(".")[2]
-    return leaf != "attention_mask" and (value.is_floating_point() or leaf == "position_ids")
+    return leaf != "attention_mask" and (bool(value.is_floating_point()) or leaf == "position_ids")
 
 
 def _is_attention_weights(value: torch.Tensor, width: int) -> bool:
-    return value.ndim == 4 and value.shape[2] == value.shape[3] == width != value.shape[1]
+    square: bool = value.ndim == 4 and value.shape[2] == value.shape[3] == width != value.shape[1]
+    return square
 
 
 def _numbered(name: str, call: int) -> str:

@@ -22,7 +22,14 @@ from replay_core.jobs import OnEvent, Progress
 from replay_core.replay import attention, compiling
 from replay_core.replay.batch import Batch
 from replay_core.replay.capture import (
-    Capture, Tensors, TraceableCapture, forecast_bytes, join, modules_matching, need_all, need_room,
+    Capture,
+    Tensors,
+    TraceableCapture,
+    forecast_bytes,
+    join,
+    modules_matching,
+    need_all,
+    need_room,
 )  # fmt: skip
 from replay_core.replay.effective import Operators, Profiled
 from replay_core.replay.flags import Flags

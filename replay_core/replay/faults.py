@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay_core.layout import Bools, Ints
 from replay_core.replay.flags import Flags
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def spoil(forward: Forward, flags: Flags) -> Forward:
         return replace(forward, attention_mask=np.ones_like(forward.attention_mask))
     if forward.segments < 2 or forward.valid is None:
         return forward
-    lengths = np.asarray(forward.valid)
+    lengths: Ints = np.asarray(forward.valid, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     if flags.fault == "no_positions":
         return replace(forward, position_ids=None)
@@ -46,13 +47,14 @@ def spoil(forward: Forward, flags: Flags) -> Forward:
     return forward
 
 
-def _with_a_foreign_key(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def _with_a_foreign_key(lengths: Ints, starts: Ints) -> Bools:
     sample_T = np.repeat(np.arange(lengths.size), lengths)
     order_T = np.arange(sample_T.size)
     allowed_TT = (sample_T[:, None] == sample_T) & (order_T[:, None] >= order_T)
     for sample in range(1, lengths.size):
         allowed_TT[sample_T == sample, starts[sample] - 1] = True
-    return np.asarray(allowed_TT)
+    marked: Bools = allowed_TT
+    return marked
 
 
 def strike(flags: Flags) -> None:

@@ -102,13 +102,20 @@ def prepare(model: LoadedModel, flags: Flags) -> list[str]:
             raise
     causal_lm.train(flags.mode == "train")
     if flags.gradient_checkpointing:
-        causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+        _checkpointing(causal_lm, "enable")({"use_reentrant": False})
         if flags.mode != "train":
             notes.append("gradient_checkpointing has no effect in eval mode: the library applies it in training only")
     elif model.is_checkpointing:
-        causal_lm.gradient_checkpointing_disable()
+        _checkpointing(causal_lm, "disable")()
     model.is_checkpointing = flags.gradient_checkpointing
     return notes
+
+
+def _checkpointing(causal_lm: Any, what: str) -> Any:
+    # transformers 5 renamed it and warns of the old word.
+    return getattr(causal_lm, f"activation_checkpointing_{what}", None) or getattr(
+        causal_lm, f"gradient_checkpointing_{what}"
+    )
 
 
 def step_of(reference: str) -> int | None:

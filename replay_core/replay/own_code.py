@@ -95,7 +95,8 @@ def _called(reference: str, call: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:
         traceback.print_exc()
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise CellError(f"{reference} raised {type(error).__name__}: {first}", hint="the log holds the whole traceback") from error  # fmt: skip
+        what = f"{reference} raised {type(error).__name__}: {first}"
+        raise CellError(what, hint="the log holds the whole traceback") from error
 
 
 @contextlib.contextmanager

@@ -38,7 +38,8 @@ class Forward:
         """[b, s]: the position ids the model computes with."""
         if self.position_ids is not None:
             return self.position_ids
-        return np.broadcast_to(np.arange(self.input_ids.shape[1]), self.input_ids.shape).copy()
+        counted: Ints = np.broadcast_to(np.arange(self.input_ids.shape[1]), self.input_ids.shape).copy()
+        return counted
 
 
 @dataclass(frozen=True)

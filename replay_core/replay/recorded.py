@@ -7,6 +7,7 @@ ragged rows; all are brought to one form, [B, S] with index t about token t + 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from replay_core.compare.verdict import Context, judge
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import Batch, padded_batch
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import layout_of
 
@@ -64,8 +65,57 @@ def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> t
                 notes.append(f"the recorded {ref.name} ({rows}) fits no token axis of the batch {batch.ids_BS.shape}")
                 continue
             found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
+    found += _of_the_step(run, key, batch, [name for name in names if all(one.name != name for one in found)])
     found.sort(key=lambda one: names.index(one.name))
     return found, notes
+
+
+def _of_the_step(run: Run, key: RecordKey, batch: Batch, names: Sequence[str]) -> list[Recorded]:
+    """Values recorded of the step's whole batch, whose rows are found again by their tokens."""
+    found: list[Recorded] = []
+    if key.micro is None:
+        return found
+    for record in run.records:
+        other = record.key
+        if (other.step, other.micro, other.rank) != (key.step, None, key.rank):
+            continue
+        refs = [ref for ref in _tensors(record, []) if (ref.canonical or ref.name) in names and ref.is_readable]
+        refs = [ref for ref in refs if all(one.name != (ref.canonical or ref.name) for one in found)]
+        ids, mask, response = (record.get(name) for name in ("input_ids", "attention_mask", "response_mask"))
+        if not refs or ids is None or mask is None or ids.rows is not None:
+            continue
+        try:
+            whole = padded_batch(
+                pages.array(ids), pages.array(mask), None if response is None else pages.array(response)
+            )
+        except RldbgError:
+            continue
+        rows = _rows_of(whole, batch)
+        for ref in refs:
+            placed = None if rows is None else place(ref, whole)
+            if rows is not None and placed is not None:
+                picked = _picked(placed, whole, batch, rows)
+                found.append(Recorded(ref.canonical or ref.name, ref.name, other, *picked, ref.dtype))
+    return found
+
+
+def _rows_of(whole: Batch, part: Batch) -> list[int] | None:
+    """Row of `whole` that holds the tokens of each row of `part`; None where one is not there."""
+    known: dict[bytes, int] = {}
+    for row in range(whole.rows):
+        known.setdefault(whole.ids_BS[row][whole.valid_BS[row]].tobytes(), row)
+    rows = [known.get(part.ids_BS[row][part.valid_BS[row]].tobytes()) for row in range(part.rows)]
+    return None if None in rows else [row for row in rows if row is not None]
+
+
+def _picked(
+    placed: tuple[Floats, NDArray[np.bool_]], whole: Batch, part: Batch, rows: Sequence[int]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    values, known = np.zeros(part.ids_BS.shape), np.zeros(part.ids_BS.shape, dtype=bool)
+    for row, other in enumerate(rows):
+        values[row, part.valid_BS[row]] = placed[0][other, whole.valid_BS[other]]
+        known[row, part.valid_BS[row]] = placed[1][other, whole.valid_BS[other]]
+    return values, known
 
 
 def records_of(run: Run, key: RecordKey) -> list[Record]:
@@ -153,8 +203,8 @@ def against(recorded: Recorded, run: Run, batch: Batch, *, known_fp32: bool) -> 
     chosen = recorded.known_BS
     a, b = recorded.values_BS[chosen][:, None], values_BS[chosen][:, None]
     if not a.size:
-        return {"name": recorded.name, "field": recorded.field, "verdict": None, "reason": "no token counts", "tokens": 0,
-                "max_abs": None, "mean_abs": None, "k3": None, "at": None}  # fmt: skip
+        nothing = dict.fromkeys(("verdict", "max_abs", "mean_abs", "k3", "at"))
+        return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
     pair: PairFigures = figures([(a, b)], exact=False, logprobs=True)
     context = Context(naming.meaning(recorded.name), tolerance.coarsest("float32", recorded.dtype), exact=False,
                       known_fp32=known_fp32)  # fmt: skip
@@ -172,7 +222,12 @@ def against(recorded: Recorded, run: Run, batch: Batch, *, known_fp32: bool) -> 
         "max_abs": float(distance[worst, 0]),
         "mean_abs": float(distance.mean()),
         "k3": pair.k3,
-        "at": {"sample": sample, "position": position + 1, "recorded": float(a[worst, 0]), "replayed": float(b[worst, 0])},
+        "at": {
+            "sample": sample,
+            "position": position + 1,
+            "recorded": float(a[worst, 0]),
+            "replayed": float(b[worst, 0]),
+        },
     }
 
 

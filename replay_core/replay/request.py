@@ -56,9 +56,7 @@ class Replayed:
     is_warm: bool = False
 
 
-def answer(
-    plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_event: OnEvent = ignore
-) -> Replayed:
+def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_event: OnEvent = ignore) -> Replayed:
     """Run everything a request asks for.
 
     Raises:
@@ -103,7 +101,7 @@ def answer(
 def _recording_row(run: Run, plan: ReplayPlan, recorded: RecordedBatch) -> CellResult:
     """Row 0 of a matrix: what the trainer recorded. Nothing is run for it."""
     flags = {**plan.flags.to_mapping(), **_known_flags(run)}
-    cell = {
+    cell: dict[str, Any] = {
         "flags": flags, "effective": None, "outcome": "ran", "error": None, "notes": [], "time": None, "memory": None,
         "dump": str(run.path), "final_hidden": None, "key": recorded.key.to_mapping(),
     }  # fmt: skip
@@ -179,5 +177,3 @@ def _rank(
         rows.append({"cell": number, "model": model, **{part: figures[part] for part in ("mean_abs", "max_abs", "k3")}})
     rows.sort(key=lambda row: (row["mean_abs"] is None, row["mean_abs"]))
     replayed.ranking = {"against": name, "models": rows}
-
-

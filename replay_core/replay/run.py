@@ -110,7 +110,9 @@ def _own_forward(
     on_event: OnEvent,
 ) -> dict[str, Any]:
     assert plan.forward is not None
-    cell = Cell(replace(plan, capture="none"), replace(flags, packing=False), recorded.batch, model, temperature, on_event)
+    cell = Cell(
+        replace(plan, capture="none"), replace(flags, packing=False), recorded.batch, model, temperature, on_event
+    )
     arrangement = cell.arrangement
     batch = {
         "input_ids": arrangement.input_ids,
@@ -120,7 +122,9 @@ def _own_forward(
     }
     given = {name: torch.from_numpy(value).to(flags.device) for name, value in batch.items() if value is not None}
     memory, started = PeakMemory(flags.device), time.perf_counter()
-    logprobs = own_code.logprobs(plan.forward, plan.forward_path, model.causal_lm, {**given, "temperature": temperature})
+    logprobs = own_code.logprobs(
+        plan.forward, plan.forward_path, model.causal_lm, {**given, "temperature": temperature}
+    )
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     effective = effective_settings(flags, model, f"as {plan.forward} chose", temperature, "as the code chose")
     answer = Answer({}, None, logprobs, None, "", steady_s, None, peak_mib, 0.0)

@@ -46,8 +46,8 @@ class _Micro:
     fields: dict[str, torch.Tensor | None]
     tokens_of_step: int | None
 
-    @property
-    def mask_BT(self) -> torch.Tensor:
+    def response(self) -> torch.Tensor:
+        """[B, S-1]: 1 where the next token is a response token (any token, where no response mask is known)."""
         batch = self.recorded.batch
         mask_BS = batch.valid_BS if batch.response_BS is None else batch.response_BS
         first_BT = batch.valid_BS[:, :-1]
@@ -88,7 +88,7 @@ def train(
             began = time.perf_counter()
             with attention.pinned(flags), torch.enable_grad():
                 logprobs_BT, hidden = _logprobs(micro.cell, head, flags, temperature, plan.logit_chunk)
-                mask_BT = micro.mask_BT.to(logprobs_BT.device)
+                mask_BT = micro.response().to(logprobs_BT.device)
                 logprobs_BT = logprobs_BT * mask_BT
                 found = _loss(loss, micro, logprobs_BT, mask_BT, notes)
                 seconds["forward_s"] += time.perf_counter() - began
@@ -210,7 +210,12 @@ def _logprobs(
 
 
 def _record(
-    record: Any, micro: _Micro, final_hidden: str, hidden: torch.Tensor, logprobs_BT: torch.Tensor, found: dict[str, Any]
+    record: Any,
+    micro: _Micro,
+    final_hidden: str,
+    hidden: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    found: dict[str, Any],
 ) -> None:
     arrangement, own = micro.cell.arrangement, micro.recorded.batch.layout()
     inputs = {
@@ -282,4 +287,3 @@ def _training(model: LoadedModel) -> Iterator[_Order]:
         order.remove()
         model.causal_lm.zero_grad(set_to_none=True)
         model.causal_lm.requires_grad_(False)
-

@@ -91,7 +91,9 @@ def command(
     Exit 0: every cell agrees with the reference. Exit 1: one does not. Exit 4: one failed or cannot run here.
     """
     if axes and matrix is None:
-        raise RequestError("axes belong to --matrix", found=" ".join(axes), hint=f"rldbg replay {path} --matrix {axes[0]}")
+        raise RequestError(
+            "axes belong to --matrix", found=" ".join(axes), hint=f"rldbg replay {path} --matrix {axes[0]}"
+        )
     plan = _plan(path, model=models[0], cold_compile=matrix is not None and not warm, **asked)
     progress = ProgressLine(verbose=verbose)
     request = {
@@ -156,14 +158,14 @@ def _plan(
     }
 
 
-def _several(
-    path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None
-) -> list[int] | None:
+def _several(path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None) -> list[int] | None:
     """Several micro-batches, whose gradients a backward replay adds up."""
     if micro is None:
         return None
     records = open_run(path).select(step or Selection.parse(0), rank, micro)
-    numbers = sorted({record.key.micro for record in records if record.key.micro is not None and micro.has(record.key.micro)})
+    numbers = sorted(
+        {record.key.micro for record in records if record.key.micro is not None and micro.has(record.key.micro)}
+    )
     return numbers if len(numbers) > 1 else None
 
 

@@ -39,7 +39,9 @@ def replay_report(doc: Document) -> str:
     dumps = [(number, cell["dump"]) for number, cell in enumerate(doc["cells"]) if cell["dump"]]
     if len(dumps) > 1:
         lines += ["", *(f"cell {number} dump  {dump}" for number, dump in dumps)]
-        shown = next((dump for number, dump in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][1])
+        shown = next(
+            (dump for number, dump in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][1]
+        )
         lines += ["", f"hint: rldbg {doc['cells'][doc['baseline']]['dump'] or dumps[0][1]} {shown}"]
     return "\n".join(lines)
 
@@ -81,11 +83,12 @@ def _answer(doc: Document) -> list[str]:
 
 def _smallest(doc: Document) -> list[str]:
     """The fewest toggles that break agreement, or that do not run."""
-    lines = []
-    for name, what in (("breaking", "breaks agreement"), ("failing", "does not run")):
-        for toggles in (doc.get("matrix") or {}).get(name, []):
-            lines.append(f"  smallest set that {what}: {words.flags(toggles) or 'none, the baseline settings already do'}")
-    return lines
+    matrix = doc.get("matrix") or {}
+    return [
+        f"  smallest set that {what}: {words.flags(toggles) or 'none, the baseline settings already do'}"
+        for name, what in (("breaking", "breaks agreement"), ("failing", "does not run"))
+        for toggles in matrix.get(name, [])
+    ]
 
 
 def _row_zero(doc: Document) -> list[str]:
@@ -142,7 +145,9 @@ def _determinism(repeated: dict[str, Any]) -> str:
 def matrix_table(doc: Document) -> list[str]:
     """The table of seed 000, a column per toggle, and what that one lacked: whether the answer is right."""
     axes = doc["matrix"]["axes"]
-    rows = [["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]]
+    rows = [
+        ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
+    ]
     for number, cell in enumerate(doc["cells"]):
         rows.append([str(number), *_matrix_row(cell, axes, number == doc["baseline"])])
     lines = columns(rows)
