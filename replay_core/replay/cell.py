@@ -110,18 +110,18 @@ class Cell:
         memory = PeakMemory(self.flags.device)
         counting = compiling.Counting() if compiled else None
         run = self.model.compiled.call(self.flags) if compiled else compiling.plain
+        shapes = tuple(forward.input_ids.shape for forward in self.arrangement.forwards)
+        known = compiled and self.model.compiled.is_warm(self.flags, shapes)
         first_s, hidden = self._timed_pass(run, "forwards")
         pass_s = first_s
-        if compiled:
+        if compiled and not known:
             pass_s, hidden = self._timed_pass(run, "forwards, compiled")
         started = time.perf_counter()
         logprobs, entropy = self._logprobs(head, hidden)
         steady_s, peak_mib = pass_s + time.perf_counter() - started, memory.mib()
         report = None
         if counting is not None:
-            shapes = tuple(forward.input_ids.shape for forward in self.arrangement.forwards)
             found = counting.report()
-            known = self.model.compiled.is_warm(self.flags, shapes)
             cached = known or bool(found["cache_hits"])
             cost = {"backend": self.flags.compile, "dynamic": self.flags.dynamic}
             report = {**cost, "cache": "cached" if cached else "cold", **found}
