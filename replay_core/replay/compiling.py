@@ -64,7 +64,8 @@ def _why_not(flags: Flags) -> str | None:
 
     try:
         compiler = cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
+    except (exc.InvalidCxxCompiler, OSError):
+        # OSError: CXX names something that cannot be started.
         return "there is no C++ compiler (g++ or clang++) on the PATH, nor in CXX"
     return None if shutil.which(compiler) else f"the C++ compiler {compiler!r} cannot be found"
 
