@@ -60,7 +60,7 @@ def _answer(doc: Document) -> list[str]:
     for number, cell in ran:
         name = words.flags(telling(cell["flags"]))
         if cell["agreement"]["agrees"] is False:
-            lines.append(f"DISAGREES  cell {number} ({name}) with each row alone{_pattern(cell['segments'])}")
+            lines.append(f"DISAGREES  cell {number} ({name}) with each row alone{_pattern(cell)}")
             if cell.get("cause"):
                 lines.append(f"  {cell['cause']['kind']}: {cell['cause']['sentence']}")
             if cell["agreement"]["first_divergence"]:
@@ -180,24 +180,15 @@ def _matrix_row(cell: dict[str, Any], axes: dict[str, list[Any]], is_baseline: b
     ]
 
 
-def _pattern(segments: list[dict[str, Any]] | None) -> str:
+def _pattern(cell: dict[str, Any]) -> str:
     """The signature of a leak, where the segments show it: the first exact, later ones off."""
-    if not segments:
-        return ""
-    segments = [row for row in segments if row["worst_token"]]
-    off = [row["sample"] for row in segments if not _exact(row)]
-    if off and not _exact(segments[0]):
+    segments, off = cell["segments"] or [], cell["agreement"].get("off") or []
+    if off and 0 in off:
         return f": {len(off)} of {len(segments)} segments off"
     if off and len(segments) > 1:
         span = f"{off[0]}..{off[-1]}" if len(off) > 1 else str(off[0])
-        return f": segment 0 exact, {span} off"
+        return f": segment 0 within noise, {span} off"
     return ""
-
-
-def _exact(row: dict[str, Any]) -> bool:
-    # 1e-3 is the fp32 limit of a worst token; a leak is at least 100 times past it (facts: replay.md, numbers).
-    value = row["worst_token"]["rel_l2"]
-    return isinstance(value, (int, float)) and value <= 1e-3
 
 
 def _row(number: int, cell: dict[str, Any], baseline: int) -> list[str]:
