@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nan
 
 
 @dataclass(slots=True)
@@ -78,19 +80,32 @@ def race(title: str, ours: Side, theirs: Side, *, bar: float | None, rounds: int
 
 
 def child(arguments: list[str], *, expect: int) -> float:
-    """Run a whole command, its output thrown away. Returns its peak memory in MiB.
+    """Run a whole command, its output thrown away. Returns its peak resident memory in MiB (nan without /proc).
 
     Raises:
         RuntimeError: it left with another exit code.
     """
-    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != expect:
-        raise RuntimeError(f"{' '.join(arguments)}: exit {process.returncode}\n{said.decode(errors='replace')}")
-    return usage.ru_maxrss / 1024
+    peak = nan
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
+        # ru_maxrss would say how large this process was when it forked; the child's own mark is in /proc.
+        while process.poll() is None:
+            peak = _high_water_mib(process.pid) or peak
+            time.sleep(0.002)
+        if process.returncode != expect:
+            said.seek(0)
+            raise RuntimeError(
+                f"{' '.join(arguments)}: exit {process.returncode}\n{said.read().decode(errors='replace')}"
+            )
+    return peak
+
+
+def _high_water_mib(pid: int) -> float | None:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return None
 
 
 def _children_s() -> float:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.compare import TensorVerdict, compare_runs
+from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.errors import RequestError, RldbgError
 from replay_core.export import documents
+from replay_core.export.numbers import clean
 from replay_core.jobs import Document
+from replay_core.measure.histogram import log2_histogram
+from replay_core.measure.lag import detect_lag
 from replay_core.measure.statistics import statistics
+from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, Run, TensorRef
+from replay_core.samples import per_token, split
 
 Named = tuple[Run, Record, str]
+
+#: Alignments that say which token a value is about.
+ALIGNED = ("full", "next", "response")
+#: Samples shown as text, and tokens of each.
+MAX_TEXTS = 4
+MAX_TEXT_TOKENS = 2048
 
 
 def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = None, count: int = 64) -> Document:
@@ -33,7 +46,69 @@ def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = 
         b=_side(b, ref_b) if b and ref_b else None,
         verdict=None if row is None else documents.tensor_row(row),
         window=_window(ref_a, ref_b, start_a, start_b, count),
+        # What only `shown_tensor` looks for.
+        histogram=None,
+        part=None,
+        detected=None,
+        text=None,
     )
+
+
+def shown_tensor(
+    named: Named, *, at: list[int] | None = None, part: str | None = None, tokenizer: Path | None = None
+) -> Document:
+    """A tensor document with what a person looking at one tensor wants besides: histogram, a part, its text.
+
+    Raises:
+        RequestError: no such tensor, place or slice; or the named tokenizer cannot be read.
+    """
+    run, record, _ = named
+    ref = _find(named)
+    document = tensor_document(named, at=at, count=0 if part else 64)
+    numbers = ref.is_readable and not ref.is_text
+    document["histogram"] = log2_histogram(ref) if numbers and ref.numel else None
+    document["part"] = clean(sliced(ref, parse_slices(part))) if part else None
+    document["detected"] = _detected(record, ref) if numbers else None
+    document["text"] = _decoded(run, record, ref, document, tokenizer) if numbers else None
+    return document
+
+
+def _detected(record: Record, ref: TensorRef) -> dict[str, Any] | None:
+    """The alignment the data show, where no name settles it: against log-probabilities whose alignment is known."""
+    if ref.alignment in ALIGNED or naming.meaning(ref.canonical or ref.name).kind not in ("logprob", "value"):
+        return None
+    fields = record.tensors()
+    rows = per_token(ref.with_(alignment="full"), fields)
+    for other in fields:
+        known = other.alignment in ALIGNED and naming.meaning(other.canonical or other.name).kind == "logprob"
+        against = per_token(other, fields) if known and rows is not None else None
+        if rows is None or against is None:
+            continue
+        # Zeros fill what has no log-probability, and would agree at every lag.
+        lag = detect_lag([np.where(row == 0, np.nan, row) for row in against], rows)
+        # At lag -1 the value of token t stands at index t - 1.
+        alignment = {0: "full", -1: "next"}.get(lag.lag) if lag.settled else None
+        return {"alignment": alignment, "against": other.name, "why": lag.sentence}
+    return None
+
+
+def _decoded(
+    run: Run, record: Record, ref: TensorRef, document: Document, tokenizer: Path | None
+) -> dict[str, Any] | None:
+    """Token ids as text: the values shown, and the first samples. None for other tensors, or without tokenizer."""
+    if naming.meaning(ref.canonical or ref.name).kind != "ids":
+        return None
+    path = tokenizer or find_tokenizer(record.path, run.models.values())
+    if path is None:
+        return None
+    decoder = Decoder(path)
+    shown = document["part"]["values"] if document["part"] else document["window"]["a"]
+    samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in split(ref)[:MAX_TEXTS]]
+    return {
+        "tokenizer": str(decoder.path),
+        "pieces": decoder.pieces([int(value) for value in shown]),
+        "samples": [decoder.text([int(value) for value in row]) for row in samples],
+    }
 
 
 def _find(named: Named) -> TensorRef:
@@ -105,7 +180,8 @@ def _window(
     _, values_b = _row(b, start_b, count, first_a if b.shape and a.shape and b.shape[-1] == a.shape[-1] else None)
     size = min(len(values_a), len(values_b))
     with np.errstate(invalid="ignore", over="ignore"):
-        d = np.asarray(values_b[:size], dtype=np.float64) - np.asarray(values_a[:size], dtype=np.float64)
+        kind = np.complex128 if any(ref.dtype.startswith("complex") for ref in (a, b)) else np.float64
+        d = np.asarray(values_b[:size], dtype=kind) - np.asarray(values_a[:size], dtype=kind)
     return {"index": index, "a": values_a, "b": values_b, "d": d}
 
 

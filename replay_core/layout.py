@@ -117,14 +117,29 @@ class TokenLayout:
         flat = flat[np.lexsort((position[flat], sample[flat]))]
         response = None if self.response_BS is None else self.response_BS.reshape(-1)
         if alignment == "next":
-            has_next = np.append(sample[flat][1:] == sample[flat][:-1], False)
+            has_next = sample[flat][1:] == sample[flat][:-1]
             if region == "response" and response is not None:
-                has_next &= np.append(response[flat][1:], False)
-            flat = flat[has_next]
+                has_next &= response[flat][1:]
+            flat = flat[:-1][has_next]
             return flat
         if region == "response" and response is not None:
             return flat[response[flat]]
         return flat
+
+    def said(self, alignment: str = "full") -> Said:
+        """What a tensor of that alignment says of each token, in the order of the tokens spoken about."""
+        sample, position = self.sample_BS.reshape(-1), self.position_BS.reshape(-1)
+        slots = self.slots(alignment)
+        # The token after slot t in its sample need not be slot t + 1: holes in a mask hold nobody.
+        every = self.slots("full")
+        about = every[
+            np.searchsorted(
+                _token_number(sample[every], position[every]),
+                _token_number(sample[slots], position[slots] + (alignment == "next")),
+            )
+        ]
+        response = None if self.response_BS is None else self.response_BS.reshape(-1)[about]
+        return Said(_token_number(sample[about], position[about]), slots, response)
 
     def at(self, slot: int) -> tuple[int, int]:
         """(sample, position) of a flat slot; (-1, -1) in padding."""
@@ -142,6 +157,20 @@ class TokenLayout:
         if self.response_width and len(shape) == 2 and shape == (batch, self.response_width):
             return TokenAxes(2, width - self.response_width, self.response_width)
         return None
+
+
+@dataclass(frozen=True)
+class Said:
+    """tokens: the token spoken about, (sample, position) as one rising number; slots: where it is said;
+    response: whether that token was generated (None: not known)."""
+
+    tokens: Ints
+    slots: Ints
+    response: Bools | None
+
+
+def _token_number(sample: Ints, position: Ints) -> Ints:
+    return sample * 2**40 + position
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,19 +60,25 @@ MEANINGS: dict[str, Meaning] = {
     "response_mask": Meaning(Phase.MASKS, "mask", "valid", "full"),
     "loss_mask": Meaning(Phase.MASKS, "mask", "valid", "full"),
     "prompt_mask": Meaning(Phase.MASKS, "mask", "all", "full"),
+    "sample_mask": Meaning(Phase.MASKS, "mask", "all", "sample"),
+    "segment_ids": Meaning(Phase.MASKS, "layout", "all", "full"),
     "cu_seqlens": Meaning(Phase.MASKS, "layout"),
     "sample_lengths": Meaning(Phase.MASKS, "layout"),
     "position_ids": Meaning(Phase.MASKS, "positions", "valid", "full"),
     "reward": Meaning(Phase.REWARDS, "value", "all", "sample"),
     "token_rewards": Meaning(Phase.REWARDS, "value", "response", "next"),
+    "token_scores": Meaning(Phase.REWARDS, "value", "response", "next"),
     "values": Meaning(Phase.VALUES, "value", "response", "next"),
     "rollout_logprobs": Meaning(Phase.ROLLOUT_LOGPROBS, "logprob", "response", "next"),
     "old_logprobs": Meaning(Phase.OLD_LOGPROBS, "logprob", "response", "next"),
     "ref_logprobs": Meaning(Phase.REF_LOGPROBS, "logprob", "response", "next"),
+    "teacher_logprobs": Meaning(Phase.REF_LOGPROBS, "logprob", "response", "next"),
+    "kl": Meaning(Phase.REF_LOGPROBS, "value", "response", "next"),
     "advantages": Meaning(Phase.ADVANTAGES, "value", "response", "next"),
     "returns": Meaning(Phase.ADVANTAGES, "value", "response", "next"),
     "policy_logprobs": Meaning(Phase.LOGPROBS, "logprob", "response", "next"),
     "entropy": Meaning(Phase.ENTROPY, "value", "response", "next"),
+    "is_weights": Meaning(Phase.RATIO, "value", "response", "next"),
     "is_ratio": Meaning(Phase.RATIO, "value", "response", "next"),
     "token_loss": Meaning(Phase.LOSSES, "loss", "response", "next"),
     "pg_loss": Meaning(Phase.LOSSES, "loss"),
@@ -120,6 +126,11 @@ ALIASES: dict[str, str] = {
     "scores": "reward",
     "gradient": "grad",
     "token_level_rewards": "token_rewards",
+    "token_level_scores": "token_scores",
+    "teacher_log_probs": "teacher_logprobs",
+    "infer_logprobs": "rollout_logprobs",
+    "rollout_is_weights": "is_weights",
+    "sample_index": "sample_id",
 }
 
 #: Bookkeeping a trainer stores beside its tensors: listed and shown, never first, never judged.
@@ -127,7 +138,8 @@ NOTES = frozenset(
     {
         "step", "rank", "micro", "micro_idx", "micro_batch", "timestamp", "batch_size", "seq_len", "log_probs_shape",
         "entropy_shape", "num_trajectories", "num_datums", "return_output", "allgather_logits", "return_logprobs",
-        "return_entropy", "packed_seq_lens", "shape", "dtype",
+        "return_entropy", "packed_seq_lens", "shape", "dtype", "group_id", "sample_id", "rollout_id", "response_length",
+        "total_length", "truncated", "weight_version", "status", "meta",
     }
 )  # fmt: skip
 

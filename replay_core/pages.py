@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import DumpError, TruncatedError
-from replay_core.records import FileBytes, Inline, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, Parts, TensorRef, Unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,6 +125,8 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
             # The file kept the tensor's bytes inside its structure (pickle protocol 2): little-endian, C order.
             return np.frombuffer(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
         return np.asarray(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
+    if isinstance(ref.source, Parts):
+        return _joined(ref, ref.source)
     where = ref.source
     dtype = numpy_dtype(ref.dtype)
     if where.big_endian:
@@ -136,6 +138,48 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     buffer = np.frombuffer(file.view(where.offset, where.nbytes), dtype=dtype)
     byte_strides = tuple(stride * dtype.itemsize for stride in where.strides)
     return np.lib.stride_tricks.as_strided(buffer, ref.shape, byte_strides, writeable=False)
+
+
+def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
+    """One element as a Python value; of a file, only its own page is read.
+
+    Raises:
+        DumpError: the bytes cannot be read.
+    """
+    where = ref.source
+    if not isinstance(where, FileBytes):
+        return array(ref)[index].item()
+    import numpy as np
+
+    strides = where.strides
+    if strides is None:
+        flat = int(np.ravel_multi_index(index, ref.shape)) if index else 0
+    else:
+        flat = sum(place * stride for place, stride in zip(index, strides, strict=True))
+    dtype = numpy_dtype(ref.dtype)
+    stored = dtype.newbyteorder(">") if where.big_endian else dtype
+    view = mapped(where.path).view(where.offset + flat * dtype.itemsize, dtype.itemsize)
+    return np.frombuffer(view, dtype=stored)[0].item()
+
+
+def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
+    """The parts copied into one array, each part's pages given back behind it."""
+    import numpy as np
+
+    whole = np.empty(ref.shape, dtype=numpy_dtype(ref.dtype))
+    flat, start = whole.reshape(-1), 0
+    for part in source.parts:
+        if source.axis == 0:
+            flat[start : start + part.numel] = array(part).reshape(-1)
+            start += part.numel
+        else:
+            end = start + part.shape[source.axis]
+            whole[(slice(None),) * source.axis + (slice(start, end),)] = array(part)
+            start = end
+        if isinstance(part.source, FileBytes):
+            mapped(part.source.path).drop(part.source.offset, part.source.nbytes)
+    whole.flags.writeable = False
+    return whole
 
 
 def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -157,9 +201,30 @@ def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np
             yield start, np.frombuffer(file.view(offset, nbytes), dtype=dtype, count=count)
             file.drop(offset, nbytes)
         return
+    if isinstance(where, Parts) and where.axis == 0:
+        yield from _chunks_of_parts(where, ref.numel, elements)
+        return
     flat = array(ref).reshape(-1)
     for start in range(0, ref.numel, elements):
         yield start, flat[start : start + elements]
+
+
+def _chunks_of_parts(source: Parts, numel: int, elements: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """Chunks of `elements` whatever the parts' sizes, so that two tensors' chunks face each other."""
+    import numpy as np
+
+    waiting: list[np.ndarray[Any, Any]] = []
+    start = size = 0
+    for part in source.parts:
+        for _, piece in flat_chunks(part, elements):
+            waiting.append(np.array(piece))
+            size += piece.size
+            while size >= elements:
+                flat = np.concatenate(waiting)
+                yield start, flat[:elements]
+                start, waiting, size = start + elements, [flat[elements:]], size - elements
+    if start < numel:
+        yield start, np.concatenate(waiting)
 
 
 def same_bytes(a: TensorRef, b: TensorRef, block: int = 8 << 20) -> bool | None:

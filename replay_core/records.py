@@ -34,7 +34,11 @@ STAGES = (
     "tensors",
 )
 
-ROLES = ("rollout", "reward", "actor", "ref", "critic")
+#: Who computed a record. `eval` is a rollout nobody trains on.
+ROLES = ("rollout", "reward", "actor", "ref", "critic", "eval")
+
+_STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
+_ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
 
 #: Bytes per element, for every dtype rldbg can hold in numpy + ml_dtypes.
 ITEMSIZE = {
@@ -72,10 +76,13 @@ class RecordKey:
     @property
     def order(self) -> tuple[int, int, int, int, int]:
         """Sort key: step, micro, stage as the step passes them, role, rank. None sorts first."""
-        stage = STAGES.index(self.stage) if self.stage in STAGES else len(STAGES)
-        role = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
-        none_first = [-1 if part is None else part for part in (self.step, self.micro, self.rank)]
-        return (none_first[0], none_first[1], stage, role, none_first[2])
+        return (
+            -1 if self.step is None else self.step,
+            -1 if self.micro is None else self.micro,
+            _STAGE_ORDER.get(self.stage, len(STAGES)),
+            _ROLE_ORDER.get(self.role, len(ROLES)),
+            -1 if self.rank is None else self.rank,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -128,6 +135,18 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Tensors laid end to end along `axis`: a column of ragged samples, or the shards of one tensor.
+
+    Every part is readable and of one dtype. Along axis 0 only their elements count, in C order; along another
+    axis they are as long as each other on the rest.
+    """
+
+    parts: tuple[TensorRef, ...]
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TensorRef:
     """A tensor's name, dtype, shape and where its bytes lie. Reading happens in `pages.py`.
 
@@ -135,18 +154,20 @@ class TensorRef:
     (shape is then the shape of the concatenation).
     `canonical` is the project-wide name (`naming.py`); None until a dialect names it.
     `alignment` says what the token axis means: full | response | next | packed | sample | None.
+    `sentinel` says which stored values mean "there is none": "null", "1.0", "0.0 on the prompt".
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    source: FileBytes | Inline | Unreadable
+    source: FileBytes | Inline | Parts | Unreadable
     canonical: str | None = None
     alignment: str | None = None
     pad: str | None = None
     rows: tuple[int, ...] | None = None
     order: int | None = None
     digest: str | None = None
+    sentinel: str | None = None
 
     @property
     def numel(self) -> int:
@@ -177,6 +198,14 @@ class Problem:
     what: str
 
 
+class Fields(list[TensorRef]):
+    """A file's fields, and what was found wrong while reading them. A plain list will do where nothing can be."""
+
+    def __init__(self, fields: Iterable[TensorRef] = (), problems: Iterable[Problem] = ()) -> None:
+        super().__init__(fields)
+        self.problems = tuple(problems)
+
+
 class Record:
     """One key of a run: where it lies, and its tensors once somebody looks.
 
@@ -193,6 +222,8 @@ class Record:
         self.key = key
         self.path = path
         self.names = names
+        #: What reading the fields showed to be wrong; empty until somebody looks.
+        self.problems: tuple[Problem, ...] = ()
         self._load = load
         self._tensors: tuple[TensorRef, ...] | None = None
 
@@ -206,9 +237,15 @@ class Record:
             DumpError: the file cannot be read, or asks to run code.
         """
         if self._tensors is None:
-            self._tensors = tuple(self._load())
+            loaded = self._load()
+            self._tensors = tuple(loaded)
+            self.problems = loaded.problems if isinstance(loaded, Fields) else ()
             self.names = tuple(ref.name for ref in self._tensors)
         return self._tensors
+
+    def release(self) -> None:
+        """Forget the fields but not their names: containers of text hold every value they have read."""
+        self._tensors = None
 
     def get(self, name: str) -> TensorRef | None:
         """The tensor of that name or canonical name, or None."""

@@ -40,19 +40,35 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         raise RequestError(f"the job {job.kind} lacks the parameter {error}") from None
 
 
-def open_dump(path: Path, *, headers: bool = False, on_event: OnEvent = ignore) -> Document:
-    """A run document. `headers` also reads every record's header: field names, and which records are unreadable."""
-    run = open_run(path)
+def open_dump(
+    path: Path,
+    *more: Path,
+    headers: bool = False,
+    step: Selection | None = None,
+    on_event: OnEvent = ignore,
+) -> Document:
+    """A run document. `headers` also reads every record's header: field names, and which records are unreadable.
+
+    Several paths are one run; `step` leaves only the records of those steps.
+    """
+    run = open_run(path, *more)
+    if step is not None:
+        run.records = run.select(step=step)
     unreadable: list[Problem] = []
+    found: list[Problem] = []
     if headers:
         for done, record in enumerate(run.records):
             on_event(Progress(done, len(run.records), record.path.name))
             try:
                 record.tensors()
+                found += record.problems
+                # Names are what a listing keeps: containers of text hold every value they have read.
+                record.release()
             except RldbgError as error:
                 unreadable.append(Problem(str(record.path), _one_line(error)))
     known = {problem.where for problem in unreadable}
-    run.problems = [problem for problem in run.problems if problem.where not in known] + unreadable
+    listed = [problem for problem in [*run.problems, *found] if problem.where not in known]
+    run.problems = [*dict.fromkeys(listed), *unreadable]
     doc = documents.run_document(run, "headers" if headers else "names")
     return {**doc, "unreadable": len(unreadable)}
 
@@ -63,14 +79,36 @@ def _one_line(error: RldbgError) -> str:
     return "; ".join(parts)
 
 
-def show_record(path: Path, key: RecordKey | None, *, stats: bool = False, **selection: Any) -> Document:
+def show_record(path: Path, key: RecordKey | None, *more: Path, stats: bool = False, **selection: Any) -> Document:
     """A record document: of the given key, or of the only record the selection leaves.
 
     Raises:
         SelectionError: no record matches, or several do (says which).
     """
-    record = find_record(open_run(path), key, **selection)
+    record = find_record(open_run(path, *more), key, **selection)
     return documents.record_document(record, _all_statistics(record) if stats else None)
+
+
+def show_tensor(
+    path: Path,
+    name: str,
+    *more: Path,
+    at: list[int] | None = None,
+    part: str | None = None,
+    tokenizer: Path | None = None,
+    **selection: Any,
+) -> Document:
+    """A tensor document of the only record the selection leaves, with histogram, the asked-for part and texts.
+
+    Args:
+        part: a slice such as `0:4,:8`.
+        tokenizer: a tokenizer.json or its folder; else one is looked for beside the dump.
+    """
+    from replay_core.inspection import shown_tensor
+
+    run = open_run(path, *more)
+    record = find_record(run, None, **selection)
+    return shown_tensor((run, record, name), at=at, part=part, tokenizer=tokenizer)
 
 
 def _all_statistics(record: Record) -> dict[str, Any]:

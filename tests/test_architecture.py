@@ -22,7 +22,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
     ("dumps", "objectives"),
-    ("measure",),
+    ("measure", "samples", "decoding"),
     ("layout", "pages"),
     ("records", "naming", "jobs"),
     ("errors",),

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 
 import replay_core
@@ -59,9 +60,10 @@ def home(tmp_path: Path) -> Path:
 
 
 def bare_environment(directory: Path) -> tuple[Path, Path]:
-    """A virtual environment without any package: its python and its site-packages."""
+    """A virtual environment with no package but what finds directories: its python and its site-packages."""
     venv.create(directory, with_pip=False, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
+    shutil.copytree(Path(platformdirs.__file__).parent, site / "platformdirs")
     return directory / "bin" / "python", site
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,18 @@ VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")
 DIVERGING = frozenset({"NAN", "SHAPE", "DIFF"})
 
 NONE = "—"
+
+#: What a terminal acts on instead of showing: controls, direction marks, line and paragraph separators, surrogates.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def safe(text: object, *, lines: bool = False) -> str:
+    """Text of a file as a terminal may show it: what it would act on stands there as an escape.
+
+    Names, texts and paths of a dump are untrusted. With `lines`, line breaks and tabs stay.
+    """
+    shown = _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), str(text))
+    return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(value: object, digits: int = 4) -> str:

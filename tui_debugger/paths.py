@@ -12,27 +12,22 @@ import shutil
 import time
 from pathlib import Path
 
+import platformdirs
+
 _REPLAYS_KEPT = 16
 _DAY_S = 86_400
 
 
-def _home(variable: str, fallback: str) -> Path:
-    # XDG: a relative value is to be ignored.
-    given = os.environ.get(variable, "")
-    base = Path(given) if os.path.isabs(given) else Path.home() / fallback
-    return base / "rldbg"
-
-
 def config_dir() -> Path:
-    return _home("XDG_CONFIG_HOME", ".config")
+    return Path(platformdirs.user_config_dir("rldbg"))
 
 
 def state_dir() -> Path:
-    return _home("XDG_STATE_HOME", ".local/state")
+    return Path(platformdirs.user_state_dir("rldbg"))
 
 
 def cache_dir() -> Path:
-    return _home("XDG_CACHE_HOME", ".cache")
+    return Path(platformdirs.user_cache_dir("rldbg"))
 
 
 def theme_dirs() -> list[Path]:

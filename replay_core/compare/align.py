@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.errors import RldbgError
-from replay_core.layout import TokenLayout
+from replay_core.layout import Ints, TokenAxes, TokenLayout
 from replay_core.measure.pair import Rows
 from replay_core.records import Problem, Record, RecordKey, TensorRef
 
@@ -41,17 +40,23 @@ class Side:
                 self.problems.append(Problem(str(record.path), error.message))
                 self.unreadable += 1
                 continue
-            for ref in tensors:
-                name = ref.canonical or ref.name
-                key = (name, record.key.stage)
-                if key in self.tensors:
-                    key = (ref.name, record.key.stage)
-                self.tensors.setdefault(key, (record, ref))
+            # Of two fields with one meaning (`sequences` beside `input_ids`) the one called so has the name.
+            for ref in sorted(tensors, key=lambda ref: ref.name != (ref.canonical or ref.name)):
+                self._take(record, ref)
         try:
             self.layout = self._layout()
         except (ValueError, RldbgError) as error:
             where = str(self.records[0].path) if self.records else ""
             self.problems.append(Problem(where, f"no token layout: {error}"))
+
+    def _take(self, record: Record, ref: TensorRef) -> None:
+        stage = record.key.stage
+        for name in (ref.canonical or ref.name, ref.name, f"{ref.name} of {record.path.name}"):
+            if (name, stage) not in self.tensors:
+                self.tensors[name, stage] = (record, ref)
+                return
+        self.problems.append(Problem(str(record.path), f"{ref.name} is there more than twice; not compared"))
+        self.unreadable += 1
 
     def find(self, name: str) -> TensorRef | None:
         return next((ref for (known, _), (_, ref) in self.tensors.items() if known == name), None)
@@ -66,8 +71,13 @@ class Side:
             return TokenLayout.packed(pages.array(bounds), total, flat)
         if mask is None or len(mask.shape) != 2:
             return None
-        fits = response_values is not None and response_values.ndim == 2 and response_values.shape[0] == mask.shape[0]
-        return TokenLayout.padded(pages.array(mask), response_values if fits else None)
+        fits = response is not None and len(response.shape) == 2 and response.shape[0] == mask.shape[0]
+        if response is None or response_values is None or not fits:
+            response_values = None
+        elif response.alignment == "next" and response.shape == mask.shape:
+            # Said of the token after: one column to the right it stands under the token itself.
+            response_values = np.pad(response_values[:, :-1], ((0, 0), (1, 0)))
+        return TokenLayout.padded(pages.array(mask), response_values)
 
 
 @dataclass(slots=True)
@@ -163,6 +173,12 @@ def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
     return naming.is_module_tensor(pair.name) and naming.meaning(pair.name).kind == "mask"
 
 
+def lays_out(name: str, facing: Facing) -> bool:
+    """The mask or bounds from which both sides' layouts of the same samples were read."""
+    a, b = facing.a.layout, facing.b.layout
+    return name in _LAYOUT_NAMES and a is not None and b is not None and same_samples(a, b)
+
+
 def same_samples(a: TokenLayout, b: TokenLayout) -> bool:
     return a.samples == b.samples and bool((a.lengths == b.lengths).all())
 
@@ -181,9 +197,9 @@ class Rowwise:
     def __init__(self, a: TensorRef, b: TensorRef, facing: Facing) -> None:
         self.a, self.b = a, b
         self.layout_a, self.layout_b = facing.a.layout, facing.b.layout
-        self.rows_a: NDArray[np.int64] | None = None
-        self.rows_b: NDArray[np.int64] | None = None
-        self.slots_a: NDArray[np.int64] | None = None
+        self.rows_a: Ints | None = None
+        self.rows_b: Ints | None = None
+        self.slots_a: Ints | None = None
         self.axes_a, self.axes_b = 0, 0
         self.masked = False
         self.note: str | None = None
@@ -195,13 +211,17 @@ class Rowwise:
         meaning = naming.meaning(self.a.canonical or self.a.name)
         if self._by_tokens(meaning):
             return
-        if self.a.rows is not None and self.a.rows == self.b.rows:
+        if self.a.rows is not None or self.b.rows is not None:
+            if self.a.rows != self.b.rows:
+                raise ShapesDifferError(_explain_shapes(self.a, self.b))
+            self.rows_a = self.rows_b = np.arange(self.a.numel)
+            self.axes_a = self.axes_b = 1
             return
         if self.a.shape == self.b.shape:
             self._by_own_mask(facing, meaning)
             return
         squeezed = _squeeze(self.a.shape) == _squeeze(self.b.shape)
-        if not squeezed or self.a.rows != self.b.rows:
+        if not squeezed:
             raise ShapesDifferError(_explain_shapes(self.a, self.b))
         self.note = f"shapes {list(self.a.shape)} and {list(self.b.shape)} differ only in axes of length 1"
 
@@ -214,18 +234,42 @@ class Rowwise:
         inner_a, inner_b = self.a.shape[axes_a.axes :], self.b.shape[axes_b.axes :]
         if inner_a != inner_b or not same_samples(self.layout_a, self.layout_b):
             return False
-        slots_a = self.layout_a.slots(*_view(self.a, meaning))
-        slots_b = self.layout_b.slots(*_view(self.b, meaning))
-        if slots_a.size != slots_b.size:
-            return False
-        rows_a, rows_b = axes_a.rows(slots_a, self.layout_a), axes_b.rows(slots_b, self.layout_b)
+        said_a = self.layout_a.said(_alignment(self.a, meaning, axes_a))
+        said_b = self.layout_b.said(_alignment(self.b, meaning, axes_b))
+        _, of_a, of_b = np.intersect1d(said_a.tokens, said_b.tokens, assume_unique=True, return_indices=True)
+        known = [said.response[of] for said, of in ((said_a, of_a), (said_b, of_b)) if said.response is not None]
+        narrowed = meaning.region == "response" and bool(known)
+        if narrowed:
+            # A token counts when either side says so: where the masks part, both values are looked at.
+            counts = np.logical_or.reduce(known)
+            of_a, of_b = of_a[counts], of_b[counts]
+        rows_a = axes_a.rows(said_a.slots[of_a], self.layout_a)
+        rows_b = axes_b.rows(said_b.slots[of_b], self.layout_b)
         inside = (rows_a >= 0) & (rows_b >= 0)
         if not inside.any():
             return False
-        self.rows_a, self.rows_b, self.slots_a = rows_a[inside], rows_b[inside], slots_a[inside]
+        self._one_sided(rows_a[rows_b < 0], rows_b[rows_a < 0], meaning, narrowed or meaning.region == "valid")
+        self.rows_a, self.rows_b, self.slots_a = rows_a[inside], rows_b[inside], said_a.slots[of_a][inside]
         self.axes_a, self.axes_b = axes_a.axes, axes_b.axes
         self.masked = True
         return True
+
+    def _one_sided(self, only_a: Ints, only_b: Ints, meaning: naming.Meaning, sure: bool) -> None:
+        """Tokens whose slot only one of the two tensors reaches. `sure`: they are known to count.
+
+        Raises:
+            ShapesDifferError: tokens that count would not be compared.
+        """
+        for which, ref, rows in (("a", self.a, only_a), ("b", self.b, only_b)):
+            rows = rows[rows >= 0]
+            if meaning.kind == "mask":
+                rows = rows[pages.array(ref).reshape(-1)[rows].astype(bool)]
+            if rows.size and sure:
+                raise ShapesDifferError(
+                    f"{_explain_shapes(self.a, self.b)}; {rows.size:,} tokens stand only in {which}"
+                )
+            if rows.size:
+                self.note = f"{rows.size:,} tokens stand only in {which}: not compared"
 
     def _by_own_mask(self, facing: Facing, meaning: naming.Meaning) -> None:
         """No layout, but a response mask of the tensor's own shape narrows it (NexRL's forward_data)."""
@@ -243,7 +287,9 @@ class Rowwise:
     @property
     def paddings_face(self) -> bool:
         """Whether the sides have one layout, so that every element faces one."""
-        return self.a.shape == self.b.shape
+        return self.a.shape == self.b.shape and np.array_equal(
+            () if self.rows_a is None else self.rows_a, () if self.rows_b is None else self.rows_b
+        )
 
     def counted(self) -> Iterator[tuple[Rows, Rows]]:
         if self.rows_a is None or self.rows_b is None:
@@ -256,16 +302,32 @@ class Rowwise:
             yield flat_a[self.rows_a[start : start + step]], flat_b[self.rows_b[start : start + step]]
 
     def whole(self) -> Iterator[tuple[Rows, Rows]]:
-        width = _row_width(self.a.shape)
+        width = self.width
         step = max(1, CHUNK // width) * width
         chunks = zip(pages.flat_chunks(self.a, step), pages.flat_chunks(self.b, step), strict=True)
         for (_, chunk_a), (_, chunk_b) in chunks:
-            yield chunk_a.reshape(-1, width), chunk_b.reshape(-1, width)
+            across = min(width, chunk_a.size)  # the end of a long vector is a shorter row
+            yield chunk_a.reshape(-1, across), chunk_b.reshape(-1, across)
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of `whole`."""
+        return _row_width(self.a.shape)
+
+    def samples(self) -> Ints | None:
+        """The sample of every row of `counted`, where the layout, the ragged rows or the shape tell."""
+        if self.slots_a is not None and self.layout_a is not None:
+            return self.layout_a.sample_BS.reshape(-1)[self.slots_a]
+        if self.a.rows is not None:
+            return np.repeat(np.arange(len(self.a.rows)), self.a.rows)
+        if self.by_sample and len(self.a.shape) == 2:
+            return np.arange(self.a.shape[0]) if self.rows_a is None else self.rows_a // self.a.shape[1]
+        return None
 
     def index(self, row: int, column: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The element's index in either tensor, from the (row, column) of the rows that count."""
         if self.rows_a is None or self.rows_b is None:
-            flat = row * _row_width(self.a.shape) + column
+            flat = row * self.width + column
             return _unravel(flat, self.a.shape), _unravel(flat, self.b.shape)
         flat_a = int(self.rows_a[row]) * _inner(self.a.shape, self.axes_a) + column
         flat_b = int(self.rows_b[row]) * _inner(self.b.shape, self.axes_b) + column
@@ -277,7 +339,7 @@ class Rowwise:
             return self.layout_a.at(int(self.slots_a[row]))
         if self.a.rows is not None:
             ends = np.cumsum(self.a.rows)
-            flat = row * _row_width(self.a.shape) + column
+            flat = row * self.width + column if self.rows_a is None else int(self.rows_a[row])
             sample = int(np.searchsorted(ends, flat, side="right"))
             return sample, flat - int(ends[sample] - self.a.rows[sample])
         if self.by_sample and len(self.a.shape) == 2:
@@ -286,9 +348,12 @@ class Rowwise:
         return None
 
 
-def _view(ref: TensorRef, meaning: naming.Meaning) -> tuple[str, str]:
-    alignment = {"response": "full", None: meaning.alignment}.get(ref.alignment, ref.alignment) or "full"
-    return ("next" if alignment == "next" else "full"), meaning.region
+def _alignment(ref: TensorRef, meaning: naming.Meaning, axes: TokenAxes) -> str:
+    """full or next. A response slice [B, A] says in column j what is about response token j, whatever its kind."""
+    if axes.offset:
+        return "full"
+    alignment = {"response": "full", None: meaning.alignment}.get(ref.alignment, ref.alignment)
+    return "next" if alignment == "next" else "full"
 
 
 def _inner(shape: tuple[int, ...], axes: int) -> int:
@@ -296,8 +361,9 @@ def _inner(shape: tuple[int, ...], axes: int) -> int:
 
 
 def _row_width(shape: tuple[int, ...]) -> int:
-    """A row is the last axis; a vector is one row."""
-    return max(1, shape[-1] if shape else 1)
+    """A row is the last axis; a vector is one row, as far as it fits a chunk."""
+    width = max(1, shape[-1] if shape else 1)
+    return min(width, CHUNK) if len(shape) == 1 else width
 
 
 def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

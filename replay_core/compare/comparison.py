@@ -62,8 +62,12 @@ class Comparison:
         return origin_of([row for row in self.tensors if row.place == first.place])
 
     @property
-    def agrees(self) -> bool:
-        return self.first is None
+    def agrees(self) -> bool | None:
+        """Whether everything that could be held together agrees; None when part of it was not looked at."""
+        counts = self.counts
+        if self.first is not None or any(row.verdict.diverges for row in self.tensors):
+            return False
+        return None if counts["MISSING"] or counts["skipped"] or self.records_unreadable else True
 
 
 def compare_runs(
@@ -89,21 +93,29 @@ def compare_runs(
     result.problems += problems
     work = _work(facings, result)
     judge = Judge(a, b, bitwise_only=exact)
-    announced = False
+    announced, repeated = False, 0
+    damaged: dict[str, str] = {}
     for done, (pair, facing) in enumerate(work):
         on_event(Progress(done, len(work), pair.name))
         row = judge.judge(pair, facing)
         if row is None:
+            repeated += 1
             continue
         if row.skipped is not None:
             result.skipped.append(row)
+            if row.damaged is not None:
+                damaged.setdefault(row.damaged, row.skipped)
             continue
         result.tensors.append(row)
         if not announced and may_be_first(row):
             announced = True
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
     on_event(Progress(len(work), len(work), "compared"))
-    if not any(row.figures is not None or row.verdict is Verdict.SHAPE for row in result.tensors):
+    result.records_unreadable += len(damaged)
+    result.problems += [Problem(file, what) for file, what in damaged.items()]
+    if repeated:
+        result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
+    if not any(_looked_at(row) for row in result.tensors):
         raise _nothing(result, chosen_a, chosen_b)
     return result
 
@@ -135,6 +147,12 @@ def _work(facings: list[Facing], result: Comparison) -> list[tuple[TensorPair, F
             )
     entries.sort(key=lambda entry: entry[0])
     return [(pair, facing) for _, pair, facing in entries]
+
+
+def _looked_at(row: TensorVerdict) -> bool:
+    """Whether a value of the pair was looked at: two empty tensors, or two of padding alone, prove nothing."""
+    elements = sum(figures.compared for figures in (row.figures, row.unmasked) if figures is not None)
+    return elements > 0 or row.verdict is Verdict.SHAPE
 
 
 def _nothing(result: Comparison, records_a: list[Record], records_b: list[Record]) -> NothingComparableError:

@@ -10,11 +10,11 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare import tolerance
-from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair
+from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair, lays_out
 from replay_core.compare.verdict import EXACT_KINDS, Context, Judgement, Verdict, judge
 from replay_core.errors import DumpError
 from replay_core.measure.pair import PairFigures, figures
-from replay_core.records import Record, RecordKey, Run, TensorRef
+from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
 
 
 @dataclass(slots=True)
@@ -42,6 +42,8 @@ class TensorVerdict:
     note: str | None = None
     #: Why the pair was not compared; the verdict is then meaningless and counted as skipped.
     skipped: str | None = None
+    #: The file whose bytes could not be read when the pair was compared.
+    damaged: str | None = None
 
     @property
     def key(self) -> RecordKey:
@@ -99,14 +101,16 @@ class Judge:
             _judge_text(row, a, b)
             return row
         try:
-            if pages.same_bytes(a, b):
+            if not self._bitwise_only and lays_out(pair.name, facing):
+                row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
+            elif pages.same_bytes(a, b):
                 row.reason, row.figures = "bitwise equal", PairFigures(compared=a.numel)
             else:
                 self._measure(row, Rowwise(a, b, facing), a, b)
         except ShapesDifferError as error:
             row.verdict, row.reason = Verdict.SHAPE, str(error)
         except DumpError as error:
-            row.skipped = error.message
+            row.skipped, row.damaged = error.message, error.file or str(row.a[0].path if row.a else "")
         return row
 
     def _measure(self, row: TensorVerdict, rows: Rowwise, a: TensorRef, b: TensorRef) -> None:
@@ -114,18 +118,21 @@ class Judge:
         positions = meaning.kind == "positions"
         exact = meaning.kind in EXACT_KINDS or (_is_integral(a) and _is_integral(b) and not positions)
         logprobs = meaning.kind == "logprob"
-        counted = row.figures = figures(rows.counted(), exact=exact, logprobs=logprobs)
+        how = {"exact": exact, "logprobs": logprobs, "bitwise": self._bitwise_only}
+        counted = row.figures = figures(rows.counted(), **how)
         if rows.masked and rows.paddings_face:
-            row.unmasked = figures(rows.whole(), exact=exact, logprobs=logprobs)
+            row.unmasked = figures(rows.whole(), **how)
+        dtypes = _claimed(a), _claimed(b)
         mixed = _mixed_precision(a, b)
         context = Context(
             meaning,
-            tolerance.finest(a.dtype, b.dtype) if mixed else tolerance.coarsest(a.dtype, b.dtype, *self._computed),
+            tolerance.finest(*dtypes) if mixed else tolerance.coarsest(*dtypes, *self._computed),
             exact=exact,
             local=self._is_local(row),
             known_fp32=self._known_fp32 or mixed,
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
+            worst_sample=_worst_sample(rows, counted) if logprobs else None,
         )
         if positions and not self._bitwise_only:
             judgement = _judge_positions(rows, counted)
@@ -162,6 +169,16 @@ def _is_integral(ref: TensorRef) -> bool:
     return ref.dtype == "bool" or ref.dtype.startswith(("int", "uint"))
 
 
+def _judge_layout(a: TensorRef, b: TensorRef, facing: Facing) -> tuple[Verdict, str, PairFigures]:
+    """The mask or bounds of two layouts with the same samples: equal, or the same tokens under other padding."""
+    assert facing.a.layout is not None
+    tokens = PairFigures(compared=int(facing.a.layout.lengths.sum()))
+    if a.shape == b.shape and np.array_equal(pages.array(a), pages.array(b)):
+        return Verdict.SAME, f"equal in all {a.numel:,} elements compared", PairFigures(compared=a.numel)
+    reason = "the same samples, token for token, under other padding; tokens are compared one by one"
+    return Verdict.PADDING, reason, tokens
+
+
 def _judge_text(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
     row.value_a, row.value_b = getattr(a.source, "value", None), getattr(b.source, "value", None)
     differs = row.value_a != row.value_b
@@ -175,10 +192,27 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def _claimed(ref: TensorRef) -> str:
+    """The precision a tensor claims. Python and JSON keep every number as a double, whatever computed it."""
+    return "float32" if isinstance(ref.source, Inline) and ref.dtype == "float64" else ref.dtype
+
+
 def _mixed_precision(a: TensorRef, b: TensorRef) -> bool:
     """Two floating dtypes of different resolution."""
     floating = all(ref.dtype.startswith(("float", "bfloat")) for ref in (a, b))
-    return floating and tolerance.family(a.dtype) != tolerance.family(b.dtype)
+    return floating and tolerance.family(_claimed(a)) != tolerance.family(_claimed(b))
+
+
+def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:
+    """(sample, mean exp|d|) of the sample furthest off, among those with enough tokens to have a mean."""
+    samples = rows.samples()
+    if samples is None or samples.size != counted.row_exp.size or not samples.size:
+        return None
+    tokens = np.bincount(samples) * counted.row_width
+    mean = np.bincount(samples, counted.row_exp) / np.maximum(tokens, 1)
+    mean[tokens < tolerance.SAMPLE_TOKENS] = 0.0
+    worst = int(mean.argmax())
+    return worst, float(mean[worst])
 
 
 def _judge_mixed(judgement: Judgement, a: TensorRef, b: TensorRef, rows: Rowwise) -> Judgement:
@@ -188,7 +222,10 @@ def _judge_mixed(judgement: Judgement, a: TensorRef, b: TensorRef, rows: Rowwise
     name = next(ref.dtype for ref in (a, b) if tolerance.family(ref.dtype) == tolerance.coarsest(a.dtype, b.dtype))
     narrow = pages.numpy_dtype(name)
     with np.errstate(over="ignore", invalid="ignore"):
-        unequal = sum(int(np.count_nonzero(x.astype(narrow) != y.astype(narrow))) for x, y in rows.counted())
+        rounded = (
+            (x.astype(narrow).astype(np.float64), y.astype(narrow).astype(np.float64)) for x, y in rows.counted()
+        )
+        unequal = sum(int(np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y)))) for x, y in rounded)
     if unequal == 0:
         return Judgement(Verdict.CLOSE, f"equal after rounding to {name}")
     reason = f"{judgement.reason}; more than a cast: {unequal:,} elements differ after rounding to {name} too"
@@ -234,8 +271,8 @@ def _locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:
     if at is not None:
         row.raw_a, row.raw_b = rows.index(*at)
         row.token = rows.token(*at)
-        row.value_a = pages.array(rows.a)[row.raw_a].item()
-        row.value_b = pages.array(rows.b)[row.raw_b].item()
+        row.value_a = pages.element(rows.a, row.raw_a)
+        row.value_b = pages.element(rows.b, row.raw_b)
 
 
 def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -> tuple[int, int] | None:

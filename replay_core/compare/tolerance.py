@@ -86,6 +86,25 @@ SCALAR_FLOOR = 1e-6
 GAIN_SHARE = 0.5
 GAIN_FLOOR = {"float64": 1e-9, "float32": 5e-5, "float16": 1e-3, "bfloat16": 4e-3, "float8": 3e-2}
 
+#: One row's own factor: rounding inside a norm scales a row by up to u, over the layers by a few u.
+ROW_GAIN_SHARE = 0.8
+ROW_GAIN_FLOOR = {name: 4 * floor for name, floor in GAIN_FLOOR.items()}
+
+#: A factor or a constant is read off no fewer elements than these.
+PATTERN_ELEMENTS = 16
+
+#: Rows of fewer numbers have no norm to speak of.
+NARROW_ROW = 8
+
+#: Smallest normal numbers: what is smaller, a kernel may flush to zero. fp16 is not flushed: gradients live there.
+VANISHING = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38}
+
+#: A sum of squares this small has lost digits to underflow: doubles of less than 1e-145.
+UNSUMMABLE = 1e-290
+
+#: A sample of fewer tokens says too little of its own for a mean.
+SAMPLE_TOKENS = 8
+
 #: From finest to coarsest: the coarser dtype of a pair sets its limits.
 COARSENESS = ("float64", "float32", "float16", "bfloat16", "float8")
 

@@ -17,6 +17,9 @@ from replay_core.naming import Meaning
 
 EXACT_KINDS = frozenset({"ids", "mask", "layout", "text"})
 
+#: Kinds whose single numbers (a loss, a gradient norm) the trainer reduced itself.
+SCALAR_KINDS = frozenset({"loss", "metric", "value", "gradient"})
+
 
 class Verdict(str, Enum):
     """What a pair is called, everywhere."""
@@ -58,13 +61,15 @@ class Context:
     known_fp32: bool = False
     scalar: bool = False
     bitwise_only: bool = False
+    #: Of logprobs: (sample, mean exp|d| over its tokens) of the sample furthest off.
+    worst_sample: tuple[int, float] | None = None
 
 
 def judge(counted: PairFigures, whole: PairFigures | None, context: Context) -> Judgement:
     """Verdict of a pair. `counted`: over the tokens that count; `whole`: over every element, where masked apart."""
     if counted.mismatched == 0:
         if whole is not None and whole.mismatched:
-            return _padding(whole)
+            return _padding(whole, context)
         return Judgement(Verdict.SAME, f"equal in all {counted.compared:,} elements compared")
     if counted.nonfinite_mismatched:
         return Judgement(
@@ -75,14 +80,16 @@ def judge(counted: PairFigures, whole: PairFigures | None, context: Context) -> 
     if context.exact or context.bitwise_only:
         rule = "bitwise equality was asked for" if context.bitwise_only else "they must be equal"
         return Judgement(Verdict.DIFF, f"{_mismatched(counted)}; {rule}")
-    if context.scalar and context.meaning.kind in ("loss", "metric", "value"):
+    if context.scalar and context.meaning.kind in SCALAR_KINDS:
         return _scalar(counted)
     if context.meaning.kind == "logprob":
         return _logprob(counted, tolerance.LOGPROB_FP32 if context.known_fp32 else tolerance.LOGPROB, context)
     return _elementwise(counted, context)
 
 
-def _padding(whole: PairFigures) -> Judgement:
+def _padding(whole: PairFigures, context: Context) -> Judgement:
+    if context.bitwise_only:
+        return Judgement(Verdict.DIFF, f"{_mismatched(whole)}, all in padding; bitwise equality was asked for")
     reason = f"differs only in padding: {_mismatched(whole)}, none of them in a token that counts"
     if whole.nonfinite_mismatched:
         reason += "; NaN there turns into NaN gradients where backward multiplies it by 0"
@@ -115,32 +122,45 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
     for label, value, (_, _, bug), unit in measured:
         if value >= bug:
             return Judgement(Verdict.DIFF, f"{label} {value:.4g}{unit} (up to {bug:g} allowed); {_mismatched(pair)}")
+    if context.worst_sample is not None and context.worst_sample[1] >= limit.mean_exp_abs[2]:
+        sample, value = context.worst_sample
+        allowed = f"up to {limit.mean_exp_abs[2]:g} allowed"
+        return Judgement(Verdict.DIFF, f"sample {sample} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
     suspect = any(value > middle for _, value, (_, middle, _), _ in measured)
     reason = f"greatest absolute difference {pair.max_abs:.3g} nats (up to {limit.max_abs[2]:g} allowed)"
-    gain = _gain(pair, context)
-    return Judgement(Verdict.DIFF, gain) if gain else Judgement(Verdict.CLOSE, reason, suspect)
+    pattern = _pattern(pair, context)
+    return Judgement(Verdict.DIFF, pattern) if pattern else Judgement(Verdict.CLOSE, reason, suspect)
 
 
 def _elementwise(pair: PairFigures, context: Context) -> Judgement:
     limit, column = _limit(context)
     held_to = f"{tolerance.coarsest(context.dtype)} {column}"
-    worst = pair.worst_row
-    outlier = pair.max_abs / pair.rms_a if pair.rms_a else float("inf")
+    vanishing = tolerance.VANISHING.get(tolerance.coarsest(context.dtype), 0.0)
+    if pair.max_abs < vanishing:
+        reason = f"greatest absolute difference {pair.max_abs:.3g}: below the smallest normal number {vanishing:.3g}"
+        return Judgement(Verdict.CLOSE, reason)
+    if pair.sum_d2 < tolerance.UNSUMMABLE and pair.max_rel >= limit.bug:
+        reason = f"relative difference {pair.max_rel:.3g} (up to {limit.bug:g} allowed); too small to be squared"
+        return Judgement(Verdict.DIFF, reason)
+    worst = _worst_row(pair)
+    # What exceeds the element's own allowance: a massive activation rounds by more than the tensor's rms.
+    excess = pair.max_abs - limit.bug * abs(pair.max_abs_a or 0.0)
+    outlier = excess / pair.rms_a if pair.rms_a else float("inf")
     if pair.rel_l2 >= limit.bug:
         reason = f"relative L2 {pair.rel_l2:.3g} (up to {limit.bug:g} allowed, {held_to}); {_mismatched(pair)}"
         return Judgement(Verdict.DIFF, reason, row_limit=limit.worst_row)
-    if worst is not None and worst[1] > limit.worst_row and _carries_weight(pair, worst[0]):
+    if worst > limit.worst_row:
         reason = (
-            f"one row is off by {worst[1]:.3g} of its own norm (up to {limit.worst_row:g} allowed, {held_to}), "
+            f"one row is off by {worst:.3g} of its own norm (up to {limit.worst_row:g} allowed, {held_to}), "
             f"the tensor as a whole only by {pair.rel_l2:.2g}"
         )
         return Judgement(Verdict.DIFF, reason, row_limit=limit.worst_row)
     if outlier > limit.outlier:
         reason = f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {limit.outlier:g} allowed)"
         return Judgement(Verdict.DIFF, reason)
-    gain = _gain(pair, context)
-    if gain:
-        return Judgement(Verdict.DIFF, gain)
+    pattern = _pattern(pair, context)
+    if pattern:
+        return Judgement(Verdict.DIFF, pattern)
     reason = f"relative L2 {pair.rel_l2:.2g} (up to {limit.bug:g} allowed, {held_to})"
     suspect = pair.rel_l2 > limit.suspect
     return Judgement(Verdict.CLOSE, reason + (", above the noise expected" if suspect else ""), suspect)
@@ -155,15 +175,52 @@ def _limit(context: Context) -> tuple[Tolerance, str]:
     return tolerance.END_TO_END[row], "end-to-end"
 
 
-def _carries_weight(pair: PairFigures, row: int) -> bool:
-    """A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio."""
-    typical = float(np.sqrt(np.median(pair.row_a2))) if pair.row_a2.size else 0.0
-    return bool(np.sqrt(max(pair.row_a2[row], pair.row_d2[row])) >= 1e-3 * typical)
+def _worst_row(pair: PairFigures) -> float:
+    """Largest ||d|| / ||a|| of a row that carries weight.
+
+    A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
+    and a row of a few numbers may cross zero: it is held against the typical row instead of itself.
+    """
+    if not pair.row_d2.any():
+        return 0.0
+    if pair.row_width < tolerance.NARROW_ROW:
+        typical = float(pair.row_a2.mean())
+        if not typical:
+            return float("inf")
+        return float(np.sqrt((pair.row_d2 / np.maximum(pair.row_a2, typical)).max()))
+    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * float(np.median(pair.row_a2))
+    return float(pair.row_rel[weight].max(initial=0.0))
 
 
-def _gain(pair: PairFigures, context: Context) -> str | None:
-    """The sentence of a global factor, or None. Noise is not proportional to the tensor; a wrong scale is."""
-    beta, row = pair.gain, tolerance.coarsest(context.dtype)
-    if pair.finite < 16 or pair.gain_share < tolerance.GAIN_SHARE or abs(beta) < tolerance.GAIN_FLOOR[row]:
+def _pattern(pair: PairFigures, context: Context) -> str | None:
+    """The sentence of a structured error, or None: noise is neither proportional to the tensor nor a constant."""
+    row = tolerance.coarsest(context.dtype)
+    floor = tolerance.GAIN_FLOOR[row]
+    if pair.finite < tolerance.PATTERN_ELEMENTS:
         return None
-    return f"b is a times {1 + beta:.6g}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
+    # An element that outweighs all others (a massive activation) makes its own rounding look like a factor.
+    spread = pair.weighty >= tolerance.PATTERN_ELEMENTS
+    if spread and pair.gain_share >= tolerance.GAIN_SHARE and abs(pair.gain) >= floor:
+        return f"b is a times {1 + pair.gain:.6g}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
+    if pair.bias_share >= tolerance.GAIN_SHARE and abs(pair.mean_signed) >= floor * pair.rms_a:
+        return (
+            f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
+        )
+    return _scaled_rows(pair, tolerance.ROW_GAIN_FLOOR[row])
+
+
+def _scaled_rows(pair: PairFigures, floor: float) -> str | None:
+    """Rows that are each a times a factor of their own."""
+    if pair.row_width < tolerance.PATTERN_ELEMENTS:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        beta = pair.row_ad / pair.row_a2
+        share = pair.row_ad**2 / (pair.row_a2 * pair.row_d2)
+        weighty = pair.row_a2**2 / pair.row_a4
+    scaled = (np.abs(beta) >= floor) & (share >= tolerance.ROW_GAIN_SHARE) & (weighty >= tolerance.PATTERN_ELEMENTS)
+    if not scaled.any():
+        return None
+    factors = 1 + beta[scaled]
+    return f"{int(scaled.sum()):,} of {scaled.size:,} rows are a times a factor: {float(factors.min()):.4g}" + (
+        f" to {float(factors.max()):.4g}" if factors.size > 1 else ""
+    )

@@ -20,6 +20,8 @@ class Index:
     models: dict[int | None, str] = field(default_factory=dict)
     #: Field names per file where the dump's own index lists them.
     names: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+    #: Further files that the records read: no other dialect is to list them.
+    beside: list[Path] = field(default_factory=list)
 
 
 class Dialect(Protocol):
@@ -35,4 +37,7 @@ class Dialect(Protocol):
         """Keys and files, by names alone where they suffice."""
 
     def read(self, key: RecordKey, path: Path) -> list[TensorRef]:
-        """The fields of one file, named and aligned. Reads headers, never tensor bytes."""
+        """The fields of one file, named and aligned. Reads headers, never tensor bytes.
+
+        What is wrong with the file and still lets it be read goes into a `records.Fields`.
+        """

@@ -38,9 +38,12 @@ def flatten(tree: Any) -> list[TensorRef]:
     seen: dict[str, int] = {}
     unique = []
     for order, ref in enumerate(fields):
-        name = ref.name or "value"
-        count = seen[name] = seen.get(name, 0) + 1
-        unique.append(ref.with_(name=name if count == 1 else f"{name}#{count}", order=order))
+        name = asked = ref.name or "value"
+        while name in seen:
+            seen[asked] += 1
+            name = f"{asked}#{seen[asked]}"
+        seen[name] = 1
+        unique.append(ref.with_(name=name, order=order))
     return unique
 
 

@@ -1,29 +1,102 @@
-"""Any single file that holds arrays: a state dict, a captured batch, a torch.save of a dict."""
+"""Anything that holds arrays and has no dialect of its own: a state dict, a captured batch, a .npz, a folder of these.
+
+A single file is one record. In a directory every file of tensors that no dialect has claimed is one; its name may
+say step, rank and micro-batch, else micro numbers the files in the order of their names.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.listing import listing
+from replay_core.dumps.shards import whole
 from replay_core.records import RecordKey, TensorRef
 
 name = "file"
 
+#: In a directory a suffix says which files are worth a look; what they are, their bytes say.
+_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
+_PARTS = {
+    "step": re.compile(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
+    "rank": re.compile(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
+    "micro": re.compile(r"(?<![a-z])(?:micro(?:_?(?:batch|step|idx))?|call)[_=-]?(\d{1,18})"),
+}
+#: What is said of response tokens, where a [B, R] mask stands beside [B, T] ids.
+_SAID_OF_TOKENS = frozenset(
+    field for field, meaning in naming.MEANINGS.items() if meaning.alignment == "next" or field.endswith("_mask")
+)
+
 
 def detect(path: Path) -> bool:
-    return path.is_file()
+    return path.is_file() or next(_files(path), None) is not None
 
 
-def index(path: Path) -> Index:
-    # Reading now makes a file that is no container an error at opening, where the user looks.
-    read_container(path)
-    return Index(
-        [(RecordKey(stage="tensors", role=None), path)], notes=["a single file: it names no step, rank or micro"]
+def _files(path: Path) -> Iterator[Path]:
+    for folder in listing(path).folders:
+        if not folder.suffixes.isdisjoint(_SUFFIXES):
+            for entry in folder.names:
+                if entry[entry.rfind(".") :] in _SUFFIXES:
+                    yield folder.file(entry)
+
+
+def candidates(path: Path) -> int:
+    """How many files under a directory look like tensors."""
+    return sum(
+        entry[entry.rfind(".") :] in _SUFFIXES
+        for folder in listing(path).folders
+        if not folder.suffixes.isdisjoint(_SUFFIXES)
+        for entry in folder.names
     )
 
 
+def index(path: Path) -> Index:
+    if path.is_file():
+        # Reading now makes a file that is no container an error at opening, where the user looks.
+        read_container(path)
+        key = RecordKey(stage="tensors", role=None)
+        return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
+    found = Index([])
+    counts: Counter[tuple[int | None, int | None]] = Counter()
+    for file in _files(path):
+        step, rank, micro = (_part(file.name, part) for part in ("step", "rank", "micro"))
+        if micro is None:
+            micro = counts[step, rank]
+            counts[step, rank] += 1
+        found.files.append((RecordKey(step, micro, rank, None, "tensors"), file))
+    found.notes.append("files of no known dialect: step, rank and micro are what their names say, else their order")
+    return found
+
+
+def _part(file: str, part: str) -> int | None:
+    match = _PARTS[part].search(file)
+    return int(match.group(1)) if match else None
+
+
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    return [ref.with_(canonical=naming.canonical(ref.name)) for ref in flatten(read_container(path).tree)]
+    fields = [ref.with_(canonical=naming.canonical(ref.name)) for ref in flatten(whole({0: read_container(path).tree}))]
+    return _aligned(fields)
+
+
+def _aligned(fields: list[TensorRef]) -> list[TensorRef]:
+    """Alignment that shapes settle: with ids [B, T] and a mask [B, R], what is [B, R] is said of the response."""
+    ids = next((ref for ref in fields if ref.canonical == "input_ids" and len(ref.shape) == 2), None)
+    if ids is None:
+        return fields
+    batch, width = ids.shape
+    answer = []
+    for ref in fields:
+        side = None
+        if ref.canonical in naming.MEANINGS and len(ref.shape) == 2 and ref.shape[0] == batch:
+            if ref.canonical in ("input_ids", "attention_mask", "position_ids"):
+                side = "full"
+            elif ref.canonical in _SAID_OF_TOKENS and ref.shape[1] < width:
+                side = "next" if ref.shape[1] == width - 1 else "response"
+        answer.append(ref.with_(alignment=side) if side else ref)
+    return answer

@@ -33,11 +33,12 @@ def detect(path: Path) -> bool:
 
 def index(path: Path) -> Index:
     manifest = _manifest(path / "manifest.json")
-    found = Index([], flags=manifest.get("flags") or None)
-    found.models = {
-        (None if step == "*" else int(step)): _model_path(path, reference)
-        for step, reference in manifest.get("models", {}).items()
-    }
+    found = Index([], flags=manifest["flags"] or None)
+    for step, reference in manifest["models"].items():
+        if step != "*" and not step.isdecimal():
+            found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
+            continue
+        found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
     keys, found.names = _indexed(path, found.problems)
     for file in sorted(path.rglob("step_*")):
         match = _FILE.fullmatch(file.name)
@@ -52,9 +53,13 @@ def index(path: Path) -> Index:
 
 def _manifest(file: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(file.read_text())
-    except (ValueError, OSError) as error:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise DumpError(f"the manifest cannot be read: {error}", file=str(file)) from None
+    if not isinstance(manifest, dict) or not all(
+        isinstance(manifest.get(part, {}), dict) for part in ("models", "flags")
+    ):
+        raise DumpError("the manifest is none of rldbg's", file=str(file), expected="an object with models and flags")
     version = manifest.get("schema_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise DumpError(
@@ -64,7 +69,7 @@ def _manifest(file: Path) -> dict[str, Any]:
             found=str(version),
             hint="pip install --upgrade rldbg",
         )
-    return dict(manifest)
+    return {"models": {}, "flags": {}, **manifest}
 
 
 def _model_path(dump: Path, reference: str) -> str:
@@ -87,7 +92,7 @@ def _indexed(path: Path, problems: list[Problem]) -> tuple[dict[Path, RecordKey]
                 key = RecordKey.from_mapping(entry["key"])
                 file = path / entry["file"]
                 fields = tuple(str(field["name"]) for field in entry["fields"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 problems.append(Problem(f"{index_file}:{number}", "unreadable index line; its file is read by name"))
                 continue
             if not file.resolve().is_relative_to(root):

@@ -1,15 +1,25 @@
-"""NexRL's DataDumper tree: <stage>/step_%06d[_rank%d][_micro%d].{pt,jsonl} (nexrl/utils/data_dumper.py @2e00933)."""
+"""NexRL's DataDumper tree: <stage>/step_%06d[_rank%d][_micro%d].{pt,jsonl} (at 2e00933 and at 6860191).
+
+The Weaver trainer writes the same tree with `is_loss_debug` and `batch_inputs`. A file's name has neither
+epoch nor mini-batch, and micro starts again with each: later mini-batches overwrite earlier ones. What a
+loss file says of itself in extra_info tells which are lost.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
-from replay_core.records import Inline, Problem, RecordKey, TensorRef
+from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.peeking import tree_of
+from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
 name = "nexrl"
 
@@ -20,34 +30,109 @@ STAGES = (
 
 #: NexRL's own words where the general table says something else.
 NAMES = {"log_probs": "policy_logprobs", "old_log_probs": "old_logprobs"}
+#: Fields of a sample: their prefix says where they stood, not what they are.
+_SAMPLE = re.compile(r"(?:trajectories|datums)\.(?:extra_fields\.|loss_fn_inputs\.)?")
+#: A sample's own words. At HEAD `extra_fields.logprobs` is left out and `advantages` may be empty.
+SAMPLE_NAMES = {
+    "tokens": "input_ids",
+    "input_tokens": "input_ids",
+    "logprobs": "rollout_logprobs",
+    "advantage": "advantages",
+    "group_id": "group_id",
+    "run_id": "sample_id",
+    "prompt": "prompt_text",
+    "response": "response_text",
+}
 
-_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|jsonl)$")
+_NEXT = ("log_probs", "entropy", "response_mask", "old_log_probs", "advantages", "prob_ratio", "elementwise_loss",
+         "effective_valid")  # fmt: skip
+_FULL = ("input_ids", "attention_mask", "position_ids", "loss_mask")
+
+_FILE = re.compile(r"step_(\d{6,18})(?:_rank(\d{1,9}))?(?:_micro(\d{1,18}))?\.(?:pt|jsonl)")
+_SHAPES = frozenset(f"step_{rank}{micro}.{suffix}" for rank in ("", "_rank") for micro in ("", "_micro")
+                    for suffix in ("pt", "jsonl"))  # fmt: skip
+
+#: Loss files asked for the mini-batch they are of, and steps whose row counts are looked at: opening stays instant.
+_ASKED = 16
+_STEPS_COUNTED = 4
+_SMALL = 1 << 20
 
 
 def detect(path: Path) -> bool:
-    return path.is_dir() and any(
-        _FILE.fullmatch(file.name) for stage in STAGES if (path / stage).is_dir() for file in (path / stage).iterdir()
-    )
+    if path.is_file():
+        return path.parent.name in STAGES and _FILE.fullmatch(path.name) is not None
+    return next(_folders(path), None) is not None
+
+
+def _folders(path: Path) -> Iterator[Folder]:
+    """Folders called as a dump point that hold step files; an empty one is normal, NexRL makes them all."""
+    for folder in listing(path).folders:
+        if folder.name in STAGES and not _SHAPES.isdisjoint(folder.shapes):
+            yield folder
 
 
 def index(path: Path) -> Index:
     found = Index([])
-    for stage in STAGES:
-        if not (path / stage).is_dir():
-            continue
-        for file in sorted((path / stage).iterdir()):
-            match = _FILE.fullmatch(file.name)
+    for folder in _folders(path):
+        for entry in folder.names:
+            match = _FILE.fullmatch(entry)
             if match is None:
-                found.problems.append(Problem(str(file), "not a step file of NexRL's; ignored"))
+                found.problems.append(Problem(f"{folder.path}/{entry}", "not a step file of NexRL's; ignored"))
                 continue
-            step, rank, micro, _ = match.groups()
-            key = RecordKey(int(step), _number(micro), _number(rank), "actor", stage)
-            found.files.append((key, file))
+            step, rank, micro = match.groups()
+            key = RecordKey(int(step), micro and int(micro), rank and int(rank), "actor", folder.name)  # type: ignore[arg-type]
+            found.files.append((key, folder.file(entry)))
+    found.problems += _overwritten(found.files) + _padded(found.files)
     return found
 
 
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
+def _overwritten(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
+    """Mini-batches whose files a later one took, from what the loss files of the first and the last step say."""
+    losses = [(key, file) for key, file in files if key.stage == "loss"]
+    steps = sorted({key.step for key, _ in losses if key.step is not None})
+    asked = [entry for entry in losses if entry[0].step in steps[:1] + steps[-1:]]
+    seen: dict[tuple[int | None, int | None], dict[tuple[int, int], Path]] = defaultdict(dict)
+    for key, file in asked[:_ASKED]:
+        tree = tree_of(file)
+        said = tree.get("extra_info") if isinstance(tree, dict) else None
+        epoch, batch = (said.get("epoch"), said.get("batch_idx")) if isinstance(said, dict) else (None, None)
+        if type(epoch) is int and type(batch) is int and 0 <= epoch < 1 << 20 and 0 <= batch < 1 << 20:
+            seen[key.step, key.rank][epoch, batch] = file
+    problems = []
+    for (step, rank), kept in seen.items():
+        epochs, batches = max(epoch for epoch, _ in kept) + 1, max(batch for _, batch in kept) + 1
+        lost = epochs * batches - len(kept)
+        if lost:
+            last = ", ".join(f"epoch {epoch} mini-batch {batch}" for epoch, batch in sorted(kept)[:4])
+            problems.append(
+                Problem(
+                    str(next(iter(kept.values()))),
+                    f"step {step} rank {rank}: {lost} of {epochs * batches} mini-batches were overwritten; "
+                    f"left is {last}",
+                )
+            )
+    return problems
+
+
+def _padded(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
+    """Rows repeated to fill the world size: old_log_probs then has more rows than there are trajectories."""
+    at = {(key.stage, key.step): file for key, file in files if key.stage in ("trajectory", "old_log_probs")}
+    problems = []
+    for _, step in [place for place in at if place[0] == "old_log_probs"][:_STEPS_COUNTED]:
+        old, trajectories = at["old_log_probs", step], at.get(("trajectory", step))
+        if trajectories is None or trajectories.stat().st_size > _SMALL or old.suffix != ".pt":
+            continue
+        values, samples = tree_of(old), tree_of(trajectories)
+        ref = values.get("old_log_probs") if isinstance(values, dict) else None
+        count = samples.get("num_trajectories") if isinstance(samples, dict) else None
+        if isinstance(ref, TensorRef) and ref.shape and type(count) is int and ref.shape[0] > count:
+            problems.append(
+                Problem(
+                    str(old),
+                    f"{ref.shape[0]} rows for {count} trajectories: the first rows were repeated to fill the world",
+                )
+            )
+    return problems
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
@@ -56,12 +141,14 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     parameter = next(
         (ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None
     )
-    return [
-        ref.with_(canonical=_canonical(ref.name, key.stage, parameter), alignment=_alignment(ref)) for ref in fields
+    known = [
+        ref.with_(canonical=_canonical(ref.name, key.stage, parameter), alignment=_alignment(ref, key.stage))
+        for ref in fields
     ]
+    return Fields(known, _empty_advantages(known, key, path))
 
 
-def _canonical(field: str, stage: str, parameter: object) -> str:
+def _canonical(field: str, stage: str, parameter: Any) -> str:
     if field == "gradient" and parameter:
         return naming.canonical(f"grad.{parameter}")
     if field == "param" and parameter:
@@ -69,14 +156,35 @@ def _canonical(field: str, stage: str, parameter: object) -> str:
     if stage in ("gradient", "param") and field in ("norm", "mean", "std"):
         # Statistics NexRL stores beside the tensor: follow from it, judged like metrics.
         return f"metrics.{stage}.{field}"
+    match = _SAMPLE.match(field)
+    if match is not None:
+        inner = field[match.end() :]
+        return SAMPLE_NAMES.get(inner) or naming.canonical(inner, NAMES)
     return naming.canonical(field, NAMES)
 
 
-def _alignment(ref: TensorRef) -> str | None:
+def _alignment(ref: TensorRef, stage: str) -> str | None:
+    match = _SAMPLE.match(ref.name)
+    if match is not None:
+        inner = ref.name[match.end() :]
+        if ref.rows is None and len(ref.shape) == 1:
+            return "sample"
+        if ref.rows is not None or len(ref.shape) == 2:
+            # A datum is cut to N - 1: its input t is about target t, the token after it.
+            return "full" if stage != "datums" or inner == "input_tokens" else "next"
+        return None
     if ref.rows is not None:
         return "packed"
-    return (
-        "next"
-        if len(ref.shape) == 2 and ref.name in ("log_probs", "entropy", "response_mask", "old_log_probs")
-        else None
-    )
+    if len(ref.shape) != 2:
+        return None
+    return "next" if ref.name in _NEXT else "full" if ref.name in _FULL else None
+
+
+def _empty_advantages(fields: list[TensorRef], key: RecordKey, path: Path) -> list[Problem]:
+    """NexRL at HEAD looks for `advantages` where GRPO wrote `advantage`, and stores a list of empty lists."""
+    if key.stage != "prepared_trajectories":
+        return []
+    for ref in fields:
+        if ref.name == "advantages" and not ref.numel:
+            return [Problem(str(path), "its advantages are empty lists: this NexRL stored none (known at 6860191)")]
+    return []

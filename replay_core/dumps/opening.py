@@ -2,67 +2,212 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from replay_core.dumps import loose, native, nexrl, openrlhf
-from replay_core.dumps.dialect import Dialect
-from replay_core.errors import DumpError, NotADumpError
+from replay_core.dumps import (
+    areal,
+    grpo_events,
+    listing,
+    log_text,
+    loose,
+    loose_rows,
+    metrics,
+    msprobe,
+    native,
+    nexrl,
+    open_instruct,
+    openrlhf,
+    prime_rl,
+    roll,
+    sglang,
+    shards,
+    skyrl,
+    slime,
+    trl_inputs,
+    verl,
+    weights,
+)
+from replay_core.dumps.completeness import being_written, holes
+from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.row_tables import ROW_DIALECTS
+from replay_core.errors import DumpError, NotADumpError, RequestError
 from replay_core.records import Problem, Record, RecordKey, Run, TensorRef
 
 #: Tried in this order; the last one takes any single file that holds a dict of arrays.
-DIALECTS: tuple[Dialect, ...] = (native, nexrl, openrlhf, loose)
+DIALECTS: tuple[Dialect, ...] = (
+    native,
+    nexrl,
+    openrlhf,
+    areal,
+    verl,
+    roll,
+    slime,
+    skyrl,
+    sglang,
+    msprobe,
+    shards,
+    open_instruct,
+    trl_inputs,
+    grpo_events,
+    weights,
+    prime_rl,
+    *ROW_DIALECTS,
+    metrics,
+    log_text,
+    loose_rows,
+    loose,
+)
+#: Dialects whose own index says what belongs to the dump: no other is asked about the rest of the directory.
+WHOLE: tuple[Dialect, ...] = (native,)
 
 
-def open_run(path: Path | str) -> Run:
-    """Open a dump: a directory a framework wrote, or one of its files.
+def open_run(path: Path | str, *more: Path | str) -> Run:
+    """Open a dump: a directory a framework wrote, or one of its files. Several paths are one run.
+
+    A directory may hold the files of several dialects (a trainer's tensors beside its metrics and its log):
+    each file belongs to the first dialect that knows it.
 
     Raises:
-        NotADumpError: the path does not exist, or no dialect knows it.
+        RequestError: a path does not exist.
+        NotADumpError: no dialect knows it.
         DumpError: the dump's own index is unreadable.
     """
-    path = Path(path)
+    listing.forget()
+    parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one)]
+    return parts[0] if len(parts) == 1 else _joined(Path(path), parts)
+
+
+def _parts(path: Path) -> list[Run]:
+    """The runs a path holds, one per dialect that knows files of it."""
     if not path.exists():
-        raise NotADumpError("there is no such file or directory", file=str(path), hint="check the path")
+        raise RequestError(
+            "there is no such file or directory", file=str(path), hint="check the path; rldbg --help lists the commands"
+        )
+    if not path.is_dir() and not path.is_file():
+        found = "a device, pipe or socket"
+        raise NotADumpError("the path is neither a directory nor a file", file=str(path), found=found)
+    claimed = _Claims()
+    parts: list[Run] = []
     try:
         for dialect in DIALECTS:
-            if dialect.detect(path):
-                return _run(dialect, path)
+            if dialect is loose and parts and (path.is_file() or claimed.count >= loose.candidates(path)):
+                continue
+            if not dialect.detect(path):
+                continue
+            index = dialect.index(path)
+            index.files = claimed.free(index.files)
+            if parts and not index.files:
+                continue
+            claimed.add(index)
+            parts.append(_run(dialect, path, index))
+            if dialect in WHOLE:
+                break
     except OSError as error:
         raise DumpError(f"cannot read the directory: {error.strerror}", file=str(error.filename or path)) from None
+    if parts:
+        return parts
     raise NotADumpError(
         "no dialect knows this path as a dump",
         file=str(path),
-        expected="a directory or file of " + ", ".join(dialect.name for dialect in DIALECTS),
+        expected="a directory or file of " + ", ".join(dict.fromkeys(dialect.name for dialect in DIALECTS)),
         found=_contents(path),
         hint="name the directory your framework wrote, or one of its files",
     )
 
 
-def _run(dialect: Dialect, path: Path) -> Run:
-    index = dialect.index(path)
+class _Claims:
+    """Which files belong to a dialect already. Names are compared only once a second one asks: most dumps have one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._names: set[str] = set()
+        self._waiting: list[Path] = []
+
+    def add(self, index: Index) -> None:
+        files = [file for _, file in index.files] + index.beside
+        self.count += len(files)
+        self._waiting += files
+
+    def free(self, files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
+        self._names.update(map(os.path.abspath, self._waiting))
+        self._waiting = []
+        return [entry for entry in files if os.path.abspath(entry[1]) not in self._names] if self._names else files
+
+
+def _joined(path: Path, parts: list[Run]) -> Run:
+    """Several runs as one: records sorted together, every problem and note kept once."""
+    names = list(dict.fromkeys(part.dialect for part in parts))
+    records = sorted((record for part in parts for record in part.records), key=lambda r: (r.key.order, str(r.path)))
+    # A part finds its own duplicates; those between the parts show only here.
+    problems = [problem for part in parts for problem in part.problems] + _duplicates(records)
+    notes = [note for part in parts for note in part.notes]
+    flags = [part.flags for part in parts if part.flags]
+    models = {step: reference for part in parts for step, reference in part.models.items()}
+    if any(known != flags[0] for known in flags):
+        notes.append("the parts were computed with different flags; no flag is stated for the whole")
+    return Run(
+        path,
+        " + ".join(names),
+        records,
+        list(dict.fromkeys(problems)),
+        list(dict.fromkeys(notes)),
+        flags[0] if flags and all(known == flags[0] for known in flags) else None,
+        models,
+    )
+
+
+def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     records = []
-    for key, file in sorted(index.files, key=lambda entry: (entry[0].order, entry[1].name)):
-        records.append(Record(key, file, _loader(dialect, key, file), index.names.get(file)))
+    # Dialects list files by name; the sort keeps that order among records of one place in the step.
+    for key, file in sorted(index.files, key=lambda entry: entry[0].order):
+        names = index.names.get(file) if index.names else None
+        records.append(Record(key, file, _loader(dialect, key, file), names))
     problems = index.problems + _duplicates(records)
+    if path.is_dir():
+        problems += holes((record.key for record in records), str(path))
+        if dialect is not log_text:  # a log is read line by line: nothing in it is unreadable
+            problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
     return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models)
 
 
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:
-    return lambda: dialect.read(key, file)
+    def load() -> Sequence[TensorRef]:
+        try:
+            return dialect.read(key, file)
+        except OSError as error:
+            raise DumpError(f"cannot read the file: {error.strerror}", file=str(error.filename or file)) from None
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            # The last fence: content that no check of the dialect foresaw is still the file's fault.
+            what = f"the file is not as {dialect.name} writes it: {type(error).__name__}: {error}"
+            raise DumpError(what, file=str(file)) from error
+
+    return load
 
 
 def _duplicates(records: list[Record]) -> list[Problem]:
-    seen: dict[RecordKey, Path] = {}
-    problems = []
+    """Two records for one key; one problem for each pair of files that share keys."""
+    seen: dict[RecordKey, Record] = {}
+    twice: dict[tuple[Path, Path], list[RecordKey]] = {}
     for record in records:
-        if record.key in seen:
-            problems.append(
-                Problem(str(record.path), f"a second record of {record.key}, beside {seen[record.key].name}")
-            )
-        seen.setdefault(record.key, record.path)
+        first = seen.setdefault(record.key, record)
+        if first is not record:
+            twice.setdefault((record.path, first.path), []).append(record.key)
+    problems = []
+    for (path, first_path), keys in twice.items():
+        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {first_path.name}"))
     return problems
 
 
@@ -71,6 +216,8 @@ def _contents(path: Path) -> str:
         with open(path, "rb") as file:
             head = file.read(8)
         return f"a file of {path.stat().st_size:,} bytes that begins {head!r}"
+    if not path.is_dir():
+        return "neither a file nor a directory"
     names = sorted(entry.name for entry in path.iterdir())
     if not names:
         return "an empty directory"

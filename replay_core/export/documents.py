@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import replay_core
+from replay_core import pages
+from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document
 from replay_core.recorder.writer import replace_whole
@@ -65,12 +67,15 @@ def record_document(record: Record, statistics: dict[str, Statistics] | None = N
         key=record.key.to_mapping(),
         path=str(record.path),
         fields=[field(ref, looked.get(ref.name)) for ref in record.tensors()],
+        problems=_problems(record.problems),
     )
 
 
 def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any]:
     """One field of a record: what it is, and its value where it is a scalar or a text."""
-    scalar = isinstance(ref.source, Inline) and (ref.shape == () or ref.is_text)
+    value = ref.source.value if isinstance(ref.source, Inline) and (ref.shape == () or ref.is_text) else None
+    if isinstance(value, bytes):  # a number kept as its raw bytes
+        value = pages.element(ref, ())
     return {
         "name": ref.name,
         "canonical": ref.canonical,
@@ -80,8 +85,9 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
         "pad": ref.pad,
         "rows": None if ref.rows is None else list(ref.rows),
         "stats": None if statistics is None else statistics.to_mapping(),
-        "value": ref.source.value if scalar and isinstance(ref.source, Inline) else None,
+        "value": value,
         "problem": ref.source.why if isinstance(ref.source, Unreadable) else None,
+        "sentinel": ref.sentinel,
     }
 
 
@@ -185,6 +191,19 @@ def _problems(problems: Sequence[Problem]) -> list[dict[str, str]]:
 
 
 def write_document(doc: Document, path: Path) -> None:
-    """Put a document under its name, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_whole(path, (json.dumps(doc, indent=1, allow_nan=False) + "\n").encode())
+    """Put a document under its name, whole or not at all. A device or a pipe is written to, never replaced.
+
+    Raises:
+        RequestError: nothing can be written there.
+    """
+    data = (json.dumps(doc, indent=1, allow_nan=False) + "\n").encode()
+    try:
+        target = path.resolve()
+        if path.absolute().parts[1:2] in (("dev",), ("proc",)) or (target.exists() and not target.is_file()):
+            with open(path, "wb") as stream:
+                stream.write(data)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_whole(target, data)
+    except OSError as error:
+        raise RequestError("the document cannot be written", file=str(path), found=error.strerror) from None

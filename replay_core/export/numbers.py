@@ -8,9 +8,9 @@ from typing import Any
 
 def number(value: Any) -> int | float | str | bool | None:
     """A JSON number, or the word for what JSON cannot say. numpy scalars and None are welcome."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is None or isinstance(value, (bool, str, int)):
         return value
     if isinstance(value, complex):
         return str(value)
@@ -19,7 +19,7 @@ def number(value: Any) -> int | float | str | bool | None:
         return "nan"
     if math.isinf(real):
         return "inf" if real > 0 else "-inf"
-    return int(value) if hasattr(value, "dtype") and value.dtype.kind in "iu" else real
+    return real
 
 
 def clean(value: Any) -> Any:

@@ -6,6 +6,7 @@ Formulas: compare.md section 5; 1 - cosine follows from sum d^2 because the rati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,15 +46,19 @@ class PairFigures:
     sum_a2: float = 0.0
     sum_b2: float = 0.0
     sum_ad: float = 0.0
+    sum_a4: float = 0.0
     sum_exp_abs: float = 0.0
     sum_k1: float = 0.0
     sum_k3: float = 0.0
     finite: int = 0
-    #: Per row: sum d^2 and sum a^2, in the order compared.
+    #: Elements of a row (of the first; the end of a long vector may be a shorter one).
+    row_width: int = 0
+    #: Per row: sums of d^2, a^2, a d, a^4, and of exp|d| where logprobs were asked for, in the order compared.
     row_d2: F64 = field(default_factory=lambda: np.zeros(0))
     row_a2: F64 = field(default_factory=lambda: np.zeros(0))
-    column_d2: F64 = field(default_factory=lambda: np.zeros(0))
-    column_a2: F64 = field(default_factory=lambda: np.zeros(0))
+    row_ad: F64 = field(default_factory=lambda: np.zeros(0))
+    row_a4: F64 = field(default_factory=lambda: np.zeros(0))
+    row_exp: F64 = field(default_factory=lambda: np.zeros(0))
 
     @property
     def rms_a(self) -> float:
@@ -62,14 +67,14 @@ class PairFigures:
     @property
     def rel_l2(self) -> float:
         """||d|| / ||a||; infinite when a is all zeros and d is not."""
-        return _ratio(np.sqrt(self.sum_d2), np.sqrt(self.sum_a2))
+        return _ratio(math.sqrt(self.sum_d2), math.sqrt(self.sum_a2))
 
     @property
     def one_minus_cosine(self) -> float:
-        norms = np.sqrt(self.sum_a2) * np.sqrt(self.sum_b2)
-        if norms == 0:
+        norms = math.sqrt(self.sum_a2) * math.sqrt(self.sum_b2)
+        if norms == 0 or not np.isfinite(norms + self.sum_d2):
             return 0.0 if self.sum_d2 == 0 else 1.0
-        gap = np.sqrt(self.sum_a2) - np.sqrt(self.sum_b2)
+        gap = math.sqrt(self.sum_a2) - math.sqrt(self.sum_b2)
         return float(max(0.0, (self.sum_d2 - gap * gap) / (2 * norms)))
 
     @property
@@ -79,12 +84,22 @@ class PairFigures:
     @property
     def gain(self) -> float:
         """beta = <d, a> / <a, a>: b is about (1 + beta) a."""
-        return self.sum_ad / self.sum_a2 if self.sum_a2 else 0.0
+        return self.sum_ad / self.sum_a2 if self.sum_a2 and math.isfinite(self.sum_ad) else 0.0
 
     @property
     def gain_share(self) -> float:
         """Part of ||d||^2 that the gain explains, 0..1."""
-        return min(1.0, self.sum_ad**2 / (self.sum_a2 * self.sum_d2)) if self.sum_a2 and self.sum_d2 else 0.0
+        return _share(self.sum_ad, self.sum_a2, self.sum_d2)
+
+    @property
+    def bias_share(self) -> float:
+        """Part of ||d||^2 that one added constant explains, 0..1."""
+        return _share(self.sum_d, self.finite, self.sum_d2)
+
+    @property
+    def weighty(self) -> float:
+        """How many elements carry ||a||^2: (sum a^2)^2 / sum a^4. One huge activation among thousands makes it 1."""
+        return _ratio(self.sum_a2, math.sqrt(self.sum_a4)) ** 2 if self.sum_a4 else 0.0
 
     @property
     def row_rel(self) -> F64:
@@ -116,29 +131,42 @@ class PairFigures:
         return self.sum_k3 / self.finite if self.finite else 0.0
 
 
+def _share(product: float, one: float, other: float) -> float:
+    """product^2 / (one * other), 0..1; square roots first, or large doubles overflow."""
+    if not one or not other:
+        return 0.0
+    return float(min(1.0, (product / math.sqrt(one) / math.sqrt(other)) ** 2))
+
+
 def _ratio(top: float, bottom: float) -> float:
+    if math.isinf(top):
+        return float("inf")
     if bottom:
         return float(top / bottom)
     return 0.0 if not top else float("inf")
 
 
-def figures(chunks: Iterable[tuple[Rows, Rows]], *, exact: bool = False, logprobs: bool = False) -> PairFigures:
+def figures(
+    chunks: Iterable[tuple[Rows, Rows]], *, exact: bool = False, logprobs: bool = False, bitwise: bool = False
+) -> PairFigures:
     """Figures over (a, b) chunks of rows [r, c], dtype as stored.
 
     exact: count mismatches in the tensors' own type (ids, masks, ints); the float figures then only illustrate.
     logprobs: also mean exp|d|, k1 and k3 of B against A, in nats.
+    bitwise: elements are equal when their bits are: 0 differs from -0, one NaN from another, 7 from 7.0.
     """
     pair = PairFigures()
-    rows_d2: list[F64] = []
-    rows_a2: list[F64] = []
+    rows: list[tuple[F64, ...]] = []
     start = 0
     for a_RC, b_RC in chunks:
-        unequal = _unequal(a_RC, b_RC)
+        unequal = _unequal_bits(a_RC, b_RC) if bitwise else _unequal(a_RC, b_RC)
         x, y = as_real(a_RC), as_real(b_RC)
-        if x.shape != a_RC.shape:  # complex: an element is unequal when either part is
-            unequal = np.repeat(unequal, 2, axis=1)
         pair.compared += a_RC.size
-        _count(pair, x, y, unequal, start, exact)
+        pair.mismatched += int(unequal.sum())
+        parts = 2 if np.iscomplexobj(a_RC) else 1
+        if parts == 2:  # x and y hold real and imaginary parts side by side
+            unequal = np.repeat(unequal, 2, axis=1)
+        _count(pair, x, y, unequal, start, exact, parts)
         both = np.isfinite(x) & np.isfinite(y)
         if not both.all():
             # What is not finite is counted above; sums are over the rest.
@@ -147,16 +175,19 @@ def figures(chunks: Iterable[tuple[Rows, Rows]], *, exact: bool = False, logprob
         with np.errstate(over="ignore"):
             d = y - x
             d2, a2 = d * d, x * x
-            _sums(pair, x, y, d, logprobs)
-            rows_d2.append(d2.sum(axis=1))
-            rows_a2.append(a2.sum(axis=1))
-            columns_d2, columns_a2 = d2.sum(axis=0), a2.sum(axis=0)
-        pair.column_d2 = columns_d2 if start == 0 else pair.column_d2 + columns_d2
-        pair.column_a2 = columns_a2 if start == 0 else pair.column_a2 + columns_a2
+            _sums(pair, y, d, logprobs)
+            row_exp = np.exp(np.minimum(np.abs(d), 700)).sum(axis=1) if logprobs else np.zeros(0)
+            # einsum, not @: a BLAS dot wakes its threads, and beside a busy trainer that is 100 x slower.
+            products = (np.einsum("rc,rc->r", x, d), np.einsum("rc,rc->r", a2, a2))
+            rows.append((d2.sum(axis=1), a2.sum(axis=1), *products, row_exp))
+        pair.row_width = pair.row_width or a_RC.shape[1]
         start += a_RC.shape[0]
-    if rows_d2:
-        pair.row_d2, pair.row_a2 = np.concatenate(rows_d2), np.concatenate(rows_a2)
+    if rows:
+        per_row = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+        pair.row_d2, pair.row_a2, pair.row_ad, pair.row_a4, pair.row_exp = per_row
         pair.sum_d2, pair.sum_a2 = float(pair.row_d2.sum()), float(pair.row_a2.sum())
+        pair.sum_ad, pair.sum_a4 = float(pair.row_ad.sum()), float(pair.row_a4.sum())
+        pair.sum_exp_abs = float(pair.row_exp.sum())
     return pair
 
 
@@ -169,13 +200,25 @@ def _unequal(a: Rows, b: Rows) -> NDArray[np.bool_]:
     if a.dtype != b.dtype and "V" in (a.dtype.kind, b.dtype.kind):  # ml_dtypes' own kinds
         a, b = a.astype(np.float64), b.astype(np.float64)
     differs = np.asarray(a != b)
-    if differs.any():
-        differs &= ~(np.isnan(as_real(a)) & np.isnan(as_real(b))) if a.dtype.kind not in "iub" else True
+    if differs.any() and a.dtype.kind not in "iub" and b.dtype.kind not in "iub":
+        differs &= ~(_isnan(a) & _isnan(b))
     return differs
 
 
-def _count(pair: PairFigures, x: F64, y: F64, unequal: NDArray[np.bool_], start: int, exact: bool) -> None:
-    pair.mismatched += int(unequal.sum())
+def _isnan(values: Rows) -> NDArray[np.bool_]:
+    missing: NDArray[np.bool_] = np.isnan(values if values.dtype.kind in "fc" else values.astype(np.float64))
+    return missing
+
+
+def _unequal_bits(a: Rows, b: Rows) -> NDArray[np.bool_]:
+    a, b = (values.astype(values.dtype.newbyteorder("="), order="C") for values in (a, b))
+    if a.dtype != b.dtype:
+        return np.ones(a.shape, dtype=np.bool_)
+    raw_a, raw_b = (values.view(np.uint8).reshape(*values.shape, -1) for values in (a, b))
+    return np.asarray((raw_a != raw_b).any(axis=-1))
+
+
+def _count(pair: PairFigures, x: F64, y: F64, unequal: NDArray[np.bool_], start: int, exact: bool, parts: int) -> None:
     if not exact:
         nan_x, nan_y = np.isnan(x), np.isnan(y)
         pair.nan_a += int(nan_x.sum())
@@ -185,19 +228,21 @@ def _count(pair: PairFigures, x: F64, y: F64, unequal: NDArray[np.bool_], start:
             pair.nonfinite_mismatched += int(odd.sum())
             if pair.nonfinite_at is None:
                 row, column = _first(odd)
-                pair.nonfinite_at = (start + row, column)
+                pair.nonfinite_at = (start + row, column // parts)
                 pair.nonfinite_a, pair.nonfinite_b = float(x[row, column]), float(y[row, column])
     if pair.first_at is None and unequal.any():
         row, column = _first(unequal)
-        pair.first_at = (start + row, column)
+        pair.first_at = (start + row, column // parts)
         pair.first_a, pair.first_b = float(x[row, column]), float(y[row, column])
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.where(unequal, np.abs(y - x), 0.0)
-    gap = np.where(np.isfinite(gap), gap, 0.0)
+    if not np.isfinite(gap).all():
+        # What is not finite is counted apart; a difference of finite doubles may still pass the largest one.
+        gap = np.where(np.isfinite(x) & np.isfinite(y), np.minimum(gap, np.finfo(np.float64).max), 0.0)
     if gap.size and gap.max() > pair.max_abs:
         row, column = (int(part) for part in np.unravel_index(int(gap.argmax()), gap.shape))
         pair.max_abs = float(gap[row, column])
-        pair.max_abs_at = (start + row, column)
+        pair.max_abs_at = (start + row, column // parts)
         pair.max_abs_a, pair.max_abs_b = float(x[row, column]), float(y[row, column])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.where(gap > 0, gap / np.abs(x), 0.0)
@@ -210,12 +255,9 @@ def _first(mask: NDArray[np.bool_]) -> tuple[int, int]:
     return int(row), int(column)
 
 
-def _sums(pair: PairFigures, x: F64, y: F64, d: F64, logprobs: bool) -> None:
-    # einsum, not @: a BLAS dot wakes its threads, and beside a busy trainer that is 100 x slower.
+def _sums(pair: PairFigures, y: F64, d: F64, logprobs: bool) -> None:
     pair.sum_d += float(d.sum())
     pair.sum_b2 += float(np.einsum("rc,rc->", y, y))
-    pair.sum_ad += float(np.einsum("rc,rc->", x, d))
     if logprobs:
-        pair.sum_exp_abs += float(np.exp(np.minimum(np.abs(d), 700)).sum())
         pair.sum_k1 += float(-d.sum())
         pair.sum_k3 += float((np.exp(np.minimum(d, 700)) - 1 - d).sum())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,11 +13,12 @@ from typing import Any, TypeVar
 
 import click
 
-from replay_core.errors import ExitCode
+from replay_core.errors import ExitCode, RequestError
 from replay_core.export.documents import write_document
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document, Event, LogLine, Progress
 from replay_core.records import Selection
+from tui_debugger.format import safe
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -23,9 +26,9 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def fail(message: str, hint: str | None = None) -> None:
     """An error, on standard error: what is wrong, then what helps."""
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(message, err=True)
+    click.echo(safe(message, lines=True), err=True)
     if hint:
-        click.echo(f"\nhint: {hint}", err=True)
+        click.echo(f"\nhint: {safe(hint, lines=True)}", err=True)
 
 
 class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
@@ -37,9 +40,14 @@ class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only
 
 def selectors(command: Decorated) -> Decorated:
     """--step --rank --micro."""
-    for name, what in (("micro", "micro-batch"), ("rank", "rank"), ("step", "training step")):
+    for name, what in (("micro", "micro-batch"), ("rank", "rank")):
         command = click.option(f"--{name}", type=_SelectionType(), help=f"Which {what}: 3, 0,2, 0:4 or all.")(command)
-    return command
+    return step_selector(command)
+
+
+def step_selector(command: Decorated) -> Decorated:
+    """--step."""
+    return click.option("--step", type=_SelectionType(), help="Which training step: 3, 0,2, 0:4 or all.")(command)
 
 
 def document_output(command: Decorated) -> Decorated:
@@ -62,7 +70,13 @@ def finish(
     if output is not None:
         write_document(doc, output)
         click.echo(f"wrote {output}", err=True)
-    click.echo(json.dumps(doc, indent=1, allow_nan=False) if as_json else report(doc))
+    try:
+        click.echo(json.dumps(doc, indent=1, allow_nan=False) if as_json else safe(report(doc), lines=True))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        raise RequestError("standard output cannot be written", found=error.strerror) from None
     return int(exit_code(doc, allow_missing=allow_missing))
 
 
@@ -79,7 +93,7 @@ class ProgressLine:
     def __call__(self, event: Event) -> None:
         if isinstance(event, LogLine) and self._verbose:
             self.clear()
-            click.echo(event.text, err=True)
+            click.echo(safe(event.text, lines=True), err=True)
         if not isinstance(event, Progress) or not self._watched:
             return
         now = time.monotonic()
@@ -87,7 +101,7 @@ class ProgressLine:
             return
         self._drawn = now
         total = f"/{event.total}" if event.total else ""
-        text = f"{event.done}{total} {event.what}  {now - self._began:.0f} s"[:78]
+        text = f"{event.done}{total} {safe(event.what)}  {now - self._began:.0f} s"[:78]
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)
@@ -99,4 +113,4 @@ class ProgressLine:
             self._width = 0
 
 
-__all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "selectors"]
+__all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "selectors", "step_selector"]

@@ -57,6 +57,8 @@ def command(
     progress = ProgressLine()
     doc = workbench.compare_dumps(*given, exact=exact, on_event=progress, step=step, rank=rank, micro=micro)
     progress.clear()
+    if explain:
+        explanation(doc, explain)  # an unknown name is an error in every form of output
 
     def report(document: dict[str, object]) -> str:
         return explanation(document, explain) if explain else comparison_report(document, show_all=show_all)

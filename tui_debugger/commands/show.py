@@ -8,40 +8,53 @@ from typing import Any
 import click
 
 from replay_core import workbench
-from replay_core.dumps import open_run
 from replay_core.records import Selection
 from tui_debugger.commands import document_output, finish, selectors
-from tui_debugger.reports.record import record_report, tensor_report
+from tui_debugger.reports.record import record_report
+from tui_debugger.reports.tensor import tensor_report
 
 
 @click.command("show")
-@click.argument("path", type=click.Path(path_type=Path))
-@click.argument("tensor", required=False)
+@click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="PATH... [TENSOR]")
 @selectors
 @click.option("--stage", help="forward_data, loss, gradient ... where several match.")
 @click.option("--role", help="actor, ref, critic ... where several match.")
+@click.option("--tensor", metavar="NAME", help="One tensor, by its name or canonical name.")
 @click.option("--at", help="Index to look around, like 0,17.")
+@click.option("--slice", "part", metavar="SPANS", help="The part to print, like 0:4,:8; of ragged rows, 2,:8.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json or its folder, for texts.")
 @document_output
 def command(
-    path: Path,
-    tensor: str | None,
+    paths: tuple[Path, ...],
     step: Selection | None,
     rank: Selection | None,
     micro: Selection | None,
     stage: str | None,
     role: str | None,
+    tensor: str | None,
     at: str | None,
+    part: str | None,
+    tokenizer: Path | None,
     as_json: bool,
     output: Path | None,
 ) -> int:
-    """Show a record's fields with their statistics, or one TENSOR's values."""
+    """Show a record's fields with their statistics, or one tensor: statistics, histogram, values, text.
+
+    Several paths are one run. A last word that is no path names the tensor.
+    """
     selection: dict[str, Any] = {"step": step, "rank": rank, "micro": micro, "stage": stage, "role": role}
+    if tensor is None and len(paths) > 1 and not _is_there(paths[-1]):
+        paths, tensor = paths[:-1], str(paths[-1])
+    if at and part:
+        raise click.UsageError("--at looks around an index, --slice prints a part: name one of them")
     if tensor is None:
-        doc = workbench.show_record(path, None, stats=True, **selection)
+        if at or part:
+            raise click.UsageError("--at and --slice need a tensor: name one with --tensor")
+        doc = workbench.show_record(paths[0], None, *paths[1:], stats=True, **selection)
         return finish(doc, record_report, as_json=as_json, output=output)
-    record = workbench.find_record(open_run(path), **selection)
-    where = {"path": str(path), "key": record.key.to_mapping(), "name": tensor}
-    doc = workbench.inspect(where, at=_index(at))
+    doc = workbench.show_tensor(
+        paths[0], tensor, *paths[1:], at=_index(at), part=part, tokenizer=tokenizer, **selection
+    )
     return finish(doc, tensor_report, as_json=as_json, output=output)
 
 
@@ -52,3 +65,10 @@ def _index(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter("an index is numbers with commas between, like 0,17", param_hint="--at") from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than any file name: a tensor's
+        return False

@@ -25,10 +25,10 @@ def command(
     theme: str | None = None,
 ) -> int:
     """Open the screen on dump A, or on the first divergence of A and B."""
-    require_terminal(a, b)
     for path in (a, b):
         if path is not None:
             open_run(path)
+    require_terminal(a, b)
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme)

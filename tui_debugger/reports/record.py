@@ -1,4 +1,4 @@
-"""Record and tensor documents as text: what `rldbg show` prints."""
+"""A record document as text: what `rldbg show` prints of a record."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from tui_debugger.reports.columns import columns
 
 
 def record_report(doc: Document) -> str:
-    lines = [f"{_key(doc['key'])}  {doc['path']}", ""]
-    rows = [["field", "is", "dtype", "shape", "min", "max", "mean", "nan", "value"]]
+    lines = [f"{key_words(doc['key'])}  {doc['path']}", ""]
+    rows = [["field", "is", "dtype", "shape", "tokens", "min", "max", "mean", "nan", "value"]]
     for field in doc["fields"]:
         stats = field["stats"] or {}
         is_called = field["canonical"] if field["canonical"] != field["name"] else ""
-        value = field["problem"] or ("" if field["value"] is None else _short(field["value"]))
+        value = field["problem"] or ("" if field["value"] is None else short(field["value"]))
+        if not value and field.get("sentinel"):
+            value = f"none is {field['sentinel']}"
         rows.append(
             [
                 field["name"],
                 is_called or "",
                 field["dtype"],
-                words.shape(field["shape"]),
+                _shape(field),
+                " ".join(part for part in (field["alignment"], field["pad"] and f"pad {field['pad']}") if part),
                 *(words.number(stats[name]) if name in stats else "" for name in ("min", "max", "mean", "nan")),
                 value,
             ]
         )
-    return "\n".join(lines + columns(rows, right=frozenset({4, 5, 6, 7})))
+    lines += columns(rows, right=frozenset({5, 6, 7, 8}))
+    problems = [f"problem: {problem['what']}\n  {problem['where']}" for problem in doc.get("problems") or []]
+    return "\n".join([*lines, *([""] if problems else []), *problems])
 
 
-def tensor_report(doc: Document) -> str:
-    side = doc["a"]
-    lines = [f"{side['name']}  {side['dtype']} {words.shape(side['shape'])}  {_key(side['key'])}"]
-    if side["value"] is not None:
-        return "\n".join([*lines, _short(side["value"], 2000)])
-    if side["stats"]:
-        lines.append("  ".join(f"{name} {words.number(value)}" for name, value in side["stats"].items()))
-    window = doc["window"]
-    rows = [[str(index), words.exact(value)] for index, value in zip(window["index"], window["a"], strict=True)]
-    return "\n".join([*lines, "", *columns(rows, right=frozenset({1}))])
+def _shape(field: dict[str, Any]) -> str:
+    rows = field["rows"]
+    if rows is None:
+        return words.shape(field["shape"])
+    return f"{words.shape(field['shape'])} in {len(rows)} rows"
 
 
-def _key(key: dict[str, Any]) -> str:
+def key_words(key: dict[str, Any]) -> str:
     scope = words.scope(key)
     role = f"{key['role']} " if key["role"] not in (None, "actor") else ""
     return f"{scope} {role}{key['stage']}".strip()
 
 
-def _short(value: Any, limit: int = 40) -> str:
+def short(value: Any, limit: int = 40) -> str:
     text = words.exact(value) if isinstance(value, float) else str(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

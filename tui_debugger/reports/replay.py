@@ -71,7 +71,7 @@ def _answer(doc: Document) -> list[str]:
     agreeing = [cell for _, cell in ran if cell["agreement"]["agrees"]]
     if agreeing and len(agreeing) == len(ran):
         segments = [row for cell in agreeing for row in cell["segments"] or []]
-        worst = max(((row["worst_token"] or {}).get("rel_l2") or 0.0 for row in segments), default=0.0)
+        worst = max((float(row["worst_token"]["rel_l2"]) for row in segments if row["worst_token"]), default=0.0)
         logp = max(((row["valid"] or {}).get("logp_max") or 0.0 for row in segments), default=0.0)
         plural = "s" if len(agreeing) > 1 else ""
         lines.append(

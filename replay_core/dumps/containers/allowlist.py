@@ -40,9 +40,15 @@ _INERT = (
     "skyrl.backends.skyrl_train.training_batch.TrainingInputBatch",
     "tensordict._td.TensorDict",
     "tensordict.TensorDict",
+    "tensordict.tensorclass.NonTensorData",
+    "tensordict.tensorclass.NonTensorStack",
+    "tensordict._lazy.LazyStackedTensorDict",
+    "torch._dynamo.decorators._DimRange",
+    torch_.NESTED,
 )
 #: A distributed tensor's placement: never interpreted, so any class below these names is kept inert.
-_INERT_PREFIXES = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.device_mesh.")
+_INERT_PREFIXES = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.device_mesh.",
+                   "torch.distributed._mesh_layout.")  # fmt: skip
 
 
 def _ordered_dict(loading: Loading, args: tuple[Any, ...]) -> dict[Any, Any]:
@@ -68,15 +74,19 @@ def _tuple(loading: Loading, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_list(loading, args))
 
 
-def _set(loading: Loading, args: tuple[Any, ...]) -> set[Any]:
+def _set(loading: Loading, args: tuple[Any, ...]) -> Any:
     items = _list(loading, args)
+    if items and all(type(item) is dict and "__class__" in item for item in items):
+        # Instances that are kept as dictionaries cannot stand in a set.
+        return items
     if any(type(item) not in (str, int, float, bool, type(None)) for item in items):
         raise loading.malformed("a set of things that are neither text nor numbers")
     return set(items)
 
 
 def _frozenset(loading: Loading, args: tuple[Any, ...]) -> frozenset[Any]:
-    return frozenset(_set(loading, args))
+    items = _set(loading, args)
+    return frozenset(items) if isinstance(items, set) else frozenset()
 
 
 def _bytes(loading: Loading, args: tuple[Any, ...]) -> Any:
@@ -172,6 +182,7 @@ def _table() -> dict[str, Symbol]:
         "torch._utils._rebuild_device_tensor_from_cpu_tensor": torch_.rebuild_from_device,
         "torch._utils._rebuild_xla_tensor": torch_.rebuild_from_device,
         "torch._tensor._rebuild_from_type_v2": torch_.rebuild_from_type,
+        "torch.nested._internal.nested_tensor._rebuild_njt": torch_.rebuild_njt,
         "torch.storage._load_from_bytes": torch_.load_from_bytes,
         "torch.serialization._get_layout": _layout,
         "torch.Size": _tuple,

@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replay_core.dumps.containers.json_lines import read_json
 from replay_core.dumps.containers.loading import Loading
+from replay_core.dumps.containers.msgpack_file import read_msgpack
+from replay_core.dumps.containers.numpy_file import is_npz, read_npy, read_npz
+from replay_core.dumps.containers.parquet_file import read_parquet
 from replay_core.dumps.containers.plain_pickle import read_plain_pickle
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.safetensors_file import read_safetensors
@@ -23,6 +27,11 @@ _READERS: dict[str, Callable[[Loading], Any]] = {
     "torch_zip": read_torch_zip,
     "torch_legacy": read_torch_legacy,
     "pickle": read_plain_pickle,
+    "npy": read_npy,
+    "npz": read_npz,
+    "json": read_json,
+    "msgpack": read_msgpack,
+    "parquet": read_parquet,
 }
 
 
@@ -111,6 +120,8 @@ def _head(region: Region) -> bytes:
 
 def _read(loading: Loading) -> Content:
     kind = kind_of(_head(loading.region), str(loading.region.path))
+    if kind == "torch_zip" and is_npz(loading.region):
+        kind = "npz"
     metadata: dict[str, str] = {}
     if kind == "safetensors":
         tree, metadata = read_safetensors(loading)

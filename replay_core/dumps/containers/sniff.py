@@ -12,9 +12,13 @@ from replay_core.errors import NotADumpError
 #: Enough to tell a legacy torch stream from another pickle.
 HEAD = 32
 
+#: msgpack has no magic: a list, or a mapping whose first key is a text.
+_MSGPACK_LIST = frozenset((*range(0x91, 0xA0), 0xDC, 0xDD))
+_MSGPACK_MAPPING = {**dict.fromkeys(range(0x81, 0x90), 1), 0xDE: 3, 0xDF: 5}
+
 
 def kind_of(head: bytes, file: str) -> str:
-    """ "safetensors", "torch_zip", "torch_legacy" or "pickle".
+    """ "safetensors", "torch_zip", "torch_legacy", "pickle", "npy", "parquet", "json" or "msgpack".
 
     Raises:
         NotADumpError: none of these; names the bytes.
@@ -27,9 +31,26 @@ def kind_of(head: bytes, file: str) -> str:
         # From protocol 4 on, nine bytes of framing stand before the number.
         is_torch = head.startswith(MAGIC_OPCODES, 2) or (head[2:3] == b"\x95" and head.startswith(MAGIC_OPCODES, 11))
         return "torch_legacy" if is_torch else "pickle"
+    if head[:6] == b"\x93NUMPY":
+        return "npy"
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return "json"
+    if _is_msgpack(head):
+        return "msgpack"
     raise NotADumpError(
         "the file is no container of tensors that rldbg reads",
         file=file,
-        expected="a torch zip, a torch legacy stream, a pickle of protocol 2 to 5, or safetensors",
+        expected="a torch zip or legacy stream, a pickle of protocol 2-5, safetensors, numpy, JSON, parquet or msgpack",
         found=f"the first bytes {head!r}",
     )
+
+
+def _is_msgpack(head: bytes) -> bool:
+    if not head or head.startswith(b"\x93NUMPY"):
+        return False
+    key = _MSGPACK_MAPPING.get(head[0])
+    if key is None:
+        return head[0] in _MSGPACK_LIST
+    return any(0xA0 <= first <= 0xBF or first in (0xD9, 0xDA) for first in head[key : key + 1])

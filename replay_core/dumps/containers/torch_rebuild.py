@@ -11,12 +11,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
-from replay_core.dumps.containers.symbols import DType, Stranger, Symbol, TensorClass
+from replay_core.dumps.containers.symbols import DType, InertClass, Stranger, Symbol, TensorClass
 from replay_core.records import ITEMSIZE, TensorRef, Unreadable
 
 #: torch and numpy both stop at 64 axes.
 MAX_NDIM = 64
 _MAX_NUMEL = 2**62
+#: Tensor subclasses that keep plain tensors inside: kept as `{"__class__": …}` for the dialects to assemble.
+DTENSOR = "torch.distributed.tensor.DTensor"
+NESTED = "torch.nested._internal.nested_tensor.NestedTensor"
 
 
 class Storage(NamedTuple):
@@ -166,6 +169,8 @@ def rebuild_from_type(loading: Loading, args: tuple[Any, ...]) -> Any:
     if not isinstance(function, Symbol) or isinstance(function, Stranger) or type(inner) is not tuple:
         raise loading.malformed("a tensor subclass without its function")
     ref = function.call(loading, inner)
+    if isinstance(cls, InertClass) and cls.name in (DTENSOR, NESTED):
+        return _kept(loading, cls.name, inner, ref, state)
     if isinstance(cls, TensorClass):
         if state:
             loading.note("attributes set on a tensor are left out")
@@ -174,6 +179,27 @@ def rebuild_from_type(loading: Loading, args: tuple[Any, ...]) -> Any:
         raise loading.malformed("a tensor subclass that is no tensor")
     _excuse(cls)
     return ref if not ref.is_readable else ref.with_(source=Unreadable(f"tensor subclass `{cls.name}`"))
+
+
+def _kept(loading: Loading, name: str, inner: tuple[Any, ...], ref: Any, state: Any) -> dict[str, Any]:
+    """A DTensor's local shard with the spec that says where it belongs; a jagged tensor's values and offsets."""
+    if name == NESTED:
+        return {"__class__": name, "state": ref if type(ref) is dict else {}}
+    if type(state) is tuple and len(state) == 2:
+        # A class with slots: (attributes, slots).
+        state = state[1]
+    if type(state) is not dict or not isinstance(ref, TensorRef):
+        raise loading.malformed("a DTensor without its local tensor")
+    spec = state.get("_spec")
+    return {"__class__": name, "shape": ref.shape, "local": state.get("_local_tensor"), "spec": spec}
+
+
+def rebuild_njt(loading: Loading, args: tuple[Any, ...]) -> Any:
+    """`_rebuild_njt(arguments)`: a jagged NestedTensor is its values, end to end, and the offsets between them."""
+    arguments = args[0] if args else None
+    if type(arguments) is not dict:
+        raise loading.malformed("a jagged tensor without its arguments")
+    return {key: arguments.get(key) for key in ("values", "offsets", "lengths", "_ragged_idx")}
 
 
 def rebuild_wrapper_subclass(loading: Loading, args: tuple[Any, ...]) -> TensorRef:

@@ -46,7 +46,7 @@ def read_torch_zip(loading: Loading) -> Any:
         DumpError: the zip is damaged or compressed; it is no torch file; its pickle is unsafe.
     """
     region = loading.region
-    records = _directory(loading)
+    records = directory(loading)
     name = next((name for name in records if name.endswith(b"/data.pkl") and name.count(b"/") == 1), None)
     if name is None:
         raise NotADumpError(
@@ -105,21 +105,31 @@ def _checksum_holds(region: Region, start: int, nbytes: int, expected: int) -> b
 
 
 def _data_offset(loading: Loading, record: ZipRecord) -> int:
-    """Where a record's bytes start, from its local header (whose lengths differ from the directory's)."""
-    region = loading.region
+    """Where a stored record's bytes start."""
     if record.method or record.flags & 1:
         raise loading.malformed("a compressed or encrypted zip record", expected="stored, as torch.save writes")
+    offset = record_start(loading, record)
+    if offset + record.nbytes > loading.region.end:
+        raise loading.region.truncated(offset + record.nbytes)
+    return offset
+
+
+def record_start(loading: Loading, record: ZipRecord) -> int:
+    """Where a record's bytes start, from its local header (whose lengths differ from the directory's)."""
+    region = loading.region
     at = region.start + record.header
     magic, name_length, extra_length = _LOCAL.unpack(region.read(at, _LOCAL.size))
     if magic != b"PK\x03\x04":
         raise loading.malformed(f"no zip record at byte {at}", expected="PK\\x03\\x04", found=repr(magic))
-    offset = at + _LOCAL.size + name_length + extra_length
-    if offset + record.nbytes > region.end:
-        raise region.truncated(offset + record.nbytes)
-    return int(offset)
+    return int(at + _LOCAL.size + name_length + extra_length)
 
 
-def _directory(loading: Loading) -> dict[bytes, ZipRecord]:
+def directory(loading: Loading) -> dict[bytes, ZipRecord]:
+    """The zip's records by name.
+
+    Raises:
+        DumpError: the directory is damaged.
+    """
     region = loading.region
     count, size, start = _find_directory(loading)
     if count * _ENTRY.size > size:

@@ -1,0 +1,122 @@
+"""A list of samples becomes columns: one field per key, its rows laid end to end, never copied.
+
+[{"tokens": tensor[38], "reward": 0.5}, {"tokens": tensor[31], "reward": 1.0}]
+    ->  tokens  [69], rows (38, 31)        reward  [2]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from replay_core.dumps.fields import MAX_FIELDS, flatten
+from replay_core.errors import DumpError
+from replay_core.records import Inline, Parts, TensorRef, Unreadable
+
+
+def table(samples: Sequence[dict[Any, Any]], prefix: str = "") -> list[TensorRef]:
+    """Columns of a list of dicts, in order of first appearance. A key no sample has a value for is no field.
+
+    Raises:
+        DumpError: more columns than any record has.
+    """
+    keys = list(dict.fromkeys(key for sample in samples for key in sample))
+    if len(keys) > MAX_FIELDS:
+        raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", found=f"{len(keys):,}")
+    return columns({f"{prefix}{key}": [sample.get(key) for sample in samples] for key in keys})
+
+
+def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]:
+    """Columns by name, each a value per sample (None: the sample has none)."""
+    found: list[TensorRef] = []
+    for name, column in values.items():
+        present = [value for value in column if value is not None]
+        if not present:
+            continue
+        if depth < 8 and all(isinstance(value, dict) and "__class__" not in value for value in present):
+            inner = list(dict.fromkeys(key for value in present for key in value))
+            found += columns(
+                {f"{name}.{key}": [None if v is None else v.get(key) for v in column] for key in inner}, depth + 1
+            )
+        elif any(isinstance(value, TensorRef) for value in present) and (joined := join(name, column)) is not None:
+            found.append(joined)
+        elif len(present) < len(column) and all(isinstance(value, (list, tuple)) for value in present):
+            # A sample without the list has no tokens of it: its row is empty, and row i stays sample i.
+            found += flatten({name: [[] if value is None else value for value in column]})
+        elif (texts := _texts(name, column)) is not None:
+            found.append(texts)
+        else:
+            found += flatten({name: list(column)})
+    return [_said(ref, values) for ref in found]
+
+
+def _said(ref: TensorRef, values: dict[str, Sequence[Any]]) -> TensorRef:
+    """One value per sample is said of the sample."""
+    column = values.get(ref.name)
+    is_vector = column is not None and ref.shape == (len(column),) and ref.rows is None
+    return ref.with_(alignment="sample") if is_vector else ref
+
+
+def _texts(name: str, column: Sequence[Any]) -> TensorRef | None:
+    """Conversations, lists of words, mixtures: a text per sample, as JSON where it is more than a text.
+
+    Spelled out they would be a field per sample and turn. None where numbers or tensors are in it.
+    """
+    if all(isinstance(value, (str, type(None))) for value in column):
+        words = [value or "" for value in column] if None in column else None
+    elif all(_is_prose(value) for value in column) and any(isinstance(value, (list, tuple)) for value in column):
+        words = [value if isinstance(value, str) else json.dumps(value, default=str) for value in column]
+    else:
+        words = None
+    return None if words is None else TensorRef(name, "text", (len(words),), Inline(words))
+
+
+def _is_prose(value: Any, depth: int = 0) -> bool:
+    """Texts, and lists and dicts that end in texts; numbers only inside a dict."""
+    if isinstance(value, dict):
+        return depth < 8 and all(
+            _is_prose(item, depth + 1) or isinstance(item, (int, float, bool)) for item in value.values()
+        )
+    if isinstance(value, (list, tuple)):
+        return depth < 8 and bool(value) and all(_is_prose(item, depth + 1) for item in value)
+    return value is None or isinstance(value, str)
+
+
+def join(name: str, column: Iterable[TensorRef | list[Any] | None]) -> TensorRef | None:
+    """One tensor per sample, end to end along the first axis; None when they are no column.
+
+    Equally long rows are a matrix; a 0-d tensor per sample is a vector; None is an empty row.
+    """
+    refs = [TensorRef("", "", (0,), Inline([])) if value is None else value for value in column]
+    tensors = [ref for ref in refs if isinstance(ref, TensorRef)]
+    filled = [ref for ref in tensors if ref.numel] or [ref for ref in tensors if ref.dtype][:1]
+    if (
+        len(refs) != len(tensors)
+        or not filled
+        or len({(ref.dtype, ref.shape[1:], not ref.shape) for ref in filled}) > 1
+    ):
+        return None
+    first, parts = filled[0], [ref for ref in tensors if ref.numel]
+    if not first.shape:
+        return _end_to_end(name, first, parts, (len(parts),)) if len(parts) == len(tensors) else None
+    lengths, tail = tuple(ref.shape[0] if ref.shape else 0 for ref in tensors), first.shape[1:]
+    if len(set(lengths)) == 1:
+        return _end_to_end(name, first, parts, (len(lengths), lengths[0], *tail))
+    return _end_to_end(name, first, parts, (sum(lengths), *tail)).with_(rows=lengths)
+
+
+def blocks_of_rows(name: str, blocks: Sequence[TensorRef]) -> TensorRef | None:
+    """Blocks [n, L] of different widths as one ragged column of rows; a matrix when all are equally wide."""
+    if len({(block.dtype, block.shape[2:]) for block in blocks}) != 1 or any(len(block.shape) < 2 for block in blocks):
+        return None
+    rows = tuple(block.shape[1] for block in blocks for _ in range(block.shape[0]))
+    tail = blocks[0].shape[2:]
+    if len({block.shape[1] for block in blocks}) == 1:
+        return _end_to_end(name, blocks[0], blocks, (len(rows), blocks[0].shape[1], *tail))
+    return _end_to_end(name, blocks[0], blocks, (sum(rows), *tail)).with_(rows=rows)
+
+
+def _end_to_end(name: str, first: TensorRef, parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
+    broken = next((part.source for part in (first, *parts) if isinstance(part.source, Unreadable)), None)
+    return TensorRef(name, first.dtype, shape, broken or Parts(tuple(part for part in parts if part.numel)))

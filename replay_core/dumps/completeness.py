@@ -1,0 +1,74 @@
+"""What a dump lacks: holes in its grid of ranks and micro-batches, files that are still being written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from replay_core.dumps.containers import read_container
+from replay_core.errors import RldbgError
+from replay_core.records import Problem, RecordKey
+
+#: A file touched less than this ago may not be whole yet.
+FRESH_S = 10.0
+#: Files of the last step that are looked at; a trainer writes forward.
+_LOOKED_AT = 32
+#: Problems of one kind that are spelled out.
+_SPELLED = 8
+
+
+def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
+    """Ranks and micro-batches that other steps, or other ranks of the step, have."""
+    grid: dict[str, dict[int, dict[int | None, set[int | None]]]] = defaultdict(lambda: defaultdict(dict))
+    for key in keys:
+        if key.step is None or (key.rank is None and key.micro is None):
+            continue
+        grid[key.stage][key.step].setdefault(key.rank, set()).add(key.micro)
+    problems: list[Problem] = []
+    for stage, steps in grid.items():
+        ranks = {rank for by_rank in steps.values() for rank in by_rank}
+        for step, by_rank in sorted(steps.items()):
+            missing = sorted(rank for rank in ranks if rank is not None and rank not in by_rank)
+            if missing:
+                problems.append(Problem(where, f"step {step} {stage}: nothing of rank {_listed(missing)}"))
+            numbers = {micro for micros in by_rank.values() for micro in micros if micro is not None}
+            # Some trainers count on across steps, so a step begins where its first micro-batch is.
+            expected = set(range(min(numbers), max(numbers) + 1)) if numbers and max(numbers) < 1 << 20 else numbers
+            for rank, micros in by_rank.items():
+                lost = sorted(expected - {micro for micro in micros if micro is not None}) if None not in micros else []
+                if lost:
+                    of = "" if rank is None else f" of rank {rank}"
+                    problems.append(Problem(where, f"step {step} {stage}: micro {_listed(lost)}{of} is missing"))
+    if len(problems) > _SPELLED:
+        problems[_SPELLED:] = [Problem(where, f"{len(problems) - _SPELLED} more holes in ranks and micro-batches")]
+    return problems
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
+
+
+def being_written(files: Sequence[Path]) -> list[Problem]:
+    """Files of the last step that were touched a moment ago and cannot be read: their writer is at work.
+
+    A fresh file that can be read is whole: every container ends with what its beginning promises.
+    """
+    problems = []
+    now = time.time()
+    for file in files[-_LOOKED_AT:]:
+        try:
+            age = now - os.stat(file).st_mtime
+        except OSError:
+            continue
+        if not -FRESH_S < age < FRESH_S:
+            continue
+        try:
+            read_container(file)
+        except RldbgError as error:
+            age = max(age, 0)
+            what = f"touched {age:.0f} s ago and not readable: still being written? ({error.message})"
+            problems.append(Problem(str(file), what))
+    return problems

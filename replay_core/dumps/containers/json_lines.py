@@ -1,0 +1,179 @@
+"""JSON: one document, or one per line. Bare NaN and Infinity are read, as the frameworks write them.
+
+Several lines become columns (`columns.py`), a line at a time. A line cut short, the mark of a writer that
+was stopped or still writes, costs that line and is a problem; it does not end the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.containers.columns import Table
+from replay_core.dumps.containers.loading import Loading
+from replay_core.dumps.containers.region import Region
+from replay_core.errors import DumpError
+
+#: One line of a dump; NexRL writes a whole micro-batch as one.
+MAX_LINE = 1 << 30
+#: A document over several lines is read whole.
+MAX_DOCUMENT = 1 << 28
+#: Damaged lines that are named one by one.
+NAMED_LINES = 5
+_BLOCK = 1 << 20
+
+NAN_NOTE = "bare NaN or Infinity, which strict JSON does not know, stands for itself"
+
+
+class NoJsonError(ValueError):
+    """The text is no JSON; its text says why."""
+
+
+def decode(text: bytes) -> tuple[Any, bool]:
+    """The value of a JSON text, and whether it held a bare NaN or Infinity.
+
+    Raises:
+        NoJsonError: it is no JSON, or nested deeper than Python recurses.
+    """
+    import msgspec  # 10 ms; opening by names decodes nothing
+
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        try:
+            return msgspec.json.decode(text), False
+        except RecursionError:
+            raise NoJsonError("nested too deeply") from None
+    constants: list[str] = []
+
+    def constant(word: str) -> float:
+        constants.append(word)
+        return float(word)
+
+    try:
+        return json.loads(text, parse_constant=constant), bool(constants)
+    except RecursionError:
+        raise NoJsonError("nested too deeply") from None
+    except ValueError as error:
+        raise NoJsonError(str(error)) from None
+
+
+def lines_of(region: Region) -> Iterator[tuple[int, bytes, bool]]:
+    """(offset, line, whether it ends) of every line that is not blank, one held at a time.
+
+    Raises:
+        DumpError: a line longer than any dump's.
+    """
+    parts: list[bytes] = []
+    held, start, at = 0, region.start, region.start
+    while at < region.end:
+        block = region.read(at, min(_BLOCK, region.end - at))
+        at += len(block)
+        *ended, rest = block.split(b"\n")
+        for piece in ended:
+            line = b"".join([*parts, piece]) if parts else piece
+            parts, held = [], 0
+            if line.strip():
+                yield start, line, True
+            start += len(line) + 1
+        if rest:
+            parts.append(rest)
+            held += len(rest)
+        if held > MAX_LINE:
+            raise DumpError(
+                "one line is longer than any dump's", file=str(region.path), expected=f"at most {MAX_LINE:,} bytes"
+            )
+    line = b"".join(parts)
+    if line.strip():
+        yield start, line, False
+
+
+def rows_of(region: Region, problem: Callable[[str], None], note: Callable[[str], None]) -> Iterator[Any]:
+    """Every line's value. A line that is none goes to `problem`; bare NaNs go to `note`, once."""
+    damaged = 0
+    for number, (_, line, ended) in enumerate(lines_of(region), 1):
+        try:
+            value, constants = decode(line)
+        except NoJsonError as error:
+            damaged += 1
+            if damaged <= NAMED_LINES:
+                problem(damaged_line(number, line, ended, str(error)))
+            continue
+        if constants:
+            note(NAN_NOTE)
+        yield value
+    if damaged > NAMED_LINES:
+        problem(f"{damaged - NAMED_LINES} more lines are no JSON")
+
+
+def damaged_line(number: int, line: bytes, ended: bool, why: str) -> str:
+    """What a reader must know of a line that could not be read."""
+    if ended:
+        return f"line {number} is no JSON and was left out: {why}"
+    return f"the last line ({number}) is cut short after {len(line):,} bytes: its writer was stopped, or still writes"
+
+
+def read_json(loading: Loading) -> Any:
+    """A document's tree; for several lines of mappings, their columns.
+
+    Raises:
+        DumpError: not one line of it is JSON.
+    """
+    region = loading.region
+    first = next(lines_of(region), None)
+    if first is None:
+        raise loading.malformed("the file holds only blank space", expected="JSON")
+    _, line, ended = first
+    if ended and not _is_json(line) and region.end - region.start <= MAX_DOCUMENT:
+        # A document over several lines begins with one that is none.
+        with suppress(NoJsonError):
+            value, constants = decode(region.read(region.start, region.end - region.start))
+            if constants:
+                loading.note(NAN_NOTE)
+            return value
+    return _lines(loading)
+
+
+def _lines(loading: Loading) -> Any:
+    table, alone = Table(), None
+    others: list[Any] = []
+    for value in rows_of(loading.region, loading.problems.append, loading.note):
+        alone = value if table.rows + len(others) == 0 else None
+        if isinstance(value, dict):
+            table.add(value)
+        else:
+            others.append(value)
+    if table.rows + len(others) == 0:
+        raise loading.malformed(
+            "no line of the file is JSON",
+            expected="a JSON value in a line",
+            found=loading.problems[0] if loading.problems else "nothing",
+        )
+    if alone is not None:
+        return alone
+    if others and table.rows:
+        loading.problems.append(f"{len(others)} lines are no mappings and were left out")
+    return table.fields() if table.rows else others
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        decode(line)
+    except NoJsonError:
+        return False
+    return True
+
+
+def file_region(path: Path) -> Region:
+    """A file to read lines from; the caller closes `fd`.
+
+    Raises:
+        DumpError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return Region(path, fd, 0, os.fstat(fd).st_size)
+    except (OSError, ValueError) as error:
+        raise DumpError(f"cannot open the file: {getattr(error, 'strerror', None) or error}", file=str(path)) from None

@@ -1,0 +1,138 @@
+"""numpy's own files: .npy, one array behind a header; .npz, a zip of them.
+
+Arrays of objects are pickles and stay unread. A compressed .npz is unpacked into memory, up to a limit: its
+arrays lie nowhere as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+import zlib
+from typing import Any
+
+from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.numpy_rebuild import NumpyDType, from_buffer, make_dtype
+from replay_core.dumps.containers.region import Region
+from replay_core.dumps.containers.settle import settle
+from replay_core.dumps.containers.torch_rebuild import geometry, unreadable
+from replay_core.dumps.containers.torch_zip import ZipRecord, directory, record_start
+from replay_core.errors import DumpError
+from replay_core.records import ITEMSIZE
+
+MAGIC = b"\x93NUMPY"
+#: A header is a line of a dictionary; numpy itself refuses longer ones.
+MAX_HEADER = 10_000
+#: Bytes of all compressed arrays of one file that are unpacked.
+MAX_UNPACKED = 1 << 27
+_LOCAL = struct.Struct("<4s22xHH")
+_BLOCK = 1 << 20
+
+
+def read_npy(loading: Loading) -> Any:
+    """The array of a .npy file.
+
+    Raises:
+        DumpError: the header is not numpy's, or the file ends before its array.
+    """
+    return settle(loading, _array(loading, loading.region))
+
+
+def is_npz(region: Region) -> bool:
+    """Whether a zip's first record is an array."""
+    if region.end - region.start < _LOCAL.size:
+        return False
+    _, length, _ = _LOCAL.unpack(region.read(region.start, _LOCAL.size))
+    end = region.start + _LOCAL.size + length
+    return end <= region.end and region.read(end - length, length).endswith(b".npy")
+
+
+def read_npz(loading: Loading) -> dict[str, Any]:
+    """{name: array}. An array that cannot be read is unreadable; the others are not lost with it.
+
+    Raises:
+        DumpError: the zip is damaged.
+    """
+    tree: dict[str, Any] = {}
+    left = MAX_UNPACKED
+    for name, record in directory(loading).items():
+        field = name.decode("utf-8", "replace").removesuffix(".npy")
+        try:
+            if record.method:
+                left -= record.nbytes
+                region = loading.region.in_memory(_unpacked(loading, record, left))
+            else:
+                start = record_start(loading, record)
+                region = loading.region.part(start, record.nbytes)
+                if start + record.nbytes > loading.region.end:
+                    raise loading.region.truncated(start + record.nbytes)
+            tree[field] = settle(loading, _array(loading, region))
+        except DumpError as error:
+            loading.problems.append(f"{field}: {error.message}")
+            tree[field] = unreadable("none", (), error.message)
+    return tree
+
+
+def _unpacked(loading: Loading, record: ZipRecord, left: int) -> bytes:
+    if record.method != 8 or record.flags & 1:
+        raise loading.malformed("a zip record that is neither stored nor deflated")
+    if left < 0:
+        raise loading.malformed("too much compressed data to unpack", expected=f"at most {MAX_UNPACKED:,} bytes")
+    region, at = loading.region, record_start(loading, record)
+    inflate, parts, size = zlib.decompressobj(-15), [], 0
+    try:
+        while not inflate.eof and at < region.end and size <= record.nbytes:
+            block = region.read(at, min(_BLOCK, region.end - at))
+            at += len(block)
+            parts.append(inflate.decompress(block, record.nbytes + 1 - size))
+            size += len(parts[-1])
+            if not parts[-1] and not inflate.eof and inflate.unconsumed_tail:
+                break
+    except zlib.error as error:
+        raise loading.malformed(f"compressed data are damaged: {error}") from None
+    data = b"".join(parts)
+    if len(data) != record.nbytes:
+        raise loading.malformed("compressed data are not of the size the zip says", found=f"{len(data)} bytes")
+    return data
+
+
+def _array(loading: Loading, region: Region) -> Any:
+    head = region.read(region.start, min(12, region.end - region.start))
+    if head[:6] != MAGIC or len(head) < 12:
+        raise loading.malformed("not a numpy array", expected=repr(MAGIC), found=repr(head[:6]))
+    wide = head[6] >= 2
+    length = int.from_bytes(head[8:12] if wide else head[8:10], "little")
+    start = region.start + (12 if wide else 10)
+    if length > MAX_HEADER:
+        raise loading.malformed("a numpy header too long", expected=f"at most {MAX_HEADER} bytes", found=str(length))
+    code, shape, order = _header(loading, region.read(start, length).decode("latin-1"))
+    start += length
+    if not isinstance(code, str):
+        return unreadable("numpy struct", shape, "a structured array")
+    dtype = make_dtype(loading, (code,))
+    dtype.code = code.lstrip("<>|=")
+    itemsize = _itemsize(dtype)
+    if not itemsize:
+        return unreadable(f"numpy {code:.40}", shape, f"rldbg has no dtype like numpy's {code:.40}")
+    try:
+        nbytes = geometry(shape, None).extent * itemsize
+    except (ValueError, TypeError) as error:
+        raise loading.malformed(f"a numpy array has an impossible shape: {error}") from None
+    if start + nbytes > region.end:
+        raise region.truncated(start + nbytes)
+    return from_buffer(loading, (Span(region, start, nbytes), dtype, shape, order))
+
+
+def _itemsize(dtype: NumpyDType) -> int:
+    text = dtype.text()
+    return text[1] if text else ITEMSIZE.get(dtype.dtype or "", 0)
+
+
+def _header(loading: Loading, text: str) -> tuple[Any, tuple[int, ...], str]:
+    try:
+        header = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise loading.malformed("a numpy header that is no dictionary", found=repr(text[:60])) from None
+    if not isinstance(header, dict) or not isinstance(header.get("shape"), tuple) or "descr" not in header:
+        raise loading.malformed("a numpy header without descr and shape", found=repr(text[:60]))
+    return header["descr"], header["shape"], "F" if header.get("fortran_order") is True else "C"

@@ -1,0 +1,193 @@
+"""DataProto, the batch class of verl and ROLL, as their pickles hold it: its tensors, its columns, its facts.
+
+verl's state is (bytes of torch.save(TensorDict) | (batch size, device, {name: (dtype, shape, bytes)}),
+non_tensor_batch, meta_info); ROLL's is (a BytesIO of torch.save(TensorDict), non_tensor_batch, remote, meta_info).
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.columns import columns, join
+from replay_core.dumps.containers import read_nested
+from replay_core.dumps.fields import flatten
+from replay_core.dumps.peeking import class_of
+from replay_core.errors import DumpError
+from replay_core.records import ITEMSIZE, FileBytes, Inline, TensorRef, Unreadable
+
+VERL = "verl.protocol.DataProto"
+ROLL = "roll.distributed.scheduler.protocol.DataProto"
+#: Rows of one jagged tensor: more than any batch has.
+_MAX_ROWS = 1 << 24
+
+
+def facts_of(tree: Any) -> dict[str, Any]:
+    """meta_info of a DataProto, without its tensors being looked at."""
+    state = tree.get("state") if isinstance(tree, dict) else None
+    last = state[-1] if isinstance(state, (tuple, list)) and state else None
+    return last if isinstance(last, dict) else {}
+
+
+def fields_of(tree: Any, path: Path) -> list[TensorRef]:
+    """Tensors, then the columns that are no tensors, then meta_info.
+
+    Raises:
+        DumpError: it is not a DataProto's state, or the batch inside it is damaged.
+    """
+    state = tree.get("state") if isinstance(tree, dict) else None
+    if not isinstance(state, (tuple, list)) or len(state) < 3:
+        raise DumpError("not a DataProto", file=str(path), expected="(batch, non_tensor_batch, …, meta_info)")
+    batch, beside, facts = state[0], state[1], state[-1]
+    fields = tensor_fields(_batch(batch, path))
+    if isinstance(beside, dict):
+        for name, value in beside.items():
+            fields += (
+                [value.with_(name=str(name))] if isinstance(value, TensorRef) else columns({str(name): _column(value)})
+            )
+    if isinstance(facts, dict):
+        fields += flatten({"meta_info": facts}) if facts else []
+    return fields
+
+
+def _column(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]
+
+
+def _batch(batch: Any, path: Path) -> dict[str, Any]:
+    if batch is None:
+        return {}
+    if isinstance(batch, TensorRef):
+        return tensor_dict(read_nested(batch).tree, path)
+    if isinstance(batch, (tuple, list)) and len(batch) == 3 and isinstance(batch[2], dict):
+        return {str(name): _numpy_tensor(entry) for name, entry in batch[2].items()}
+    if class_of(batch):
+        return tensor_dict(batch, path)
+    raise DumpError("a DataProto whose batch is in no form that is known", file=str(path), found=type(batch).__name__)
+
+
+def tensor_dict(tree: Any, path: Path) -> dict[str, Any]:
+    """{name: tensor} of a TensorDict's tree; a nested one keeps its names under its own.
+
+    Raises:
+        DumpError: it is no TensorDict.
+    """
+    state = tree.get("state") if isinstance(tree, dict) and "__class__" in tree else tree
+    if isinstance(state, dict) and isinstance(state.get("_tensordict"), dict):
+        state = state["_tensordict"]
+    if not isinstance(state, dict):
+        raise DumpError("not a TensorDict", file=str(path), found=type(state).__name__)
+    return {str(name): value for name, value in state.items()}
+
+
+def tensor_fields(batch: dict[str, Any], prefix: str = "", depth: int = 0) -> list[TensorRef]:
+    """The fields of {name: tensor | nested | list | other}."""
+    fields: list[TensorRef] = []
+    for field, value in batch.items():
+        if isinstance(value, dict) and class_of(value) and depth < 8:
+            fields += _instance(f"{prefix}{field}", value, depth)
+        elif isinstance(value, TensorRef):
+            fields.append(value.with_(name=f"{prefix}{field}"))
+        elif isinstance(value, list):
+            fields += columns({f"{prefix}{field}": value})
+        else:
+            fields += flatten({f"{prefix}{field}": value})
+    return fields
+
+
+def _instance(field: str, value: dict[str, Any], depth: int) -> list[TensorRef]:
+    """A TensorDict inside, a jagged tensor, or tensordict's wrapper around what is no tensor."""
+    state = value.get("state")
+    state = state if isinstance(state, dict) else {}
+    kind = class_of(value).rpartition(".")[2]
+    if kind == "NestedTensor":
+        return [jagged(field, state)]
+    if kind == "NonTensorData":
+        return flatten({field: _plain(value)})
+    if kind in ("NonTensorStack", "LazyStackedTensorDict"):
+        stacked = _plain(value)
+        return columns({field: stacked}) if isinstance(stacked, list) else flatten({field: stacked})
+    if isinstance(state.get("_tensordict"), dict):
+        state = state["_tensordict"]
+    return tensor_fields({str(name): inner for name, inner in state.items()}, f"{field}.", depth + 1)
+
+
+def _plain(item: Any, depth: int = 0) -> Any:
+    """What a NonTensorData or a stack of them wraps."""
+    state = item.get("state") if isinstance(item, dict) and "__class__" in item else None
+    if not isinstance(state, dict) or depth > 8:
+        return item
+    stacked = state.get("tensordicts", state.get("_tensordicts"))
+    if isinstance(stacked, list):
+        return [_plain(inner, depth + 1) for inner in stacked]
+    inner = state.get("non_tensordict", state.get("_non_tensordict", state))
+    return inner.get("data") if isinstance(inner, dict) else inner
+
+
+def jagged(field: str, state: dict[str, Any]) -> TensorRef:
+    """A jagged NestedTensor: rows end to end. Its offsets, a number per row, are read to know the rows."""
+    values, offsets = state.get("values"), state.get("offsets")
+    if not isinstance(values, TensorRef) or not isinstance(offsets, TensorRef):
+        return TensorRef(field, "none", (), Unreadable("a nested tensor without values or offsets"))
+    bounds = whole_numbers(offsets)
+    lengths = None if bounds is None else tuple(after - before for before, after in pairwise(bounds))
+    plain = state.get("lengths") is None and state.get("_ragged_idx", 1) == 1 and bool(values.shape)
+    if not plain or lengths is None or bounds is None or not bounds or min(lengths, default=0) < 0:
+        return values.with_(name=field, source=Unreadable("a nested tensor whose rows do not lie end to end"))
+    if bounds[0] != 0 or bounds[-1] != values.shape[0]:
+        return values.with_(name=field, source=Unreadable("a nested tensor whose offsets do not fit its values"))
+    return values.with_(name=field, rows=lengths)
+
+
+def whole_numbers(ref: TensorRef) -> list[int] | None:
+    """The numbers of a short vector of int32 or int64; None when it is none."""
+    code = {"int64": "q", "int32": "i"}.get(ref.dtype)
+    source = ref.source
+    if code is None or len(ref.shape) != 1 or ref.numel > _MAX_ROWS:
+        return None
+    if isinstance(source, Inline):
+        data = source.value if isinstance(source.value, bytes) else None
+        if data is None:
+            return [int(number) for number in source.value]
+    elif isinstance(source, FileBytes) and source.strides is None and not source.big_endian:
+        with open(source.path, "rb") as file:
+            file.seek(source.offset)
+            data = file.read(ref.nbytes)
+    else:
+        return None
+    return list(array(code, data)) if len(data) == ref.nbytes else None
+
+
+def _numpy_tensor(entry: Any) -> Any:
+    """(dtype, shape, bytes) of VERL_DATAPROTO_SERIALIZATION_METHOD=numpy; (layout, [such]) of a nested tensor."""
+    if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], list):
+        return join("", [_numpy_tensor(part) for part in entry[1]]) or list(entry[1])
+    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
+        return entry
+    dtype, shape, data = entry
+    return cast(data, dtype, shape)
+
+
+def cast(data: Any, dtype: Any, shape: Any) -> TensorRef:
+    """Raw bytes as the tensor they are: a little-endian one of `dtype` and `shape`, in C order."""
+    text = str(dtype).removeprefix("torch.")
+    size = tuple(shape) if isinstance(shape, (tuple, list)) else (-1,)
+    if text not in ITEMSIZE or not all(type(length) is int and 0 <= length < 1 << 40 for length in size):
+        return TensorRef("", text, (), Unreadable(f"bytes said to be {text} of shape {size}"))
+    ref = TensorRef("", text, size, Inline(b""))
+    if isinstance(data, TensorRef) and data.dtype == "uint8" and isinstance(data.source, (FileBytes, Inline)):
+        held = data.nbytes
+        source: FileBytes | Inline | None = data.source
+        if isinstance(source, FileBytes) and source.strides is not None:
+            source = None
+    elif isinstance(data, (bytes, bytearray)):
+        held, source = len(data), Inline(bytes(data))
+    else:
+        held, source = -1, None
+    if source is None or held != ref.nbytes:
+        return ref.with_(source=Unreadable(f"{ref.nbytes} bytes declared, {max(held, 0)} found"))
+    return ref.with_(source=source)

@@ -1,0 +1,177 @@
+"""A DTensor's shards put together along their placements, without a process group.
+
+Every rank's file holds the same names; a name's local tensors lie along the mesh as the placements say.
+They are laid end to end where they lie, nothing is copied until somebody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+from replay_core.dumps.peeking import class_of
+from replay_core.records import Parts, TensorRef, Unreadable
+
+CLASS = "torch.distributed.tensor.DTensor"
+_OLD_CLASS = "torch.distributed._tensor.api.DTensor"
+_MAX_RANKS = 1 << 16
+
+
+def is_dtensor(value: Any) -> bool:
+    return class_of(value) in (CLASS, _OLD_CLASS)
+
+
+def holds_dtensor(tree: Any, depth: int = 0) -> bool:
+    """Whether a DTensor is among the first levels of the tree."""
+    if is_dtensor(tree):
+        return True
+    return isinstance(tree, dict) and depth < 4 and any(holds_dtensor(value, depth + 1) for value in tree.values())
+
+
+def assembled(shards: Mapping[int, Any]) -> TensorRef:
+    """The whole tensor from the DTensors of the ranks; unreadable, with the reason, where it cannot be had."""
+    first = next(iter(shards.values()))
+    whole = _empty(first)
+    for value in shards.values():
+        local = value.get("local")
+        if not isinstance(local, TensorRef) or not local.is_readable:
+            return whole.with_(source=Unreadable("a shard without its local tensor"))
+        if value.get("shape") != first.get("shape") or local.dtype != whole.dtype:
+            return whole.with_(source=Unreadable("the shards are of different shapes or dtypes"))
+    mesh, placements = _mesh_shape(first), _placements(first)
+    if mesh is None or placements is None or len(mesh) != len(placements):
+        return whole.with_(source=Unreadable("a DTensor whose mesh or placements are in no form that is known"))
+    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate")), None)
+    if odd is not None:
+        return whole.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
+    at: dict[tuple[int, ...], TensorRef] = {}
+    for rank, value in shards.items():
+        at.setdefault(_coordinate(value, rank, mesh), value["local"])
+    needed = product(*(range(size if kind == "Shard" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)))
+    missing = [place for place in needed if _face(at, place, placements) is None]
+    if missing:
+        return whole.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
+    built = _built(at, (), mesh, placements)
+    if built is None or built.shape != whole.shape:
+        found = list(built.shape) if built is not None else "shards that do not fit each other"
+        return whole.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(whole.shape)}"))
+    return built
+
+
+def _empty(value: dict[str, Any]) -> TensorRef:
+    local, shape = value.get("local"), value.get("shape")
+    size = tuple(shape) if isinstance(shape, (tuple, list)) and all(type(n) is int for n in shape) else ()
+    return TensorRef("", local.dtype if isinstance(local, TensorRef) else "none", size, Unreadable(""))
+
+
+def _spec(value: dict[str, Any]) -> dict[str, Any]:
+    spec = value.get("spec")
+    state = spec.get("state") if isinstance(spec, dict) else None
+    return state if isinstance(state, dict) else {}
+
+
+def _mesh(value: dict[str, Any]) -> dict[str, Any]:
+    mesh = _spec(value).get("mesh")
+    state = mesh.get("state") if isinstance(mesh, dict) else None
+    return state if isinstance(state, dict) else {}
+
+
+def _mesh_shape(value: dict[str, Any]) -> tuple[int, ...] | None:
+    """Before torch 2.10 the mesh is a tensor of ranks, then a layout of strides, then a layout of axes."""
+    state = _mesh(value)
+    ranks, layout = state.get("mesh", state.get("_mesh")), state.get("_layout")
+    if isinstance(ranks, TensorRef):
+        return ranks.shape if ranks.numel <= _MAX_RANKS else None
+    inner = layout.get("state") if isinstance(layout, dict) else None
+    if not isinstance(inner, dict):
+        args = layout.get("args") if isinstance(layout, dict) else None
+        inner = {"shape": args[0]} if isinstance(args, tuple) and args else {}
+    axes = inner.get("axes")
+    if isinstance(axes, (tuple, list)):
+        states = [axis.get("state") if isinstance(axis, dict) else None for axis in axes]
+        sizes = [_size(state.get("shape")) if isinstance(state, dict) else 0 for state in states]
+    else:
+        shape = inner.get("shape")
+        sizes = [_size(size) for size in shape] if isinstance(shape, (tuple, list)) else [_size(shape)]
+    known = [size for size in sizes if size]
+    return tuple(known) if known and len(known) == len(sizes) and prod(known) <= _MAX_RANKS else None
+
+
+def _size(shape: Any) -> int:
+    """How many ranks one axis of a layout has: nested tuples multiply; 0 where it cannot be told."""
+    if type(shape) is int:
+        return shape if 0 < shape <= _MAX_RANKS else 0
+    return prod(_size(part) for part in shape) if isinstance(shape, (tuple, list)) and len(shape) < 64 else 0
+
+
+def _placements(value: dict[str, Any]) -> list[tuple[str, int]] | None:
+    """(kind, dimension) per mesh axis."""
+    found = _spec(value).get("placements")
+    if not isinstance(found, (tuple, list)):
+        return None
+    answer = []
+    for placement in found:
+        state = placement.get("state") if isinstance(placement, dict) else None
+        args = placement.get("args") if isinstance(placement, dict) else None
+        dim = state.get("dim") if isinstance(state, dict) else (args[0] if isinstance(args, tuple) and args else None)
+        answer.append((class_of(placement).rpartition(".")[2], dim if type(dim) is int else 0))
+    return answer
+
+
+def _coordinate(value: dict[str, Any], rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
+    said = _mesh(value).get("_coordinate_on_dim")
+    if isinstance(said, (tuple, list)) and len(said) == len(mesh) and all(type(part) is int for part in said):
+        return tuple(said)
+    place: list[int] = []
+    for size in reversed(mesh):
+        place.insert(0, rank % size)
+        rank //= size
+    return tuple(place)
+
+
+def _face(
+    at: Mapping[tuple[int, ...], TensorRef], place: tuple[int, ...], placements: Sequence[tuple[str, int]]
+) -> TensorRef | None:
+    """The local tensor at a place; along a replicated axis any rank's will do."""
+    if place in at:
+        return at[place]
+    return next(
+        (
+            local
+            for known, local in at.items()
+            if len(known) == len(place)
+            and all(k == p or kind != "Shard" for k, p, (kind, _) in zip(known, place, placements, strict=True))
+        ),
+        None,
+    )
+
+
+def _built(
+    at: Mapping[tuple[int, ...], TensorRef],
+    place: tuple[int, ...],
+    mesh: Sequence[int],
+    placements: Sequence[tuple[str, int]],
+) -> TensorRef | None:
+    """Mesh axes from the last inwards: the first axis cuts the tensor first, so its pieces are joined last."""
+    axis = len(place)
+    if axis == len(mesh):
+        return _face(at, place, placements)
+    kind, dim = placements[axis]
+    if kind != "Shard":
+        return _built(at, (*place, 0), mesh, placements)
+    pieces = [_built(at, (*place, number), mesh, placements) for number in range(mesh[axis])]
+    filled = [piece for piece in pieces if piece is not None and piece.numel]
+    if not filled:
+        return pieces[0]
+    dim = dim + len(filled[0].shape) if dim < 0 else dim
+    if any(len(piece.shape) <= dim or _rest(piece, dim) != _rest(filled[0], dim) for piece in filled):
+        return None
+    shape = list(filled[0].shape)
+    shape[dim] = sum(piece.shape[dim] for piece in filled)
+    return TensorRef("", filled[0].dtype, tuple(shape), Parts(tuple(filled), dim))
+
+
+def _rest(ref: TensorRef, dim: int) -> tuple[int, ...]:
+    return ref.shape[:dim] + ref.shape[dim + 1 :]

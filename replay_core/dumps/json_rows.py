@@ -1,0 +1,168 @@
+"""Which rows of a JSON-lines file belong to which record, found without decoding them.
+
+A file of rollouts holds many steps, a token export many micro-batches. One pass notes where every line
+lies and the few numbers that place it; a record then decodes its own lines only. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.containers.json_lines import (
+    NAMED_LINES,
+    NoJsonError,
+    damaged_line,
+    decode,
+    file_region,
+    lines_of,
+)
+from replay_core.dumps.listing import Folder
+from replay_core.errors import DumpError
+from replay_core.records import Problem
+
+#: A first row longer than this is decoded all the same, but not to find out what a file is.
+MAX_FIRST_ROW = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where one line lies, its number in the file, and the numbers asked for (None: it has no such field)."""
+
+    offset: int
+    nbytes: int
+    number: int
+    places: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Every line of a file, and what is wrong with some."""
+
+    rows: tuple[Row, ...]
+    problems: tuple[Problem, ...]
+
+
+def names_with(folder: Folder, *suffixes: str) -> list[str]:
+    """The folder's names that end so. Of ten thousand tensor files none is looked at."""
+    if folder.suffixes.isdisjoint(suffixes):
+        return []
+    return [name for name in folder.names if name.endswith(suffixes)]
+
+
+def first_row(path: Path) -> dict[str, Any] | None:
+    """The first line's mapping; None where it is none. Reads that line only.
+
+    A file cut inside its first line still shows the fields that the line begins with.
+    """
+    try:
+        status = os.stat(path)
+        return _first_row(path, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _first_row(path: Path, _size: int, _mtime_ns: int) -> dict[str, Any] | None:
+    with open(path, "rb") as file:
+        line = file.readline(MAX_FIRST_ROW)
+        while line and not line.strip():
+            line = file.readline(MAX_FIRST_ROW)
+    if not line.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        return None
+    except ValueError:
+        return dict.fromkeys(_KEY.findall(line[:65536].decode(errors="replace"))) or None
+    return value if isinstance(value, dict) else None
+
+
+_KEY = re.compile(r'"(\w+)"\s*:')
+
+
+def is_broken(row: dict[str, Any]) -> bool:
+    """Whether a first row is only the names that a damaged line begins with."""
+    return all(value is None for value in row.values())
+
+
+def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
+    """Every line with the numbers of `fields`, which say what record it belongs to.
+
+    Raises:
+        DumpError: the file cannot be opened, or holds no line.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise DumpError(f"cannot open the file: {error.strerror}", file=str(path)) from None
+    return _rows(path, fields, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _rows(path: Path, fields: tuple[str, ...], _size: int, _mtime_ns: int) -> Rows:
+    wanted = [re.compile(rb'"' + field.encode() + rb'"\s*:\s*(-?\d{1,18})(?![\d.eE])') for field in fields]
+    region = file_region(path)
+    rows: list[Row] = []
+    damaged: list[str] = []
+    try:
+        for number, (offset, line, ended) in enumerate(lines_of(region), 1):
+            text = line.strip()
+            if not (text.startswith(b"{") and text.endswith(b"}")):
+                damaged.append(damaged_line(number, line, ended, "it is no mapping from { to }"))
+                continue
+            places = tuple(_place(pattern, field, text) for pattern, field in zip(wanted, fields, strict=True))
+            rows.append(Row(offset, len(line), number, places))
+    finally:
+        os.close(region.fd)
+    if not rows:
+        raise DumpError(
+            "the file holds no row", file=str(path), expected="a JSON mapping in a line",
+            found=damaged[0] if damaged else "an empty file",
+        )  # fmt: skip
+    more = [f"{len(damaged) - NAMED_LINES} more lines are damaged"] if len(damaged) > NAMED_LINES else []
+    return Rows(tuple(rows), tuple(Problem(str(path), what) for what in damaged[:NAMED_LINES] + more))
+
+
+def _place(pattern: re.Pattern[bytes], field: str, text: bytes) -> int | None:
+    """The line's number of a field. Inside texts quotes are escaped, so only nested mappings can mislead."""
+    found = pattern.findall(text)
+    if len(found) == 1:
+        return int(found[0])
+    if not found:
+        return None
+    try:
+        value, _ = decode(text)
+    except NoJsonError:
+        return int(found[0])
+    number = value.get(field) if isinstance(value, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def decoded(path: Path, rows: tuple[Row, ...], problems: list[Problem]) -> Iterator[dict[str, Any]]:
+    """The mappings of some lines, one held at a time. What cannot be decoded goes to `problems`.
+
+    Raises:
+        DumpError: the file cannot be opened, or has become shorter.
+    """
+    region = file_region(path)
+    try:
+        for row in rows:
+            try:
+                value, _ = decode(region.read(row.offset, row.nbytes))
+            except NoJsonError as error:
+                problems.append(Problem(str(path), damaged_line(row.number, b"", True, str(error))))
+                continue
+            if isinstance(value, dict):
+                yield value
+            else:
+                problems.append(Problem(str(path), f"line {row.number} is no mapping and was left out"))
+    finally:
+        os.close(region.fd)

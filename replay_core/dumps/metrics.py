@@ -1,0 +1,166 @@
+"""Metrics that trainers log as JSON: one record of scalars per step.
+
+trainer_state.json   {"log_history": [{"loss": …, "step": 1}, …]}     transformers, TRL
+log_history.json, metrics*.json                                       the list alone, or one flat mapping
+logging.jsonl, metrics*.jsonl                                         a flat mapping per line
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_core import naming
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.fields import flatten
+from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
+from replay_core.dumps.listing import listing
+from replay_core.errors import DumpError, RldbgError
+from replay_core.records import Fields, Problem, RecordKey, TensorRef
+
+name = "metrics"
+
+_WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
+_LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
+_STEP_IN_NAME = re.compile(r"step[_=-]?(\d+)")
+#: What frameworks call the step of a row of metrics.
+STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter")
+
+NUMBERED = "rows that name no step are numbered in the order they stand in"
+
+
+def detect(path: Path) -> bool:
+    return next(_files(path), None) is not None
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for folder in listing(path).folders:
+        for file in names_with(folder, ".json", ".jsonl"):
+            text = f"{folder.path}/{file}"
+            if _LINES.search(text):
+                row = first_row(folder.file(file))
+                if row is not None and _is_flat(row):
+                    yield folder.file(file)
+            elif _WHOLE.search(text) and _history(folder.file(file), None):
+                yield folder.file(file)
+
+
+def _is_flat(row: Any) -> bool:
+    """Whether a mapping holds scalars, at least one of them a number."""
+    return (
+        isinstance(row, dict)
+        and any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in row.values())
+        and not any(isinstance(value, (list, dict)) for value in row.values())
+    )
+
+
+def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]:
+    """The rows of a JSON document of metrics; none where it is something else."""
+    try:
+        content = read_container(file)
+    except RldbgError as error:
+        if problems is not None:
+            problems.append(Problem(str(file), error.message))
+        return []
+    tree = content.tree
+    if isinstance(tree, dict) and isinstance(tree.get("log_history"), list):
+        tree = tree["log_history"]
+    rows = tree if isinstance(tree, list) else [tree]
+    return [row for row in rows if _is_flat(row)] if content.container == "json" else []
+
+
+def index(path: Path) -> Index:
+    found = Index([])
+    seen: dict[Path, tuple[Path, set[int | None]]] = {}
+    files = sorted(_files(path), key=lambda file: (len(file.parts), file.name != "trainer_state.json", str(file)))
+    for file in files:
+        steps = _steps(file, found)
+        # transformers keeps the same history in the run's folder, in every checkpoint, and TRL scripts beside it.
+        root = next((known for known in seen if file.parent == known or known in file.parents), None)
+        if root is not None and _is_history(file) and set(steps) <= seen[root][1]:
+            found.notes.append(f"{file.name} repeats {seen[root][0].name}: {file} is left out")
+            continue
+        if _is_history(file):
+            seen.setdefault(file.parent, (file, set(steps)))
+        found.files += [(RecordKey(step, None, None, None, "training_metrics"), file) for step in steps]
+    return found
+
+
+def _is_history(file: Path) -> bool:
+    return file.name in ("trainer_state.json", "log_history.json")
+
+
+def _steps(file: Path, found: Index) -> list[int | None]:
+    try:
+        if file.suffix == ".jsonl":
+            rows = rows_by_place(file, STEP_FIELDS)
+            found.problems += rows.problems
+            places = [_first(row.places) for row in rows.rows]
+        else:
+            places = [_step(row) for row in _history(file, found.problems)]
+    except RldbgError as error:
+        found.problems.append(Problem(str(file), error.message))
+        return [None]
+    return list(_numbered(places, file, found.notes))
+
+
+def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> dict[int | None, list[int]]:
+    """Step -> positions of its rows. Where no row names one, the order numbers them."""
+    by_step: dict[int | None, list[int]] = defaultdict(list)
+    unnamed = all(place is None for place in places)
+    in_name = _STEP_IN_NAME.search(file.name)
+    for position, place in enumerate(places):
+        if unnamed and len(places) == 1 and in_name:
+            place = int(in_name.group(1))
+        elif unnamed and len(places) > 1:
+            place = position
+            if notes is not None and NUMBERED not in notes:
+                notes.append(NUMBERED)
+        by_step[place].append(position)
+    return by_step
+
+
+def _first(places: tuple[int | None, ...]) -> int | None:
+    return next((place for place in places if place is not None), None)
+
+
+def _step(row: dict[str, Any]) -> int | None:
+    numbers = [row.get(field) for field in STEP_FIELDS]
+    return next(
+        (int(n) for n in numbers if isinstance(n, (int, float)) and not isinstance(n, bool) and n == n // 1), None
+    )
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    """The step's metrics; what several rows of one step say of a metric is kept from the last.
+
+    Raises:
+        DumpError: the file holds no such row.
+    """
+    problems: list[Problem] = []
+    merged: dict[str, Any] = {}
+    for row in _rows(key, path, problems):
+        merged.update((field, value) for field, value in row.items() if value is not None)
+    if not merged:
+        raise DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
+    fields = [ref.with_(canonical=_canonical(ref.name)) for ref in flatten(merged)]
+    return Fields(fields, problems)
+
+
+def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        rows = rows_by_place(path, STEP_FIELDS)
+        problems += rows.problems
+        positions = _numbered([_first(row.places) for row in rows.rows], path, None).get(key.step, [])
+        return list(decoded(path, tuple(rows.rows[i] for i in positions), problems))
+    history = _history(path, problems)
+    return [history[i] for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
+
+
+def _canonical(field: str) -> str:
+    known = naming.canonical(field)
+    return known if known in naming.MEANINGS or field in naming.NOTES else f"metrics.{field}"

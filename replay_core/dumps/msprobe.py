@@ -1,0 +1,198 @@
+"""msprobe's precision dumps: [stage/]step{N}/rank{R}/dump.json, its tensors in dump_tensor_data/*.{pt,npy}.
+
+`Module.layers.0.mlp.Mlp.forward.0` with its inputs and outputs becomes layers.0.mlp.inputs.0 and
+layers.0.mlp.output; a backward's become grad_output and grad_input. A "statistics" dump has no tensors: its
+figures are fields of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_core import naming
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.listing import Folder, listing
+from replay_core.errors import DumpError, RldbgError
+from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
+
+name = "msprobe"
+
+_STEP = re.compile(r"step_?(\d{1,18})")
+_RANK = re.compile(r"(?:rank|proc)_?(\d{1,18})")
+#: `Module.<name>.<Class>.forward.<call>`; L1 dumps have `Functional.linear.3.forward` and `Tensor.add.0.backward`.
+_MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.([A-Za-z_]\w*)\.(forward|backward)\.(\d+)")
+_PARAMETERS = re.compile(r"(?:Module|Cell)\.(.+)\.[A-Za-z_]\w*\.parameters_grad")
+_CALL = re.compile(r"(\w+(?:\.\w+)*?)\.(\d+)\.(forward|backward)")
+_FIGURES = ("Max", "Min", "Mean", "Norm")
+#: verl's precision_debugger names the stage in the directory above the steps.
+_ROLES = {"ref_compute_log_prob": "ref", "compute_values": "critic", "critic_update": "critic",
+          "compute_rm_score": "reward"}  # fmt: skip
+MAX_JSON = 1 << 29
+
+
+def detect(path: Path) -> bool:
+    return any(_is_dump(file) for _, file in _files(path))
+
+
+def _files(path: Path) -> Iterator[tuple[Folder, Path]]:
+    for folder in listing(path).folders:
+        if "dump.json" in folder.names:
+            yield folder, folder.file("dump.json")
+
+
+def _is_dump(file: Path) -> bool:
+    try:
+        with open(file, "rb") as stream:
+            head = stream.read(2048)
+    except OSError:
+        return False
+    return b'"data"' in head or (b'"task"' in head and b'"dump_data_dir"' in head)
+
+
+def index(path: Path) -> Index:
+    found = Index([])
+    base = len(path.parts)
+    for folder, file in _files(path):
+        above = list(Path(folder.path).parts[max(base - 3, 0) :])
+        step, rank = _last(_STEP, above), _last(_RANK, above)
+        role = next((_ROLES[part] for part in reversed(above) if part in _ROLES), "actor")
+        if any(part.startswith("proc") for part in above):
+            found.notes.append("the directory names a process, not a rank: the process id stands as the rank")
+        found.files.append((RecordKey(step, None, rank, role, "modules"), file))
+    dumps = {str(file.parent) for _, file in found.files}
+    for folder in listing(path).folders:
+        if folder.name == "dump_tensor_data" and str(Path(folder.path).parent) in dumps:
+            found.beside += [folder.file(entry) for entry in folder.names]
+    found.notes = list(dict.fromkeys(found.notes))
+    return found
+
+
+def _last(pattern: re.Pattern[str], parts: list[str]) -> int | None:
+    return next((int(match.group(1)) for part in reversed(parts) if (match := pattern.fullmatch(part))), None)
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    data = _load(path).get("data")
+    if not isinstance(data, dict):
+        raise DumpError("dump.json has no data", file=str(path), expected="an object of calls")
+    reading = _Reading(path.parent)
+    for call, entry in data.items():
+        if isinstance(entry, dict):
+            reading.call(str(call), entry)
+    return Fields(reading.fields, reading.problems)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise DumpError("dump.json is too large", file=str(path), expected=f"at most {MAX_JSON:,} bytes")
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"dump.json is not JSON: {error}", file=str(path)) from None
+    except OSError as error:
+        raise DumpError(f"cannot read dump.json: {error.strerror}", file=str(path)) from None
+    if not isinstance(document, dict):
+        raise DumpError("dump.json is not an object", file=str(path), found=type(document).__name__)
+    return document
+
+
+class _Reading:
+    """The fields of one dump.json, in the order of its calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fields: list[TensorRef] = []
+        self.problems: list[Problem] = []
+        self._seen: dict[str, int] = {}
+
+    def call(self, call: str, entry: dict[str, Any]) -> None:
+        match = _MODULE.fullmatch(call)
+        if match is None:
+            parameters = _PARAMETERS.fullmatch(call)
+            if parameters is not None:
+                for parameter, value in entry.items():
+                    for item in value if isinstance(value, list) else [value]:
+                        self._tensor(f"grad.{parameters.group(1)}.{parameter}", item)
+                return
+            other = _CALL.fullmatch(call)
+            module, direction, number = (
+                (other.group(1), other.group(3), int(other.group(2))) if other else (call, "", 0)
+            )
+        else:
+            module, direction, number = match.group(1), match.group(3), int(match.group(4))
+        repeated = f"#{number + 1}" if number else ""
+        if direction == "backward":
+            self._tree(f"grad_output.{module}{repeated}", entry.get("input", entry.get("grad_output")))
+            self._tree(f"grad_input.{module}{repeated}", entry.get("output", entry.get("grad_input")))
+            return
+        self._tree(f"{module}{repeated}.inputs", entry.get("input_args", entry.get("input")), always_numbered=True)
+        self._tree(f"{module}{repeated}.inputs", entry.get("input_kwargs"))
+        self._tree(f"{module}{repeated}.output", entry.get("output"))
+        self._tree(f"param.{module}", entry.get("parameters"))
+
+    def _tree(self, field: str, value: Any, always_numbered: bool = False, depth: int = 0) -> None:
+        if depth > 16 or value is None:
+            return
+        if isinstance(value, list):
+            for number, item in enumerate(value):
+                alone = len(value) == 1 and not always_numbered
+                self._tree(field if alone else f"{field}.{number}", item, depth=depth + 1)
+        elif isinstance(value, dict) and "type" in value and not isinstance(value["type"], dict):
+            self._tensor(field, value)
+        elif isinstance(value, dict):
+            for part, item in value.items():
+                self._tree(f"{field}.{part}", item, depth=depth + 1)
+
+    def _tensor(self, field: str, said: Any) -> None:
+        if not isinstance(said, dict):
+            return
+        count = self._seen[field] = self._seen.get(field, 0) + 1
+        unique = naming.canonical(field if count == 1 else f"{field}#{count}")
+        dtype = str(said.get("dtype", "none")).rpartition(".")[2].lower()
+        shape = said.get("shape")
+        size = (
+            tuple(shape) if isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape) else ()
+        )
+        stored = said.get("data_name")
+        if isinstance(stored, str) and stored not in ("", "-1"):
+            self.fields.append(self._stored(unique, stored, dtype, size))
+        elif "value" in said:
+            plain = said["value"]
+            kind = {bool: "bool", int: "int64", float: "float64"}.get(type(plain))
+            value = plain if kind else str(plain)
+            self.fields.append(TensorRef(unique, kind or "text", (), Inline(value), order=len(self.fields)))
+        else:
+            why = "only its statistics were dumped (task: statistics)"
+            self.fields.append(TensorRef(unique, dtype, size, Unreadable(why), order=len(self.fields)))
+            self._figures(unique, said)
+        self.fields[-1] = self.fields[-1].with_(canonical=self.fields[-1].canonical or unique)
+
+    def _figures(self, field: str, said: dict[str, Any]) -> None:
+        for figure in _FIGURES:
+            value = said.get(figure)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                name = f"metrics.{field}.{figure.lower()}"
+                self.fields.append(
+                    TensorRef(name, "float64", (), Inline(float(value)), canonical=name, order=len(self.fields))
+                )
+
+    def _stored(self, field: str, stored: str, dtype: str, size: tuple[int, ...]) -> TensorRef:
+        """The tensor in its own file, which must be one beside dump.json: a name with a path in it leads nowhere."""
+        order = len(self.fields)
+        missing = TensorRef(field, dtype, size, Unreadable(""), canonical=field, order=order)
+        if "/" in stored or "\\" in stored or stored.startswith("."):
+            return missing.with_(source=Unreadable("its data_name leads out of the dump"))
+        file = self.folder / "dump_tensor_data" / stored
+        try:
+            tree = read_container(file).tree
+        except RldbgError as error:
+            self.problems.append(Problem(str(file), error.message))
+            return missing.with_(source=Unreadable(error.message))
+        if not isinstance(tree, TensorRef):
+            return missing.with_(source=Unreadable("its file holds no tensor"))
+        return tree.with_(name=field, canonical=field, order=order)

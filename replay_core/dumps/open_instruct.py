@@ -1,0 +1,68 @@
+"""open-instruct's packed_sequences.pt: a pack per list entry, several samples end to end in each.
+
+attention_masks hold segment ids 1..n, position ids start again at every sample, vllm_logprobs are NaN on
+the prompt (and 1.0 once masked). A pack is a row here; packed_seq_lens say where its samples end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.columns import columns
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.fields import flatten
+from replay_core.dumps.listing import listing
+from replay_core.dumps.peeking import has, tree_of
+from replay_core.dumps.words import Words, named
+from replay_core.errors import DumpError
+from replay_core.records import RecordKey, TensorRef
+
+name = "open_instruct"
+
+_FILE = "packed_sequences.pt"
+_KEYS = ("query_responses", "attention_masks", "response_masks")
+WORDS: Words = {
+    "query_responses": ("input_ids", "packed"),
+    "attention_masks": ("segment_ids", "packed"),
+    "response_masks": ("response_mask", "packed"),
+    "position_ids": (None, "packed"),
+    "vllm_logprobs": ("rollout_logprobs", "packed"),
+    "advantages": (None, "packed"),
+    "dones": (None, "packed"),
+    "packed_seq_lens": ("sample_lengths", None),
+    "num_actions": (None, None),
+    "original_responses": ("response_ids", None),
+}
+SENTINEL = {"vllm_logprobs": "NaN or 1.0"}
+
+
+def detect(path: Path) -> bool:
+    return bool(_files(path))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if has(tree_of(path), _KEYS) else []
+    found = [folder.file(_FILE) for folder in listing(path).folders if _FILE in folder.names]
+    return [file for file in found if (tree := tree_of(file)) is None or has(tree, _KEYS)]
+
+
+def index(path: Path) -> Index:
+    files = [(RecordKey(None, None, None, "actor", "batch_inputs"), file) for file in _files(path)]
+    return Index(files, notes=["packed_sequences.pt names no step; each of its rows is a pack of several samples"])
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    tree = read_container(path).tree
+    if not has(tree, _KEYS):
+        raise DumpError("not a file of packed sequences", file=str(path), expected=", ".join(_KEYS))
+    fields: list[TensorRef] = []
+    for field, value in tree.items():
+        fields += _column(str(field), value)
+    return [ref.with_(sentinel=SENTINEL.get(ref.name)) for ref in named(fields, WORDS)]
+
+
+def _column(field: str, value: Any) -> list[TensorRef]:
+    return columns({field: value}) if isinstance(value, list) else flatten({field: value})

@@ -1,0 +1,210 @@
+"""prime-rl: token exports (token_exports/step_N/rank_R.jsonl) and transport batches (rollouts/step_N/rank_R.bin).
+
+A file holds several micro-batches; each is a record. An export is complete when its folder holds `STABLE`,
+written after a barrier. A batch is msgpack without names: the fields are known by their place, and trailing
+ones may be left out (prime-rl @559b44772, transport/types.py).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.containers.columns import Table
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
+from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.row_dialect import table_of
+from replay_core.dumps.words import Words, named
+from replay_core.errors import DumpError, RldbgError
+from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
+
+name = "prime_rl"
+
+_EXPORT = re.compile(r"/token_exports/step_(\d+)/rank_(\d+)\.jsonl$")
+_BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
+_EXPORT_NEEDS = frozenset({"micro_step", "token_ids", "trainer_logprobs"})
+_MICRO = ("micro_step",)
+
+#: The places of a MicroBatch's fields.
+PLACES = (
+    "input_ids", "loss_mask", "advantages", "inference_logprobs", "position_ids", "sequence_lengths", "temperatures",
+    "env_names", "seq_lens", "ref_logprobs", "routed_experts", "mm_kwargs", "mm_token_type_ids", "rl_weights",
+    "ce_weights", "ref_kl_weights",
+)  # fmt: skip
+#: Fields that a batch cannot lack.
+_REQUIRED = 6
+
+WORDS: Words = {
+    "token_ids": ("input_ids", "full"),
+    "input_ids": ("input_ids", "full"),
+    "position_ids": ("position_ids", "full"),
+    "loss_mask": ("loss_mask", "full"),
+    "advantages": ("advantages", "full"),
+    "inference_logprobs": ("rollout_logprobs", "full"),
+    "trainer_logprobs": ("policy_logprobs", "full"),
+    "ref_logprobs": ("ref_logprobs", "full"),
+    "entropy": ("entropy", "full"),
+    "mismatch_kl": ("kl", "full"),
+    "importance_ratio": ("is_ratio", "full"),
+    "log_importance_ratio": ("log_is_ratio", "full"),
+    "prob_delta": ("prob_delta", "full"),
+    "is_masked": ("is_masked", "full"),
+    "is_masked_high": ("is_masked_high", "full"),
+    "is_masked_low": ("is_masked_low", "full"),
+    "temperatures": ("temperature", "full"),
+    "sequence_lengths": ("sample_lengths", "sample"),
+    "export_sequence_idx": ("sample_id", "sample"),
+    "env_name": ("env_name", "sample"),
+}
+
+SENTINELS = {
+    "inference_logprobs": "0.0 on the prompt",
+    "trainer_logprobs": "log(1/vocabulary) at the first token",
+}
+_NULLABLE = "null is a number that was not finite"
+
+
+def detect(path: Path) -> bool:
+    return any(_kind(f"{folder.path}/{file}") for folder in listing(path).folders for file in _names(folder))
+
+
+def _names(folder: Folder) -> list[str]:
+    return names_with(folder, ".jsonl", ".bin")
+
+
+def _kind(text: str) -> re.Match[str] | None:
+    export = _EXPORT.search(text)
+    if export:
+        row = first_row(Path(text))
+        return export if row is None or is_broken(row) or row.keys() >= _EXPORT_NEEDS else None
+    return _BATCH.search(text)
+
+
+def index(path: Path) -> Index:
+    found = Index([])
+    for folder in listing(path).folders:
+        for file in _names(folder):
+            match = _kind(f"{folder.path}/{file}")
+            if match is None:
+                continue
+            step, rank = int(match.group(1)), int(match.group(2))
+            is_export = match.re is _EXPORT
+            if is_export and "STABLE" not in folder.names:
+                found.problems.append(Problem(folder.path, "no STABLE marker: the export is not complete"))
+            micros = _micros(folder.file(file), is_export, found.problems)
+            stage = "forward_data" if is_export else "batch_inputs"
+            found.files += [(RecordKey(step, micro, rank, "actor", stage), folder.file(file)) for micro in micros]
+    found.problems = list(dict.fromkeys(found.problems))
+    return found
+
+
+def _micros(file: Path, is_export: bool, problems: list[Problem]) -> list[int | None]:
+    try:
+        if not is_export:
+            return list(range(_batch_count(file)))
+        rows = rows_by_place(file, _MICRO)
+    except RldbgError as error:
+        problems.append(Problem(str(file), error.message))
+        return [None]
+    problems += rows.problems
+    return sorted({row.places[0] for row in rows.rows}, key=lambda micro: (micro is not None, micro or 0))
+
+
+def _batch_count(file: Path) -> int:
+    """How many micro-batches the msgpack list declares: its first bytes say."""
+    try:
+        with open(file, "rb") as opened:
+            head = opened.read(5)
+            size = opened.seek(0, 2)
+    except OSError as error:
+        raise DumpError(f"cannot open the file: {error.strerror}", file=str(file)) from None
+    first = head[0] if head else 0
+    if 0x90 <= first <= 0x9F:
+        count = first & 0x0F
+    elif first in (0xDC, 0xDD) and len(head) >= (3 if first == 0xDC else 5):
+        count = int.from_bytes(head[1 : 3 if first == 0xDC else 5], "big")
+    else:
+        raise DumpError("the file is no list of micro-batches", file=str(file), found=f"the first bytes {head!r}")
+    if not 0 < count <= size:
+        raise DumpError("the file declares more micro-batches than it has bytes for", file=str(file), found=str(count))
+    if count > 1 << 16:
+        raise DumpError("the file declares too many micro-batches", file=str(file), found=str(count))
+    return count
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    """The micro-batch's sequences as rows.
+
+    Raises:
+        DumpError: the file is damaged, or is no export and no batch.
+    """
+    if _BATCH.search(str(path)):
+        return _named(_batch(key, path))
+    rows = rows_by_place(path, _MICRO)
+    problems = list(rows.problems)
+    chosen = tuple(row for row in rows.rows if row.places[0] == key.micro)
+    fields = table_of(decoded(path, chosen, problems))
+    if not fields:
+        raise DumpError("no row of the micro-batch can be read", file=str(path))
+    return Fields(_named(fields), problems)
+
+
+def _named(fields: list[TensorRef]) -> list[TensorRef]:
+    answer = []
+    for ref in named(fields, WORDS):
+        notes = [SENTINELS.get(ref.name), _NULLABLE if ref.sentinel else None]
+        answer.append(ref.with_(sentinel="; ".join(note for note in notes if note) or None))
+    return answer
+
+
+def _batch(key: RecordKey, path: Path) -> list[TensorRef]:
+    tree = read_container(path).tree
+    batch = tree[key.micro] if isinstance(tree, list) and key.micro is not None and key.micro < len(tree) else None
+    if not isinstance(batch, list) or not _REQUIRED <= len(batch) <= len(PLACES):
+        raise DumpError(
+            "the file is no list of micro-batches",
+            file=str(path),
+            expected=f"lists of {_REQUIRED} to {len(PLACES)} fields",
+            found=type(batch).__name__ if not isinstance(batch, list) else f"{len(batch)} fields",
+        )
+    by_name = dict(zip(PLACES, batch, strict=False))
+    lengths = _lengths(by_name)
+    fields = []
+    for order, (field, value) in enumerate(by_name.items()):
+        fields += [ref.with_(order=order) for ref in _column(field, value, lengths)]
+    return fields
+
+
+def _lengths(batch: dict[str, Any]) -> tuple[int, ...] | None:
+    """Tokens of each packed sequence, where they add up to the pack."""
+    for field in ("sequence_lengths", "seq_lens"):
+        lengths = batch.get(field)
+        tokens = batch.get("input_ids")
+        if (
+            isinstance(lengths, list)
+            and isinstance(tokens, list)
+            and all(isinstance(length, int) and length >= 0 for length in lengths)
+            and sum(lengths) == len(tokens)
+        ):
+            return tuple(lengths)
+    return None
+
+
+def _column(field: str, value: Any, lengths: tuple[int, ...] | None) -> list[TensorRef]:
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        # One name per token; a pack has few of them.
+        rows = lengths if lengths and sum(lengths) == len(value) else None
+        return [TensorRef(field, "text", (len(value),), Inline(value), rows=rows)]
+    table = Table()
+    table.add({field: value})
+    refs = []
+    for ref in table.fields().values():
+        if ref.dtype == "text" or len(ref.shape) < 2:
+            refs.append(ref)
+            continue
+        flat = ref.with_(shape=ref.shape[1:])  # the one row is the pack
+        refs.append(flat.with_(rows=lengths) if lengths and flat.shape[0] == sum(lengths) else flat)
+    return refs

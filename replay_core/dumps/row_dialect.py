@@ -1,0 +1,192 @@
+"""One dialect for each kind of file whose rows are samples: what tells them apart is a `RowSpec`.
+
+Most frameworks that log rollouts write the same thing, a file of samples, and differ in names, in where the
+step stands and in what a filler value means. That is data; the tables are in `row_tables.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.containers.columns import Table
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.fields import flatten
+from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
+from replay_core.dumps.listing import listing
+from replay_core.dumps.words import Words, named
+from replay_core.errors import DumpError, RldbgError
+from replay_core.records import Fields, Problem, RecordKey, TensorRef
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """How one framework writes a file of samples."""
+
+    name: str
+    """The dialect's name."""
+    file: re.Pattern[str]
+    """The end of the file's path; groups `step`, `rank`, `eval` where the name says so."""
+    needs: frozenset[str]
+    """Fields that every row has: the content that settles what the name suggests."""
+    words: Words
+    stage: str = "trajectory"
+    role: str = "rollout"
+    step_field: str | None = None
+    """The row's own step, where the file name has none."""
+    columnar: bool = False
+    """A row is a whole step: each field holds a list over its samples."""
+    unwrap: bool = False
+    """Each value stands in a list of length one."""
+    pad: str | None = None
+    sentinels: Mapping[str, str] = field(default_factory=dict)
+    """field -> which stored values mean that there is none."""
+    notes: tuple[str, ...] = ()
+    distinctive: bool = True
+    """Nothing else is called so: a damaged file of that name is this framework's all the same."""
+    one_per_task: bool = False
+    """Thousands of small files of one step: the first is looked into, the others are known by name."""
+
+
+#: What every table's pattern ends in: a folder of tensors is passed over without its names being matched.
+_SUFFIXES = frozenset({".jsonl", ".parquet"})
+
+
+class RowDialect:
+    """A `RowSpec` at work: the Protocol of `dialect.py`."""
+
+    def __init__(self, spec: RowSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+
+    def detect(self, path: Path) -> bool:
+        return next(self._files(path), None) is not None
+
+    def index(self, path: Path) -> Index:
+        found = Index([], notes=list(self.spec.notes))
+        keys: dict[RecordKey, list[Path]] = defaultdict(list)
+        for file, match in self._files(path):
+            for key in self._keys(file, match, found.problems):
+                keys[key].append(file)
+        for key, files in keys.items():
+            if len(files) == 1:
+                found.files.append((key, files[0]))
+                continue
+            found.files += [
+                (RecordKey(key.step, micro, key.rank, key.role, key.stage), file) for micro, file in enumerate(files)
+            ]
+        if any(len(files) > 1 for files in keys.values()):
+            found.notes.append("several files hold rows of one step: micro numbers them in the order of their names")
+        return found
+
+    def _files(self, path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+        for folder in listing(path).folders:
+            trusted = False
+            for name in names_with(folder, *_SUFFIXES):
+                match = self.spec.file.search(f"{folder.path}/{name}")
+                if match is None:
+                    continue
+                file = folder.file(name)
+                if trusted or self._is_ours(file):
+                    trusted = self.spec.one_per_task
+                    yield file, match
+
+    def _is_ours(self, file: Path) -> bool:
+        if file.suffix == ".parquet":
+            return True
+        row = first_row(file)
+        if row is None or is_broken(row):
+            return self.spec.distinctive
+        if not self.spec.needs <= row.keys():
+            return False
+        return self.spec.unwrap or self._is_columnar(row) == self.spec.columnar
+
+    def _is_columnar(self, row: Mapping[str, Any]) -> bool:
+        return all(isinstance(row[name], list) for name in self.spec.needs if name not in ("step", "global_step"))
+
+    def _keys(self, file: Path, match: re.Match[str], problems: list[Problem]) -> list[RecordKey]:
+        groups = match.groupdict()
+        role = "eval" if groups.get("eval") else self.spec.role
+        rank, step = _number(groups.get("rank")), _number(groups.get("step"))
+        if step is not None or self.spec.step_field is None:
+            return [RecordKey(step, None, rank, role, self.spec.stage)]
+        try:
+            rows = rows_by_place(file, (self.spec.step_field,))
+        except RldbgError as error:
+            problems.append(Problem(str(file), error.message))
+            return [RecordKey(None, None, rank, role, self.spec.stage)]
+        problems += rows.problems
+        steps = sorted({row.places[0] for row in rows.rows}, key=lambda step: (step is not None, step or 0))
+        return [RecordKey(step, None, rank, role, self.spec.stage) for step in steps]
+
+    def read(self, key: RecordKey, path: Path) -> list[TensorRef]:
+        """The record's rows as columns.
+
+        Raises:
+            DumpError: no row of the record can be read.
+        """
+        if path.suffix == ".parquet":
+            content = read_container(path)
+            return Fields(self._named(flatten(content.tree)), (Problem(str(path), what) for what in content.problems))
+        return self._rows(key, path)
+
+    def _rows(self, key: RecordKey, path: Path) -> Fields:
+        field = self.spec.step_field
+        rows = rows_by_place(path, (field,) if field else ())
+        chosen = tuple(row for row in rows.rows if not field or not _by_line(rows) or row.places[0] == key.step)
+        problems = list(rows.problems)
+        samples = decoded(path, chosen, problems)
+        if self.spec.columnar:
+            fields = _columnar(list(samples), path, problems)
+        else:
+            fields = table_of(samples, _unwrapped if self.spec.unwrap else None)
+        if not fields:
+            found = problems[0].what if problems else None
+            raise DumpError("no row of the record can be read", file=str(path), found=found)
+        return Fields(self._named(fields), problems)
+
+    def _named(self, fields: list[TensorRef]) -> list[TensorRef]:
+        answer = []
+        for ref in named(fields, self.spec.words, self.spec.pad):
+            sentinel = self.spec.sentinels.get(ref.name)
+            both = "; ".join(part for part in (sentinel, ref.sentinel) if part)
+            answer.append(ref.with_(sentinel=both or None, alignment=ref.alignment or _sample(ref)))
+        return answer
+
+
+def _by_line(rows: Any) -> bool:
+    return any(row.places and row.places[0] is not None for row in rows.rows)
+
+
+def table_of(
+    samples: Iterator[dict[str, Any]], prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> list[TensorRef]:
+    """Samples as columns, one row held at a time."""
+    table = Table()
+    for sample in samples:
+        table.add(prepare(sample) if prepare else sample)
+    return [ref.with_(order=order) for order, ref in enumerate(table.fields().values())]
+
+
+def _columnar(samples: list[dict[str, Any]], path: Path, problems: list[Problem]) -> list[TensorRef]:
+    if len(samples) > 1:
+        problems.append(Problem(str(path), f"{len(samples)} lines hold this step; the last one is shown"))
+    return flatten(samples[-1]) if samples else []
+
+
+def _unwrapped(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in sample.items()}
+
+
+def _sample(ref: TensorRef) -> str | None:
+    """A value per row, where the table says nothing else."""
+    return "sample" if len(ref.shape) == 1 and ref.rows is None else None
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)

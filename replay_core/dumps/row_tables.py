@@ -1,0 +1,146 @@
+"""Rollout logs whose rows are samples: file name, fields and their meaning, one entry per framework.
+
+Sources, by commit, in facts/ecosystem.md sections 1.3 to 1.13. Order matters where two could claim a file.
+"""
+
+from __future__ import annotations
+
+import re
+
+from replay_core.dumps.row_dialect import RowDialect, RowSpec
+from replay_core.dumps.words import Words
+
+_TEXT_ONLY = "this log holds texts and scores, no token ids: it cannot be replayed"
+
+NEMO_RL: Words = {
+    "token_ids": ("input_ids", "full"),
+    "input_ids": ("input_ids", "full"),
+    "token_loss_mask": ("loss_mask", "full"),
+    "token_mask": ("loss_mask", "full"),
+    "sample_loss_mask": ("sample_mask", "sample"),
+    "generation_logprobs": ("rollout_logprobs", "full"),
+    "prev_logprobs": ("old_logprobs", "full"),
+    "reference_policy_logprobs": ("ref_logprobs", "full"),
+    "advantages": ("advantages", "full"),
+    "input_lengths": ("sample_lengths", "sample"),
+    "rewards": ("reward", "sample"),
+    "filtered_rewards": ("filtered_reward", "sample"),
+    "content": ("text", "sample"),
+    "idx": ("sample_id", "sample"),
+}
+
+OPEN_INSTRUCT: Words = {
+    "prompt_tokens": ("prompt_ids", "prompt"),
+    "response_tokens": ("response_ids", "response"),
+    "logprobs": ("rollout_logprobs", "response"),
+    "advantage": ("advantages", "sample"),
+    "reward": ("reward", "sample"),
+    "sample_idx": ("sample_id", "sample"),
+    "prompt_idx": ("group_id", "sample"),
+}
+
+_PAIR: Words = {
+    "prompt": ("prompt_text", "sample"),
+    "prompts": ("prompt_text", "sample"),
+    "input": ("prompt_text", "sample"),
+    "completion": ("response_text", "sample"),
+    "responses": ("response_text", "sample"),
+    "output": ("response_text", "sample"),
+    "gts": ("ground_truth", "sample"),
+    "score": ("reward", "sample"),
+    "scores": ("reward", "sample"),
+    "reward": ("reward", "sample"),
+    "advantage": ("advantages", "sample"),
+    "advantages": ("advantages", "sample"),
+    "uid": ("group_id", "sample"),
+    "request_id": ("sample_id", "sample"),
+}
+
+AREAL: Words = {
+    **_PAIR,
+    "sample_idx": ("sample_id", "sample"),
+    "task_id": ("group_id", "sample"),
+    "seqlen": ("sample_lengths", "sample"),
+    "prompt_len": ("prompt_lengths", "sample"),
+}
+
+SPECS: tuple[RowSpec, ...] = (
+    RowSpec(
+        "nemo_rl",
+        re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
+        frozenset({"token_ids", "token_loss_mask", "generation_logprobs"}),
+        NEMO_RL,
+        stage="batch_inputs",
+        role="actor",
+        unwrap=True,
+        pad="right",
+        sentinels={
+            "generation_logprobs": "0.0 on the prompt and on padding",
+            "prev_logprobs": "0.0 at the first token",
+            "token_ids": "the pad id from input_lengths on",
+        },
+    ),
+    RowSpec(
+        "open_instruct",
+        re.compile(r"_rollouts_\d{6}\.jsonl$"),
+        frozenset({"step", "sample_idx", "prompt_tokens", "response_tokens"}),
+        OPEN_INSTRUCT,
+        step_field="step",
+        sentinels={"logprobs": "1.0 (INVALID_LOGPROB)"},
+        notes=("sample_idx and prompt_idx count within a step",),
+    ),
+    RowSpec(
+        "areal",
+        re.compile(r"/(?:(?P<eval>eval-)?rollout/)?(?P<step>\d+)/[^/]+\.jsonl$"),
+        frozenset({"task_id", "sample_idx", "seqlen", "prompt_len", "head_version", "completion"}),
+        AREAL,
+        notes=(_TEXT_ONLY, "the step is the folder's: the newest weight version that sampled the task"),
+        one_per_task=True,
+        distinctive=False,
+    ),
+    RowSpec(
+        "roll",
+        re.compile(r"/rollout_dump_data\.step_(?P<step>\d+)\.jsonl$|/rollout_data\.jsonl$"),
+        frozenset({"responses", "scores"}),
+        _PAIR,
+        step_field="global_step",
+        columnar=True,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "ms_swift",
+        re.compile(r"/completions\.jsonl$"),
+        frozenset({"step", "prompt", "completion"}),
+        _PAIR,
+        step_field="step",
+        columnar=True,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "ms_swift",
+        re.compile(r"/completions\.jsonl$"),
+        frozenset({"prompt", "completion"}),
+        _PAIR,
+        step_field="step",
+        distinctive=False,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "verl",
+        re.compile(r"/(?P<eval>val\w*/|\w*validation\w*/)?(?P<step>\d+)\.jsonl$"),
+        frozenset({"input", "output", "score", "step"}),
+        _PAIR,
+        distinctive=False,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "trl",
+        re.compile(r"/completions_(?P<step>\d+)\.parquet$"),
+        frozenset(),
+        _PAIR,
+        notes=(_TEXT_ONLY,),
+    ),
+)
+
+#: In the order they are asked; ms-swift's two forms are one dialect to the reader.
+ROW_DIALECTS: tuple[RowDialect, ...] = tuple(RowDialect(spec) for spec in SPECS)

@@ -1,0 +1,201 @@
+"""The text log of a GRPO trainer (seed 002): its grammar, as data, read and written.
+
+      [Micro 0] 1. Iteration start: mem=0MB, time=0.000s, masks_in_X=20/48 (41.7%)
+      [Micro 0] 3. Samples scored: mem=0MB, time=0.192s, rewards=0.5164±0.0005
+      WARNING: All sequence_log_probs are near zero! num_masked=0.0
+      [Micro 0] 4. Loss computed: mem=0MB, time=0.436s, pg_loss=-0.000000, kl=0.000000, total=0.000000
+      5. Optimizer step finished: mem=0MB, time=3.204s total
+    iter 0: loss 0.0264 (main 0.0264, critic 0.0000), time 3203.87ms, mfu -100.00%
+
+Later commits number the steps differently, put losses on lines of their own and log more of them; steps
+are therefore known by their titles and values by their keys. Every line may stand behind a logger's prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+#: A log is read line by line; past this a line is no line of a log.
+MAX_LINE = 1 << 16
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_MICRO = re.compile(r"\[Micro (\d{1,9})\] (\d{1,3}[a-z]?)\. ([^:]{1,80})(?::\s*(.*))?$")
+_OPTIMIZER = re.compile(r"(?:^|\s)(\d{1,3})\. (Optimizer step finished): (.*)$")
+_ITER = re.compile(
+    r"\biter (\d{1,12}): loss (\S+) \(main (\S+?), critic (\S+?)\), time (\S+?)ms(?:, mfu (\S+?)%)?(?:, mem (.*))?$"
+)
+_WARNING = re.compile(r"WARNING: (.*)$")
+_LOSSES = re.compile(r"^\s*(?:pg_loss|kl_penalty|total|avg_seq_log_prob|avg_advantage|avg_kl)=")
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
+_PAIR = re.compile(
+    rf"(?<![\w.])(\w+)=({_NUMBER})(?:±({_NUMBER})|/(\d+) \(({_NUMBER})%\)|\s?(MB|GB|s)\b)?", re.IGNORECASE
+)
+
+
+@dataclass(slots=True)
+class Stage:
+    """One numbered line: what was done, and its values by key (`rewards` and `rewards_std` of `rewards=a±b`)."""
+
+    number: str
+    title: str
+    values: dict[str, float] = field(default_factory=dict)
+    time_is_total: bool = False
+    """The time counts from the beginning of the micro-batch."""
+
+
+@dataclass(slots=True)
+class Micro:
+    """One micro-batch: its stages in order, and what the trainer warned of meanwhile."""
+
+    index: int
+    stages: list[Stage] = field(default_factory=list)
+    warnings: list[tuple[int, str]] = field(default_factory=list)
+    """(how many stages came before, the warning)."""
+
+    def values(self) -> dict[str, float]:
+        """Every value of the micro-batch; times and memory by the stage's title."""
+        found: dict[str, float] = {}
+        for stage in self.stages:
+            for key, value in stage.values.items():
+                found[f"{key}.{_slug(stage.title)}" if key in ("time", "mem") else key] = value
+        for _, text in self.warnings:
+            for match in _PAIR.finditer(text):
+                found[match.group(1)] = float(match.group(2))
+        return found
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One optimizer step."""
+
+    step: int
+    micros: list[Micro] = field(default_factory=list)
+    optimizer: Stage | None = None
+    loss: dict[str, float] = field(default_factory=dict)
+    """loss, main, critic, time_ms and, where logged, mfu."""
+    memory: str | None = None
+    numbered: bool = False
+    """The log itself numbers it; else it was counted."""
+    warnings: list[str] = field(default_factory=list)
+    """What was warned of outside every micro-batch."""
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.loss) or self.optimizer is not None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.micros or self.optimizer or self.loss or self.warnings)
+
+
+def parse(lines: Iterable[str]) -> Iterator[Iteration]:
+    """The iterations a log tells of, in order. Lines that are none of the grammar are passed over."""
+    here = Iteration(0)
+    for raw in lines:
+        line = _ANSI.sub("", raw[:MAX_LINE]).rstrip()
+        if match := _ITER.search(line):
+            _close(here, match)
+            yield here
+            here = Iteration(here.step + 1)
+        elif match := _MICRO.search(line):
+            number = int(match.group(1))
+            if here.optimizer is not None or (here.micros and number < here.micros[-1].index):
+                # The trainer prints `iter` every n-th step only.
+                yield here
+                here = Iteration(here.step + 1)
+            if not here.micros or here.micros[-1].index != number:
+                here.micros.append(Micro(number))
+            here.micros[-1].stages.append(_stage(match.group(2), match.group(3), match.group(4) or ""))
+        elif match := _OPTIMIZER.search(line):
+            here.optimizer = _stage(match.group(1), match.group(2), match.group(3))
+        elif match := _WARNING.search(line):
+            if here.micros:
+                here.micros[-1].warnings.append((len(here.micros[-1].stages), match.group(1)))
+            else:
+                here.warnings.append(match.group(1))
+        elif _LOSSES.match(line) and here.micros and here.micros[-1].stages:
+            here.micros[-1].stages[-1].values.update(_values(line))
+    if not here.is_empty:
+        yield here
+
+
+def _close(here: Iteration, match: re.Match[str]) -> None:
+    here.step, here.numbered = int(match.group(1)), True
+    names = ("loss", "main", "critic", "time_ms", "mfu")
+    numbers = {name: _number(text) for name, text in zip(names, match.groups()[1:6], strict=True) if text is not None}
+    here.loss = {name: number for name, number in numbers.items() if number is not None}
+    here.memory = match.group(7)
+
+
+def _stage(number: str, title: str, values: str) -> Stage:
+    return Stage(number, title.strip(), _values(values), "(total so far)" in values)
+
+
+def _values(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, value, spread, whole, percent, _unit in _PAIR.findall(text):
+        found[key] = float(value)
+        if spread:
+            found[f"{key}_std"] = float(spread)
+        if whole:
+            found[f"{key}_of"] = float(whole)
+        if percent:
+            found[f"{key}_percent"] = float(percent)
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"\W+", "_", title.strip().lower())
+
+
+def lines_of(iteration: Iteration) -> Iterator[str]:
+    """The iteration as its trainer would have logged it."""
+    yield from (f"  WARNING: {text}" for text in iteration.warnings)
+    for micro in iteration.micros:
+        for done, stage in enumerate(micro.stages):
+            yield from (f"  WARNING: {text}" for before, text in micro.warnings if before == done)
+            yield f"  [Micro {micro.index}] {_stage_text(stage)}"
+        yield from (f"  WARNING: {text}" for before, text in micro.warnings if before >= len(micro.stages))
+    if iteration.optimizer is not None:
+        yield f"  {_stage_text(iteration.optimizer)} total"
+    if iteration.loss:
+        yield _iter_text(iteration)
+
+
+def _stage_text(stage: Stage) -> str:
+    parts = []
+    for key, value in stage.values.items():
+        if key.endswith(("_std", "_of", "_percent")) and key.rpartition("_")[0] in stage.values:
+            continue
+        if key == "mem":
+            parts.append(f"mem={value:.0f}MB")
+        elif key == "time":
+            parts.append(f"time={value:.3f}s" + (" (total so far)" if stage.time_is_total else ""))
+        elif f"{key}_std" in stage.values:
+            parts.append(f"{key}={value:.4f}±{stage.values[key + '_std']:.4f}")
+        elif f"{key}_of" in stage.values:
+            share = stage.values.get(f"{key}_percent", 0.0)
+            parts.append(f"{key}={value:.0f}/{stage.values[key + '_of']:.0f} ({share:.1f}%)")
+        else:
+            parts.append(f"{key}={value:.6f}")
+    return f"{stage.number}. {stage.title}: {', '.join(parts)}"
+
+
+def _iter_text(iteration: Iteration) -> str:
+    loss = {name: iteration.loss.get(name, 0.0) for name in ("loss", "main", "critic", "time_ms")}
+    text = (
+        f"iter {iteration.step}: loss {loss['loss']:.4f} (main {loss['main']:.4f}, critic {loss['critic']:.4f}), "
+        f"time {loss['time_ms']:.2f}ms"
+    )
+    if "mfu" in iteration.loss:
+        text += f", mfu {iteration.loss['mfu']:.2f}%"
+    return text + (f", mem {iteration.memory}" if iteration.memory else "")

@@ -1,0 +1,101 @@
+"""A model's weights in Hugging Face's layout: model.safetensors, sharded with an index, or pytorch_model.bin.
+
+The directory is one record of stage `param`. The index says which file has which tensor; a file it names
+that is not there is a problem, and its tensors are listed as unreadable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from replay_core import naming
+from replay_core.dumps.containers import read_container
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.fields import flatten
+from replay_core.dumps.listing import Folder, listing
+from replay_core.errors import DumpError, RldbgError
+from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
+
+name = "weights"
+
+_INDEX = re.compile(
+    r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json"
+)
+_SINGLE = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
+_SHARD = re.compile(r"\w+-\d+-of-\d+\.(?:safetensors|bin)")
+_STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[_-]?(\d{1,18})")
+MAX_INDEX = 1 << 28
+
+
+def detect(path: Path) -> bool:
+    if path.is_file():
+        return _INDEX.fullmatch(path.name) is not None
+    return any(_holder(folder) for folder in listing(path).folders)
+
+
+def _holder(folder: Folder) -> str | None:
+    """The file that stands for a folder's weights: the index where there is one."""
+    index = next((entry for entry in folder.names if _INDEX.fullmatch(entry)), None)
+    if index is not None:
+        return index
+    return next((entry for entry in _SINGLE if entry in folder.names), None) if "config.json" in folder.names else None
+
+
+def index(path: Path) -> Index:
+    found = Index([])
+    for folder in listing(path).folders:
+        holder = path.name if path.is_file() else _holder(folder)
+        if holder is None:
+            continue
+        steps = [int(m.group(1)) for part in folder.path.split("/")[-3:] if (m := _STEP.fullmatch(part))]
+        found.files.append((RecordKey(steps[-1] if steps else None, None, None, "actor", "param"), folder.file(holder)))
+        found.beside += [folder.file(entry) for entry in folder.names if _SHARD.fullmatch(entry)]
+    return found
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    if not path.name.endswith(".index.json"):
+        return [_named(ref) for ref in flatten(read_container(path).tree)]
+    places = _weight_map(path)
+    fields: list[TensorRef] = []
+    problems: list[Problem] = []
+    for shard in dict.fromkeys(places.values()):
+        names = [tensor for tensor, file in places.items() if file == shard]
+        held: dict[str, TensorRef] = {}
+        why = "the index says it is here, the file does not have it"
+        if "/" in shard or "\\" in shard or shard in ("", ".", ".."):
+            why = "the index leads out of the directory"
+            problems.append(Problem(str(path), f"{why}: {shard[:80]!r}"))
+        else:
+            try:
+                held = {ref.name: ref for ref in flatten(read_container(path.parent / shard).tree)}
+            except RldbgError as error:
+                why = error.message
+                problems.append(Problem(str(path.parent / shard), error.message))
+        lost = sum(tensor not in held for tensor in names)
+        if lost and held:
+            problems.append(Problem(str(path.parent / shard), f"{lost} tensors of the index are not in the file"))
+        fields += [held.get(tensor, TensorRef(tensor, "none", (), Unreadable(why))) for tensor in names]
+    return Fields([_named(ref.with_(order=order)) for order, ref in enumerate(fields)], problems)
+
+
+def _named(ref: TensorRef) -> TensorRef:
+    return ref.with_(canonical=naming.canonical(f"param.{ref.name}"))
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        if path.stat().st_size > MAX_INDEX:
+            raise DumpError("the index of weights is too large", file=str(path))
+        document: Any = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"the index of weights is not JSON: {error}", file=str(path)) from None
+    except OSError as error:
+        raise DumpError(f"cannot read the index of weights: {error.strerror}", file=str(path)) from None
+    places = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise DumpError("the index of weights has no weight_map", file=str(path), expected="{tensor: file}")
+    return places

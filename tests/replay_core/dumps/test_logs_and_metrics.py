@@ -1,0 +1,80 @@
+"""Text logs and metrics files as runs of scalars."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from replay_core.dumps import open_run
+from replay_core.dumps.log_text import metric_line
+from replay_core.records import Inline, Record
+
+
+def scalars(record: Record) -> dict[str, object]:
+    return {ref.canonical or ref.name: ref.source.value for ref in record.tensors() if isinstance(ref.source, Inline)}
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "values"),
+    [
+        ("{'loss': 0.01, 'grad_norm': 1e-3, 'epoch': 0.1}", None, {"loss": 0.01, "grad_norm": 0.001, "epoch": 0.1}),
+        ("{'loss': '0.01', 'learning_rate': '1e-06', 'step': 4}", 4, {"loss": 0.01, "learning_rate": 1e-06}),
+        ("step:3 - actor/pg_loss:0.01 - actor/grad_norm:np.float64(0.8)", 3,
+         {"actor/pg_loss": 0.01, "actor/grad_norm": 0.8}),
+        ("(pid=3) step 12: {'train/loss': -0.5, 'train/kl': 0.001}", 12, {"train/loss": -0.5, "train/kl": 1e-3}),
+        ("nothing of the kind", None, {}),
+        ("step:99999999999999999999 - a:1", None, {}),
+    ],
+)  # fmt: skip
+def test_a_metric_line_of_any_trainer(line: str, step: int | None, values: dict[str, float]) -> None:
+    assert metric_line(line) == (step, values)
+
+
+def test_a_log_is_a_run_of_scalars(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("config: ...\nstep:1 - actor/pg_loss:0.5\nstep:2 - actor/pg_loss:0.25\n")
+    run = open_run(tmp_path)
+    assert (run.dialect, run.steps()) == ("log", [1, 2])
+    assert scalars(run.records[1]) == {"metrics.actor/pg_loss": 0.25}
+
+
+def test_a_log_that_ends_inside_a_step_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(
+        "iter 0: loss 0.1 (main 0.1, critic 0.0), time 5ms\n[Micro 0] 1. Iteration start: mem=0MB, time=0.000s\n"
+    )
+    run = open_run(tmp_path)
+    assert [problem.what for problem in run.problems] == ["the log ends inside step 1"]
+
+
+def test_trainer_state_in_checkpoints_repeats_the_runs_own(tmp_path: Path) -> None:
+    history = [{"loss": 0.5, "step": 1}, {"loss": 0.25, "step": 2}, {"train_runtime": 9.0, "step": 2}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}, indent=2))
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text(json.dumps({"log_history": history[:1]}))
+    run = open_run(tmp_path)
+    assert run.steps() == [1, 2]
+    assert len(run.records) == 2
+    assert "repeats" in run.notes[0]
+    assert scalars(run.records[1]) == {"loss": 0.25, "step": 2, "metrics.train_runtime": 9.0}
+
+
+def test_metrics_by_line_keep_their_steps(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5, "loss": NaN}\n{"step": 6, "loss": 0.5}\n{"step": 7, "lo')
+    run = open_run(tmp_path)
+    assert run.steps() == [5, 6]
+    assert "cut short" in run.problems[0].what
+
+
+def test_rows_without_a_step_are_numbered_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(json.dumps([{"loss": 0.5}, {"loss": 0.25}]))
+    run = open_run(tmp_path)
+    assert run.steps() == [0, 1]
+    assert "numbered" in run.notes[0]
+
+
+def test_a_json_of_something_else_is_no_metrics(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(json.dumps({"a": {"b": [1]}}))
+    (tmp_path / "metrics_step3.json").write_text(json.dumps({"actor/loss": 1.5}))
+    run = open_run(tmp_path)
+    assert [(record.path.name, record.key.step) for record in run.records] == [("metrics_step3.json", 3)]

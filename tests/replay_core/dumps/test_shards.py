@@ -1,0 +1,142 @@
+"""One tensor in many places: DTensor shards, sharded weights, columns laid end to end; and numpy's own files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from replay_core import pages
+from replay_core.dumps import open_run
+from replay_core.dumps.columns import join
+from replay_core.dumps.dtensor import assembled
+from replay_core.records import Inline, TensorRef
+from tests.builders import save_file
+from tests.replay_core.dumps.test_dialects import fields_of
+
+
+def shard(
+    kind: Any, coordinate: tuple[int, ...], mesh: tuple[int, ...], local: torch.Tensor, shape: tuple[int, ...]
+) -> Any:
+    """A DTensor as the container hands it over."""
+    places = tuple(
+        {"__class__": f"torch.distributed.tensor.placement_types.{name}", "state": {"dim": dim}} for name, dim in kind
+    )
+    axes = tuple({"state": {"shape": (size,)}} for size in mesh)
+    spec = {
+        "mesh": {"state": {"_layout": {"state": {"axes": axes}}, "_coordinate_on_dim": coordinate}},
+        "placements": places,
+    }
+    ref = TensorRef("", "float32", tuple(local.shape), _inline(local))
+    return {"__class__": "torch.distributed.tensor.DTensor", "shape": shape, "local": ref, "spec": {"state": spec}}
+
+
+def _inline(local: torch.Tensor) -> Any:
+    return Inline(local.contiguous().numpy().tobytes())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [("Shard", 0), ("Shard", 1)],
+        [("Shard", 1), ("Shard", 0)],
+        [("Shard", 0), ("Shard", 0)],
+        [("Replicate", 0), ("Shard", 0)],
+        [("Shard", 1), ("Replicate", 0)],
+    ],
+)
+def test_shards_of_a_2d_mesh_make_the_tensor(kind: list[tuple[str, int]]) -> None:
+
+    whole = torch.arange(35.0).reshape(5, 7)
+    shards = {}
+    for rank in range(4):
+        place, local = (rank // 2, rank % 2), whole
+        for axis, (name, dim) in enumerate(kind):
+            if name == "Shard":
+                local = local.chunk(2, dim)[place[axis]]
+        shards[rank] = shard(kind, place, (2, 2), local, (5, 7))
+    np.testing.assert_array_equal(pages.array(assembled(shards)), whole.numpy())
+    del shards[3], shards[2]
+    if kind[0][0] == "Shard":
+        assert "is missing" in str(assembled(shards).source)
+
+
+def test_sums_and_strided_shards_are_not_put_together() -> None:
+
+    for name in ("Partial", "_StridedShard"):
+        shards = {rank: shard([(name, 0)], (rank,), (2,), torch.ones(2, 2), (4, 2)) for rank in range(2)}
+        assert name in str(assembled(shards).source)
+
+
+def test_torchs_own_dtensor_file_is_read(tmp_path: Path) -> None:
+    """One rank of two, written by torch itself: the second shard is missing, and that is said."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("torch without distributed")
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+        tensor = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh, [Shard(0)])
+        save_file(tmp_path / "model_world_size_1_rank_0.pt", {"w": tensor, "step": 1})
+    finally:
+        distributed.destroy_process_group()
+    run = open_run(tmp_path)
+    assert run.dialect == "dtensor"
+    np.testing.assert_array_equal(pages.array(fields_of(run)["param.w"]), np.arange(6.0).reshape(2, 3))
+
+
+def test_sharded_weights_are_one_record(tmp_path: Path) -> None:
+    from safetensors.torch import save_file as save_safetensors
+
+    save_safetensors({"model.a.weight": torch.ones(2)}, tmp_path / "model-00001-of-00002.safetensors")
+    places = {
+        "model.a.weight": "model-00001-of-00002.safetensors",
+        "model.b.weight": "model-00002-of-00002.safetensors",
+        "model.c.weight": "../../secret.safetensors",
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    run = open_run(tmp_path)
+    assert (run.dialect, len(run.records)) == ("weights", 1)
+    found = fields_of(run)
+    assert pages.array(found["param.a.weight"]).tolist() == [1, 1]
+    assert not found["param.b.weight"].is_readable
+    assert "leads out of the directory" in str(found["param.c.weight"].source)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_numpy_files(tmp_path: Path, compressed: bool) -> None:
+    arrays = {
+        "input_ids": np.arange(6).reshape(2, 3),
+        "f": np.asfortranarray(np.eye(3, 2)),
+        "b": np.arange(3, dtype=">i4"),
+        "scalar": np.float32(2),
+        "words": np.array(["a", "bcd"]),
+    }
+    (np.savez_compressed if compressed else np.savez)(
+        tmp_path / "x.npz", **arrays, objects=np.array([{}], dtype=object)
+    )
+    np.save(tmp_path / "y.npy", arrays["f"])
+    found = {ref.name: ref for ref in open_run(tmp_path / "x.npz").records[0].tensors()}
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(pages.array(found[name]), values)
+    assert not found["objects"].is_readable
+    run = open_run(tmp_path)
+    assert (run.dialect, [record.key.micro for record in run.records]) == ("file", [0, 1])
+
+
+def test_a_long_column_is_read_in_even_chunks() -> None:
+    parts = [TensorRef("", "int64", (n,), Inline(list(range(n)))) for n in (5, 0, 7, 1, 11)]
+    column = join("x", parts)
+    assert column is not None
+    assert column.rows == (5, 0, 7, 1, 11)
+    whole = [number for n in column.rows for number in range(n)]
+    chunks = list(pages.flat_chunks(column, 4))
+    assert [start for start, _ in chunks] == list(range(0, 24, 4))
+    assert [int(number) for _, chunk in chunks for number in chunk] == whole == pages.array(column).tolist()

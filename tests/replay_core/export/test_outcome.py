@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replay_core.errors import ExitCode
+from replay_core.export.outcome import exit_code
+
+
+def comparison(unreadable: int = 0, **counts: int) -> dict[str, Any]:
+    every = dict.fromkeys(("SAME", "CLOSE", "DIFF", "NAN", "SHAPE", "MISSING", "PADDING", "skipped"), 0) | counts
+    return {"kind": "comparison", "counts": every, "coverage": {"records_unreadable": unreadable}}
+
+
+@pytest.mark.parametrize("word", ["SAME", "CLOSE", "PADDING"])
+def test_agreement_is_0(word: str):
+    assert exit_code(comparison(**{word: 3})) == ExitCode.AGREES
+
+
+@pytest.mark.parametrize("word", ["DIFF", "NAN", "SHAPE", "MISSING", "skipped"])
+def test_one_of_these_is_1(word: str):
+    assert exit_code(comparison(SAME=100, **{word: 1})) == ExitCode.DIVERGES
+
+
+def test_missing_may_be_allowed_and_a_difference_may_not():
+    assert exit_code(comparison(MISSING=1, SAME=1), allow_missing=True) == ExitCode.AGREES
+    assert exit_code(comparison(MISSING=1, SHAPE=1), allow_missing=True) == ExitCode.DIVERGES
+
+
+def test_an_unreadable_record_goes_before_everything():
+    assert exit_code(comparison(1, DIFF=3), allow_missing=True) == ExitCode.BAD_BYTES
+
+
+def cell(outcome: str = "ran", agrees: bool | None = True, asked: bool = True) -> dict[str, Any]:
+    return {
+        "outcome": outcome,
+        "asked": asked,
+        "agreement": {"agrees": agrees, "first_divergence": None, "counts": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("cells", "code"),
+    [
+        ([cell(agrees=None), cell()], ExitCode.AGREES),
+        ([cell(agrees=None), cell(), cell(agrees=False)], ExitCode.DIVERGES),
+        ([cell(agrees=None), cell("crashed", None), cell(agrees=False)], ExitCode.CELL_FAILED),
+        ([cell(agrees=None), cell("failed", None)], ExitCode.CELL_FAILED),
+        ([cell(agrees=None), cell(asked=False), cell("unavailable", None)], ExitCode.CELL_FAILED),
+        ([cell(agrees=None), cell(), cell("unavailable", None)], ExitCode.AGREES),
+    ],
+)
+def test_exit_codes_of_replays(cells: list[dict[str, Any]], code: ExitCode):
+    assert exit_code({"kind": "replay", "baseline": 0, "cells": cells}) == code
+
+
+def test_a_run_with_an_unreadable_record_is_3():
+    assert exit_code({"kind": "run", "unreadable": 1}) == ExitCode.BAD_BYTES
+    assert exit_code({"kind": "run", "unreadable": 0}) == ExitCode.AGREES

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core import workbench
+from replay_core.errors import RequestError
+from tests.builders import write_pair
+
+
+def named(path: Path, name: str) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "key": {"step": 0, "micro": 0, "rank": 0, "role": "actor", "stage": "modules"},
+        "name": name,
+    }
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """x differs at [2, 150]; c is complex; w is wider in b; t is a text; e is empty."""
+    x = torch.arange(600.0).reshape(3, 200)
+    y = x.clone()
+    y[2, 150] += 9
+    a = {"x": x, "c": torch.tensor([1 + 2j, 3j]), "w": torch.ones(2, 3), "t": "one", "e": torch.zeros(0, 3), "s": 2.5}
+    b = {"x": y, "c": torch.tensor([1 + 2j, 4j]), "w": torch.ones(2, 4), "t": "two", "e": torch.zeros(0, 3), "s": 3.5}
+    return write_pair(tmp_path, {"modules": a}, {"modules": b})
+
+
+def test_the_window_opens_where_the_two_differ(pair: tuple[Path, Path]):
+    document = workbench.inspect(*(named(path, "x") for path in pair), count=8)
+    window = document["window"]
+    place = window["index"].index([2, 150])
+    assert (window["a"][place], window["b"][place], window["d"][place]) == (550.0, 559.0, 9.0)
+    assert len(window["a"]) == 8
+    assert document["verdict"]["verdict"] == "DIFF"
+
+
+@pytest.mark.parametrize("at", [[0, 0], [2, 199], [1, 100]])
+def test_a_place_asked_for_is_in_the_window(at: list[int], pair: tuple[Path, Path]):
+    window = workbench.inspect(*(named(path, "x") for path in pair), at=at, count=16)["window"]
+    assert at in window["index"]
+    assert window["a"][window["index"].index(at)] == at[0] * 200 + at[1]
+    assert len(window["a"]) == len(window["b"]) == 16
+
+
+@pytest.mark.parametrize("at", [[3, 0], [0, -1], [0], [0, 0, 0]])
+def test_a_place_outside_is_a_wrong_request(at: list[int], pair: tuple[Path, Path]):
+    with pytest.raises(RequestError, match="outside the tensor"):
+        workbench.inspect(named(pair[0], "x"), at=at)
+
+
+@pytest.mark.parametrize("name", ["c", "w", "t", "e", "s"])
+def test_everything_a_field_can_be_can_be_inspected(name: str, pair: tuple[Path, Path]):
+    document = workbench.inspect(*(named(path, name) for path in pair))
+    assert document["a"]["name"] == document["b"]["name"] == name
+    workbench.inspect(named(pair[0], name))
+
+
+def test_a_name_that_is_not_there_says_what_is(pair: tuple[Path, Path]):
+    with pytest.raises(RequestError) as caught:
+        workbench.inspect(named(pair[0], "z"))
+    assert "x, c, w, t, e, s" in str(caught.value.expected)

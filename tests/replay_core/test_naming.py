@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from replay_core import naming
+from replay_core.naming import ALIASES, MEANINGS, Phase
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("sequences", "input_ids"),
+        ("action_log_probs", "old_logprobs"),
+        ("trajectories.tokens", "trajectories.input_ids"),
+        ("input_ids", "input_ids"),
+        ("whatever", "whatever"),
+        ("model.layers.0.mlp.output", "layers.0.mlp.output"),
+        ("_orig_mod.module.model.layers.3.self_attn.inputs.0", "layers.3.self_attn.inputs.0"),
+        ("grad.module.model.layers.0.mlp.up_proj.weight", "grad.layers.0.mlp.up_proj.weight"),
+        ("param._fsdp_wrapped_module.lm_head.weight", "param.lm_head.weight"),
+        ("base_model.model.model.layers.1.output.0", "layers.1.output.0"),
+    ],
+)
+def test_a_framework_name_means(name: str, canonical: str):
+    assert naming.canonical(name) == canonical
+
+
+def test_a_dialects_own_word_goes_before_the_general_one():
+    assert naming.canonical("logprobs") == "rollout_logprobs"
+    assert naming.canonical("logprobs", {"logprobs": "ref_logprobs"}) == "ref_logprobs"
+    assert naming.canonical("samples.logprobs", {"logprobs": "ref_logprobs"}) == "samples.ref_logprobs"
+
+
+def test_every_alias_leads_to_a_meaning():
+    assert set(ALIASES.values()) <= set(MEANINGS)
+    assert not set(ALIASES) & set(MEANINGS)
+
+
+@pytest.mark.parametrize("name", [*ALIASES, *MEANINGS, "layers.0.mlp.output", "grad.w", "param.w", "x"])
+def test_a_canonical_name_is_its_own_canonical_name(name: str):
+    canonical = naming.canonical(name)
+    assert naming.canonical(canonical) == canonical
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "given"),
+    [
+        ("layers.0.mlp.inputs.0", "layers.0.mlp", True),
+        ("layers.0.mlp.output", "layers.0.mlp", False),
+        ("layers.0.self_attn.output.1", "layers.0.self_attn", False),
+        ("layers.0.self_attn.inputs.attention_mask", "layers.0.self_attn", True),
+    ],
+)
+def test_module_tensors_know_their_module(name: str, module: str, given: bool):
+    assert naming.is_module_tensor(name)
+    assert (naming.module_of(name), naming.is_input(name)) == (module, given)
+
+
+def test_a_name_with_output_inside_a_word_is_no_module_tensor():
+    assert not naming.is_module_tensor("return_output")
+    assert not naming.is_module_tensor("layers.0.mlp.outputs")
+
+
+def test_phases_follow_the_computation():
+    order = ["input_ids", "attention_mask", "reward", "values", "rollout_logprobs", "old_logprobs", "ref_logprobs",
+             "advantages", "layers.0.mlp.output", "policy_logprobs", "entropy", "is_ratio", "loss", "grad.w",
+             "grad_norm", "param.w", "metrics.kl", "whatever"]  # fmt: skip
+    phases = [naming.meaning(name).phase for name in order]
+    assert phases == sorted(phases)
+    assert len(set(phases)) == len(phases)
+
+
+def test_gradients_and_modules_have_their_kinds():
+    assert naming.meaning("grad.layers.0.w").kind == "gradient"
+    assert naming.meaning("layers.0.self_attn.inputs.attention_mask").kind == "mask"
+    assert naming.meaning("layers.0.self_attn.inputs.position_ids").kind == "positions"
+    assert naming.meaning("timestamp").kind == naming.meaning("batch_info.batch_size").kind == "note"
+    assert naming.meaning("trajectories.advantages").phase is Phase.ADVANTAGES

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from replay_core import pages
+from replay_core.dumps import open_run
+from replay_core.errors import DumpError, TruncatedError
+from replay_core.records import FileBytes, TensorRef, Unreadable
+from tests.builders import save_file
+
+FLOATS = np.arange(3000, dtype="<f8")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> TensorRef:
+    """3000 doubles behind a header of 100 bytes."""
+    file = tmp_path / "floats.bin"
+    file.write_bytes(b"h" * 100 + FLOATS.tobytes())
+    return TensorRef("x", "float64", (3000,), FileBytes(file, 100, FLOATS.nbytes))
+
+
+def test_an_array_is_a_view_of_the_file(stored: TensorRef):
+    array = pages.array(stored)
+    assert (array == FLOATS).all()
+    assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("size", [1, 7, 1024, 5000])
+def test_chunks_are_the_tensor_in_order(stored: TensorRef, size: int):
+    starts, chunks = zip(*((start, chunk.copy()) for start, chunk in pages.flat_chunks(stored, size)), strict=True)
+    assert list(starts) == list(range(0, 3000, size))
+    assert (np.concatenate(chunks) == FLOATS).all()
+
+
+def test_strided_tensors_read_as_torch_sees_them(tmp_path: Path):
+    values = torch.arange(24.0).reshape(4, 6)
+    path = save_file(tmp_path / "x.pt", {"t": values.T, "s": values[1:3, ::2], "e": values[:0]})
+    for ref in open_run(path).records[0].tensors():
+        expected = {"t": values.T, "s": values[1:3, ::2], "e": values[:0]}[ref.name]
+        assert np.array_equal(pages.array(ref), expected.numpy())
+        chunks = [chunk for _, chunk in pages.flat_chunks(ref, 5)]
+        assert np.array_equal(np.concatenate(chunks) if chunks else [], expected.flatten().numpy())
+
+
+def test_big_endian_bytes_read_as_numbers(tmp_path: Path):
+    file = tmp_path / "big.bin"
+    file.write_bytes(FLOATS.astype(">f8").tobytes())
+    ref = TensorRef("x", "float64", (3000,), FileBytes(file, 0, FLOATS.nbytes, big_endian=True))
+    assert (pages.array(ref) == FLOATS).all()
+    assert all((chunk == FLOATS[start : start + 100]).all() for start, chunk in pages.flat_chunks(ref, 100))
+
+
+def test_a_file_truncated_underneath_is_an_error_and_no_signal(stored: TensorRef):
+    pages.array(stored)
+    assert isinstance(stored.source, FileBytes)
+    os.truncate(stored.source.path, 200)
+    with pytest.raises(TruncatedError, match="ends inside a tensor"):
+        pages.array(stored)
+
+
+def test_a_file_that_ends_too_early_says_what_was_expected(stored: TensorRef):
+    longer = stored.with_(shape=(4000,))
+    with pytest.raises(TruncatedError) as caught:
+        pages.array(longer)
+    assert "32,000 bytes at offset 100" in str(caught.value)
+
+
+def test_a_file_that_is_gone_is_an_error(stored: TensorRef):
+    assert isinstance(stored.source, FileBytes)
+    stored.source.path.unlink()
+    with pytest.raises(DumpError, match="cannot open the file"):
+        pages.array(stored)
+
+
+def test_an_unreadable_field_says_why():
+    with pytest.raises(DumpError, match="sparse"):
+        pages.array(TensorRef("x", "float32", (2,), Unreadable("a sparse tensor")))
+
+
+@pytest.mark.parametrize("flipped", [0, 1500, 2999])
+def test_same_bytes_sees_a_single_flipped_byte(stored: TensorRef, tmp_path: Path, flipped: int):
+    assert isinstance(stored.source, FileBytes)
+    content = bytearray(stored.source.path.read_bytes())
+    twin = tmp_path / "twin.bin"
+    twin.write_bytes(content)
+    other = stored.with_(source=FileBytes(twin, 100, FLOATS.nbytes))
+    assert pages.same_bytes(stored, other, block=4096) is True
+    content[100 + flipped * 8] ^= 1
+    twin.write_bytes(content)
+    os.utime(twin, ns=(1, flipped + 2))
+    assert pages.same_bytes(stored, other, block=4096) is False
+
+
+def test_same_bytes_does_not_answer_for_other_types_or_shapes(stored: TensorRef):
+    assert pages.same_bytes(stored, stored.with_(dtype="int64")) is None
+    assert pages.same_bytes(stored, stored.with_(shape=(30, 100))) is None

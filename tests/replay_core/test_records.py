@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay_core.errors import SelectionError
+from replay_core.records import Record, RecordKey, Run, Selection
+
+NUMBERS = st.integers(0, 50)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=5), NUMBERS)
+def test_a_list_selects_its_numbers(numbers: list[int], asked: int):
+    selection = Selection.parse(",".join(map(str, numbers)))
+    assert selection.has(asked) == (asked in numbers)
+    assert not selection.has(None)
+
+
+@given(NUMBERS | st.none(), NUMBERS | st.none(), NUMBERS)
+def test_a_span_selects_like_a_python_slice(start: int | None, end: int | None, asked: int):
+    selection = Selection.parse(f"{'' if start is None else start}:{'' if end is None else end}")
+    assert selection.has(asked) == (asked in range(100)[slice(start, end)])
+
+
+def test_all_selects_everything_even_what_has_no_number():
+    assert Selection.parse("all").has(None)
+    assert Selection.parse(" all ").has(10**30)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:2:3", "1,", "1.5", "0x1", "-", ":x", "all,1", "[0]"])
+def test_other_texts_are_refused_with_the_forms_there_are(text: str):
+    with pytest.raises(SelectionError, match="cannot read the selection") as caught:
+        Selection.parse(text)
+    assert "0:4" in str(caught.value)
+
+
+def run_of(*keys: RecordKey) -> Run:
+    return Run(Path("/dump"), "test", [Record(key, Path("/dump/file"), lambda: []) for key in keys])
+
+
+def test_a_selection_of_nothing_names_what_there_is():
+    run = run_of(*(RecordKey(step, micro, 0, stage="loss") for step in (0, 1, 2, 7) for micro in (0, 1)))
+    with pytest.raises(SelectionError) as caught:
+        run.select(step=Selection.parse(5), micro=Selection.parse("0,1"))
+    assert caught.value.found == "step 5 micro 0,1"
+    assert caught.value.expected == "one of step 0..2,7; rank 0; micro 0..1; stage loss"
+
+
+def test_a_part_a_record_lacks_matches_every_selection_but_the_steps():
+    run = run_of(RecordKey(3), RecordKey(None, 1))
+    assert [record.key.step for record in run.select(rank=Selection.parse(9))] == [3, None]
+    assert [record.key.step for record in run.select(step=Selection.parse(3), micro=Selection.parse(4))] == [3]
+
+
+def test_epoch_and_minibatch_explain_a_record_without_naming_it():
+    assert RecordKey(1, 2, epoch=0) == RecordKey(1, 2, epoch=5)
+    key = RecordKey(1, 2, 0, "ref", "values", epoch=3, minibatch=4)
+    again = RecordKey.from_mapping(key.to_mapping())
+    assert (again, again.epoch, again.minibatch) == (key, 3, 4)
+
+
+@given(
+    st.permutations(
+        [RecordKey(s, m, r, stage=g) for s in (0, None) for m in (0, 1) for r in (0, 1) for g in ("loss", "datums")]
+    )
+)
+def test_keys_sort_by_step_micro_stage_then_rank(keys: list[RecordKey]):
+    ordered = sorted(keys, key=lambda key: key.order)
+    assert [key.step for key in ordered] == [None] * 8 + [0] * 8
+    assert [(key.micro, key.stage, key.rank) for key in ordered[8:]] == [
+        (micro, stage, rank) for micro in (0, 1) for stage in ("datums", "loss") for rank in (0, 1)
+    ]
