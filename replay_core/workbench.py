@@ -180,18 +180,20 @@ def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
     return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
 
 
-def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore) -> Document:
+def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any) -> Document:
     """A replay document: the reference, the padded batch and the asked-for cell, compared.
+
+    `asked` are the parts of `replay.request.Request`: matrix, models, against, twice, is_warm.
 
     Raises:
         RldbgError: the request is wrong (record, model, flags), so that no cell can run.
     """
     from replay_core.export.replays import replay_document
-    from replay_core.replay.matrix import run_cells
     from replay_core.replay.plan import ReplayPlan
+    from replay_core.replay.request import Request, answer
 
-    asked = ReplayPlan.from_mapping({**plan, "out": str(out)})
-    return replay_document(asked, run_cells(asked, out, runner, on_event))
+    whole = ReplayPlan.from_mapping({**plan, "out": str(out)})
+    return replay_document(whole, answer(whole, Request(**asked), out, runner, on_event))
 
 
 def _open_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -40,6 +40,12 @@ class Recipe:
     largest_grad_norm: float = 1.0
     seed: int = 0
 
+    @property
+    def loss(self) -> dict[str, Any]:
+        """The loss as a replay states it (`replay.losses.Loss`)."""
+        clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        return {"kind": "grpo", **clips, "kl": self.kl_coefficient, "reduction": "token_sum"}
+
 
 def train_demo(
     directory: Path,
@@ -62,7 +68,7 @@ def train_demo(
     """
     began = time.monotonic()
     recipe = Recipe(steps=steps, seed=seed)
-    flags = {"attention": "sdpa", "packing": False, "dtype": "float32", "temperature": 1.0}
+    flags = {"attention": "sdpa", "packing": False, "dtype": "float32", "temperature": 1.0, "loss": recipe.loss}
     recorder = Recorder(directory, flags=flags, config=asdict(recipe))
     rewards: list[float] = []
     with _no_progress_bars():

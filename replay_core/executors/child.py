@@ -7,6 +7,7 @@ import itertools
 import queue
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -35,6 +36,7 @@ class ChildRunner:
         warm: keep the child between jobs.
         command: makes the command line for a role, in place of the job loop (`wire.child_command`).
         environment: added to the child's environment.
+        time_limit_s: how long one job may take, its child's start included; then the child is ended. None: for ever.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class ChildRunner:
         warm: bool = False,
         command: Callable[[str], list[str]] = wire.child_command,
         environment: Mapping[str, str] | None = None,
+        time_limit_s: float | None = None,
     ) -> None:
         self.warm = warm
+        self.time_limit_s = time_limit_s
         self._command = command
         self._environment = dict(environment or {})
         self._child: _Child | None = None
@@ -68,11 +72,11 @@ class ChildRunner:
 
         Raises:
             RldbgError: the error the job raised.
-            ChildDiedError: the child ended without an answer.
+            ChildDiedError: the child ended without an answer, or was ended at the time limit.
         """
         child = self._child_for(wire.role_of(job))
         try:
-            document = child.ask(next(self._numbers), job, on_event)
+            document = child.ask(next(self._numbers), job, on_event, self.time_limit_s)
         except BaseException:
             # KeyboardInterrupt, a dead child, a listener that raised. A job's own error is an answer, below.
             self._child = None
@@ -132,8 +136,9 @@ class _Child:
                 self._arrived.put((source, line))
         self._arrived.put((source, None))
 
-    def ask(self, number: int, job: Job, on_event: OnEvent) -> dict[str, Any]:
+    def ask(self, number: int, job: Job, on_event: OnEvent, time_limit_s: float | None = None) -> dict[str, Any]:
         """The answer to one job: a mapping that holds `result` or `error`."""
+        deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died: the end of its wire tells how
             self.process.stdin.write(wire.request(number, job))
@@ -143,11 +148,18 @@ class _Child:
         while True:
             if answer is not None and log_complete:
                 return answer
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                source, line = self._arrived.get(timeout=None if answer is None else LOG_GRACE_S)
+                source, line = self._arrived.get(timeout=left if answer is None else LOG_GRACE_S)
             except queue.Empty:
+                if answer is None:
+                    assert time_limit_s is not None
+                    raise wire.overdue(job.kind, time_limit_s, list(self._tail)) from None
                 log_complete = True  # something the job started still holds stderr; the answer stands
                 continue
+            if left == 0 and answer is None and line is not None:
+                # A job that never stops talking is overdue as well.
+                raise wire.overdue(job.kind, time_limit_s or 0.0, list(self._tail))
             if line is None:
                 if answer is not None:
                     return answer

@@ -155,6 +155,17 @@ def death(jobs: Iterable[str], status: int | None, tail: Sequence[str]) -> Child
     )
 
 
+def overdue(job: str, limit_s: float, tail: Sequence[str]) -> ChildDiedError:
+    """The error for a child that was ended because its job took longer than it may."""
+    quoted = "".join(f"\n            | {line}" for line in tail[-TAIL_LINES:])
+    return ChildDiedError(
+        f"the child process hung: no answer within {limit_s:g} s, so it was ended",
+        expected=f"an answer to {job}",
+        found=f"its last lines:{quoted}" if quoted else "it printed nothing",
+        hint="a longer --time-limit, if it was only slow",
+    )
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name

@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from replay_core.export.documents import document, first_divergence
 from replay_core.jobs import Document
 from replay_core.replay.matrix import CellResult
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.request import Replayed
 
 
-def replay_document(plan: ReplayPlan, results: Sequence[CellResult]) -> Document:
-    """A replay document; cell 0 is the baseline, every row alone."""
+def replay_document(plan: ReplayPlan, replayed: Replayed) -> Document:
+    """A replay document; `baseline` is the number of the cell that ran every row alone."""
     asked = {name: value for name, value in plan.to_mapping().items() if name != "out"}
+    results = replayed.results
     notes = list(dict.fromkeys(note for result in results for note in result.cell["notes"]))
-    return document("replay", baseline=0, plan=asked, cells=[_cell(result) for result in results], notes=notes)
+    return document(
+        "replay",
+        baseline=replayed.baseline,
+        plan=asked,
+        cells=[_cell(result) for result in results],
+        matrix=_matrix(replayed),
+        recording=replayed.recording,
+        floors=replayed.floors,
+        determinism=replayed.determinism,
+        ranking=replayed.ranking,
+        is_warm=replayed.is_warm,
+        notes=[*notes, *replayed.notes],
+    )
+
+
+def _matrix(replayed: Replayed) -> dict[str, Any] | None:
+    if replayed.axes is None:
+        return None
+    axes = {name: list(values) for name, values in replayed.axes.values.items()}
+    return {"axes": axes, "breaking": replayed.breaking, "failing": replayed.failing}
 
 
 def _cell(result: CellResult) -> dict[str, Any]:
-    return {**result.cell, "asked": result.asked, "agreement": _agreement(result), "segments": result.segments}
+    return {
+        **result.cell,
+        "part": result.part,
+        "asked": result.asked,
+        "agreement": _agreement(result),
+        "segments": result.segments,
+        "cause": result.cause,
+        "toggles": result.toggles,
+        "same_as": result.same_as,
+        "recorded": result.recorded,
+        "recorded_training": result.training,
+    }
 
 
-def _agreement(result: CellResult) -> dict[str, Any] | None:
-    """Null for the baseline; `agrees` is null when the cell did not run, so nothing was compared."""
+def _agreement(result: CellResult) -> dict[str, Any]:
+    """`agrees` is null for the baseline, and where the cell did not run, so that nothing was compared."""
     comparison = result.comparison
     if comparison is None:
-        return {"agrees": None, "first_divergence": None, "counts": None}
+        return {"agrees": result.agreement, "first_divergence": None, "counts": None, "off": []}
     first = comparison.first
     return {
-        "agrees": comparison.agrees,
+        "agrees": result.agreement,
         "first_divergence": None if first is None else first_divergence(first, comparison.origin),
         "counts": comparison.counts,
+        "off": result.off,
     }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
 
 from replay_core.errors import CellError, RldbgError, UnavailableError
+from replay_core.replay import faults
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import Forward
 
@@ -41,8 +44,22 @@ _QUADRATIC = ("eager", "sdpa-math")
 
 
 def implementation(flags: Flags) -> str:
-    """transformers' word for the attention asked for."""
+    """transformers' word for the attention asked for (`flash` must be resolved)."""
     return _IMPLEMENTATIONS[flags.attention]
+
+
+def resolve(flags: Flags) -> tuple[Flags, list[str]]:
+    """The flags with `flash` made the best flash attention that is really here, and what to say about it."""
+    if flags.attention != "flash":
+        return flags, []
+    why = []
+    for name in ("fa4", "fa3", "fa2"):
+        candidate = replace(flags, attention=name)
+        reasons = _flash_reasons(candidate)
+        if not reasons:
+            return candidate, [f"flash is {name} here"]
+        why.append(f"{name}: {reasons[0]}")
+    return replace(flags, attention="sdpa-flash"), [f"flash is torch's own flash kernel here ({'; '.join(why)})"]
 
 
 def need(flags: Flags) -> None:
@@ -75,9 +92,20 @@ def _flash_reasons(flags: Flags) -> list[str]:
         reasons.append("flash-attention runs on CUDA only")
     if flags.dtype == "float32":
         reasons.append("flash-attention computes in float16 and bfloat16 only")
-    if flags.packing and not flags.block_mask:
-        reasons.append("flash-attention cuts samples at the position ids and has no mask to leave out")
+    if flags.packing and (not flags.block_mask or flags.fault == "foreign_key"):
+        reasons.append("flash-attention cuts samples at the position ids and has no mask to leave out or to spoil")
+    if not reasons and flags.device == "cuda":
+        reasons += _broken(package)
     return reasons
+
+
+def _broken(package: str) -> list[str]:
+    """An installed package may be built for another torch or CUDA: only importing it tells."""
+    try:
+        importlib.import_module(package)
+    except Exception as error:
+        return [f"the package {package} is installed but broken: {type(error).__name__}: {_first_line(error)}"]
+    return []
 
 
 def need_memory(flags: Flags, forwards: list[Forward], heads: int) -> None:
@@ -113,6 +141,7 @@ def pinned(flags: Flags) -> Iterator[None]:
         warnings.simplefilter("default")
         try:
             with _backend(flags):
+                faults.strike(flags)
                 yield
         except RldbgError:
             raise
@@ -175,5 +204,11 @@ def additive_block_mask(position_ids_1T: Any, dtype: torch.dtype) -> torch.Tenso
     sample_T = (position_T == 0).cumsum(0)
     order_T = torch.arange(position_T.numel(), device=position_T.device)
     allowed_TT = (sample_T[:, None] == sample_T[None, :]) & (order_T[:, None] >= order_T[None, :])
-    mask_TT = torch.zeros(allowed_TT.shape, dtype=dtype, device=position_T.device)
-    return mask_TT.masked_fill_(~allowed_TT, torch.finfo(dtype).min)[None, None]
+    return additive_mask(allowed_TT, dtype, position_T.device)
+
+
+def additive_mask(allowed_TT: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """[1, 1, T, T]: 0 where `allowed_TT`, the dtype's minimum elsewhere."""
+    allowed = torch.as_tensor(allowed_TT, device=device)
+    mask_TT = torch.zeros(allowed.shape, dtype=dtype, device=device)
+    return mask_TT.masked_fill_(~allowed, torch.finfo(dtype).min)[None, None]

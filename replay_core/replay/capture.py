@@ -6,6 +6,7 @@ inputs when a module is called, outputs when it returns.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import weakref
@@ -22,9 +23,12 @@ from replay_core.replay.packing import Arrangement
 
 Tensors = dict[str, torch.Tensor]
 
+#: The capture pattern that keeps no module but the one that puts out the final hidden states.
+NOTHING = "none"
+
 
 def modules_matching(backbone: torch.nn.Module, pattern: str | None) -> list[str]:
-    """Names of the modules a pattern chooses (all that can run, where it is None).
+    """Names of the modules a pattern chooses: all that can run where it is None, no one where it is `none`.
 
     Raises:
         RequestError: the pattern chooses none.
@@ -32,6 +36,8 @@ def modules_matching(backbone: torch.nn.Module, pattern: str | None) -> list[str
     names = [name for name, module in backbone.named_modules() if name and _can_run(module)]
     if pattern is None:
         return names
+    if pattern == NOTHING:
+        return []
     chosen = [name for name in names if re.search(pattern, name)]
     if not chosen:
         raise RequestError(
@@ -116,11 +122,9 @@ class Capture:
 
     def _keep(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            leaf = name.rpartition(".")[2]
-            # The mask's form follows the kernel (bool, float, none at all): no two settings share one to compare.
-            if leaf == "attention_mask" or not (value.is_floating_point() or leaf == "position_ids"):
+            if not _tells(name, value):
                 return
-            if value.ndim == 4 and value.shape[2] == value.shape[3] == self._width != value.shape[1]:
+            if _is_attention_weights(value, self._width):
                 self.skipped.append(name)
                 return
             self.tensors[name] = self._copy(value)
@@ -138,6 +142,85 @@ class Capture:
         copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         self._copies[id(tensor)] = (weakref.ref(tensor), tensor._version, copy)
         return copy
+
+
+class TraceableCapture:
+    """The same hooks in a form that Dynamo traces into the compiled graph: no identities, no counters, only clones.
+
+    Set before compiling, kept while the compiled callable is in use, and emptied by `take` after each forward.
+    A module called again within one forward keeps its last call only.
+    """
+
+    def __init__(self, backbone: torch.nn.Module, modules: Iterable[str], width: int) -> None:
+        self._store: Tensors = {}
+        self._width = width
+        self._handles: list[Any] = []
+        for name in modules:
+            module = backbone.get_submodule(name)
+            self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after(name)))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self) -> tuple[Tensors, set[str]]:
+        """What the last forward left, and the modules that ran. Equal tensors under several names are one."""
+        taken: Tensors = {}
+        ran: set[str] = set()
+        same: dict[tuple[Any, ...], torch.Tensor] = {}
+        for name, value in self._store.items():
+            ran.add(re.split(r"\.(?:inputs|output)(?:\.|$)", name)[0])
+            if _is_attention_weights(value, self._width):
+                continue
+            host = value.detach().to("cpu").contiguous()
+            digest = hashlib.blake2b(host.reshape(-1).view(torch.uint8).numpy(), digest_size=16)
+            taken[name] = same.setdefault((tuple(host.shape), host.dtype, digest.digest()), host)
+        self._store.clear()
+        return taken, ran
+
+    def _before(self, name: str) -> Any:
+        store = self._store
+
+        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            for position, value in enumerate(args):
+                _clone_into(store, f"{name}.inputs.{position}", value)
+            for keyword, value in kwargs.items():
+                _clone_into(store, f"{name}.inputs.{keyword}", value)
+
+        return hook
+
+    def _after(self, name: str) -> Any:
+        store = self._store
+
+        def hook(_module: Any, _args: tuple[Any, ...], output: Any) -> None:
+            _clone_into(store, f"{name}.output", output)
+
+        return hook
+
+
+def _clone_into(store: Tensors, name: str, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        if _tells(name, value):
+            store[name] = value.clone()
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _clone_into(store, f"{name}.{key}", inner)
+    elif isinstance(value, (tuple, list)):
+        for position, inner in enumerate(value):
+            _clone_into(store, f"{name}.{position}", inner)
+
+
+def _tells(name: str, value: torch.Tensor) -> bool:
+    """Whether two settings have this tensor to compare: a mask's form follows the kernel (bool, float, none)."""
+    leaf = name.rpartition(".")[2]
+    return leaf != "attention_mask" and (bool(value.is_floating_point()) or leaf == "position_ids")
+
+
+def _is_attention_weights(value: torch.Tensor, width: int) -> bool:
+    square: bool = value.ndim == 4 and value.shape[2] == value.shape[3] == width != value.shape[1]
+    return square
 
 
 def _numbered(name: str, call: int) -> str:

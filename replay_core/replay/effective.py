@@ -10,6 +10,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from replay_core.replay.flags import Flags
+from replay_core.replay.model import LoadedModel
 
 _FUSED = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_attention", "cudnn_attention")
 _CPU_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -28,30 +29,67 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def attention(self) -> str:
         """The attention kernels among them, in words."""
-        fused = sorted(name for name in self.counts if any(word in name for word in _FUSED))
-        if fused:
-            return ", ".join(fused)
-        if self.counts["bmm"] or self.counts["matmul"]:
-            if self.counts["_safe_softmax"]:
-                return "math (bmm + _safe_softmax)"
-            if self.counts["_softmax"]:
-                return "eager (bmm + softmax)"
-        return "no attention operator seen"
+        return attention_in(self.counts)
+
+
+class Profiled:
+    """Counts the operators a compiled graph calls while the context is open; what it fused has no name any more."""
+
+    def __init__(self) -> None:
+        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        self.counts: Counter[str] = Counter()
+
+    def __enter__(self) -> Profiled:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *left: Any) -> None:
+        self._profile.__exit__(*left)
+        for event in self._profile.events():
+            space, _, name = event.name.partition("::")
+            if space == "aten" and name:
+                self.counts[name] += 1
+
+    def attention(self) -> str:
+        """The attention kernels among them, in words."""
+        return attention_in(self.counts)
+
+
+def attention_in(counts: Counter[str]) -> str:
+    """The attention kernels among counted operators, in words."""
+    fused = sorted(name for name in counts if any(word in name for word in _FUSED))
+    if fused:
+        # A kernel's inner operator runs under its name.
+        whole = [name for name in fused if not any(name != other and name in other for other in fused)]
+        return ", ".join(whole)
+    if counts["bmm"] or counts["matmul"] or counts["baddbmm"]:
+        if counts["_safe_softmax"]:
+            return "math (bmm + _safe_softmax)"
+        if counts["_softmax"]:
+            return "eager (bmm + softmax)"
+        return "eager (bmm, softmax fused by the compiler)"
+    return "no attention operator seen"
 
 
 def effective_settings(
-    flags: Flags, causal_lm: Any, operators: Operators | None, temperature: float, position_rule: str
+    flags: Flags, model: LoadedModel, attention: str, temperature: float, position_rule: str
 ) -> dict[str, Any]:
-    """The settings the cell really ran with, as JSON-able data."""
+    """The settings the cell really ran with, as JSON-able data. `attention`: the operators that were seen."""
+    causal_lm = model.causal_lm
     implementation = causal_lm.config._attn_implementation
     dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in causal_lm.parameters()})
     return {
-        "attention": operators.attention() if operators else f"{implementation} (a higher-order operator)",
+        "attention": attention,
+        "attention_flag": flags.attention,
         "attn_implementation": implementation,
         "dtype": ", ".join(dtypes),
         "packing": flags.packing,
         "block_mask": flags.block_mask,
-        "use_cache": False,
+        "use_cache": flags.use_cache,
+        "compile": flags.compile,
+        "logits": flags.logits,
+        "mode": "train" if causal_lm.training else "eval",
+        "gradient_checkpointing": model.is_checkpointing and causal_lm.training,
         "rows_per_forward": flags.rows_per_forward,
         "position_ids": position_rule,
         "temperature": temperature,

@@ -9,13 +9,28 @@ from typing import Any
 
 from replay_core.errors import RequestError
 
+#: `flash` is the best flash attention that is really here: fa4, fa3, fa2, else torch's own flash kernel.
 ATTENTIONS = (
-    "eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flex", "fa2", "fa3", "fa4",
+    "eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flex", "fa2", "fa3", "fa4", "flash",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
+COMPILES = ("off", "aot_eager", "inductor")
+DYNAMICS = ("auto", "on", "off")
+LOGITS = ("chunked", "whole")
+MODES = ("eval", "train")
+#: Deliberate mistakes, one per way a batch goes wrong: what they look like, and that they are told apart.
+FAULTS = ("none", "boundary", "foreign_key", "no_positions", "padded_mask", "raise", "abort", "hang")
 
-_CHOICES = {"attention": ATTENTIONS, "dtype": DTYPES, "device": DEVICES}
+#: The axes of a matrix where none are named: the three toggles of seed 000, each baseline first.
+MATRIX = "attention=eager,flash compile=off,inductor packing=off,on"
+
+_CHOICES = {
+    "attention": ATTENTIONS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILES, "dynamic": DYNAMICS,
+    "logits": LOGITS, "mode": MODES, "fault": FAULTS,
+}  # fmt: skip
+_SWITCHES = ("packing", "block_mask", "use_cache", "gradient_checkpointing", "deterministic")
+_NUMBERS = ("rows_per_forward", "threads")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SWITCH = {
     "on": True, "true": True, "yes": True, "1": True,
@@ -34,6 +49,14 @@ class Flags:
         each row alone, no padding, positions 0..L-1, no mask, no cache.
     block_mask: False packs without the mask between samples: the classic leak, for learning what it looks like.
     threads: CPU threads torch may use; None leaves the process's own number.
+    compile: the backend of torch.compile; aot_eager traces and does not generate code, so it splits Dynamo
+        from inductor.
+    dynamic: whether compiled code takes any shape (torch.compile's own None is `auto`).
+    logits: chunked holds a few rows of logits at once; whole holds all of them, as many trainers do.
+    mode: train applies the model's dropout, seeded.
+    use_cache, gradient_checkpointing: as the trainer passes them; both change what a pack sees or costs.
+    deterministic: torch.use_deterministic_algorithms and what belongs to it.
+    fault: a deliberate mistake (`faults.py`), for learning what it looks like and for tests.
     """
 
     attention: str = "sdpa"
@@ -43,15 +66,23 @@ class Flags:
     block_mask: bool = True
     device: str = "cpu"
     threads: int | None = None
+    compile: str = "off"
+    dynamic: str = "auto"
+    logits: str = "chunked"
+    mode: str = "eval"
+    use_cache: bool = False
+    gradient_checkpointing: bool = False
+    deterministic: bool = False
+    fault: str = "none"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise _wrong_value(name, getattr(self, name), " | ".join(choices), choices)
-        for name in ("packing", "block_mask"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong_value(name, getattr(self, name), "on | off")
-        for name in ("rows_per_forward", "threads"):
+        for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise _wrong_value(name, value, "a number from 1, or all")
@@ -93,8 +124,18 @@ class Flags:
         return self.rows_per_forward == 1
 
     def reference(self) -> Flags:
-        """The same settings with each row alone: what padded and packed are judged against."""
-        return replace(self, rows_per_forward=1, packing=False, block_mask=True)
+        """The same settings with each row alone: what padded and packed are judged against.
+
+        Never compiled, cached or faulty, so that nothing it is asked about is part of the answer.
+        """
+        return replace(
+            self, rows_per_forward=1, packing=False, block_mask=True, fault="none", compile="off", dynamic="auto",
+            use_cache=False, gradient_checkpointing=False, logits="chunked",
+        )  # fmt: skip
+
+    def changed(self) -> dict[str, Any]:
+        """The flags that differ from their defaults."""
+        return {name: value for name, value in self.to_mapping().items() if value != _DEFAULTS[name]}
 
     def label(self) -> str:
         """The settings for a person: `packed, sdpa, float32`."""
@@ -107,20 +148,27 @@ class Flags:
             if self.rows_per_forward is not None:
                 parts.append(f"{self.rows_per_forward} rows per forward")
         parts += [self.attention, self.dtype]
+        if self.compile != "off":
+            parts.append(self.compile if self.dynamic == "auto" else f"{self.compile} dynamic={self.dynamic}")
+        parts += [name.replace("_", " ") for name in _SWITCHES[2:] if getattr(self, name)]
+        parts += [f"logits {self.logits}"] * (self.logits != "chunked") + [self.mode] * (self.mode != "eval")
+        if self.fault != "none":
+            parts.append(f"fault {self.fault}")
         if self.device != "cpu":
             parts.append(self.device)
         return ", ".join(parts)
 
 
 NAMES = tuple(field.name for field in fields(Flags))
+_DEFAULTS = Flags().to_mapping()
 
 
 def _value(name: str, text: str) -> Any:
-    if name in ("packing", "block_mask"):
+    if name in _SWITCHES:
         if text.lower() not in _SWITCH:
             raise _wrong_value(name, text, "on | off")
         return _SWITCH[text.lower()]
-    if name in ("rows_per_forward", "threads"):
+    if name in _NUMBERS:
         if text.lower() in ("all", "none", "auto"):
             return None
         if not text.isdigit():

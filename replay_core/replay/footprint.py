@@ -6,7 +6,33 @@ import contextlib
 import resource
 from pathlib import Path
 
+import psutil
 import torch
+
+from replay_core.errors import UnavailableError
+from replay_core.replay.flags import Flags
+
+#: Rows whose softmax is held beside a chunk of logits.
+ENTROPY_ROWS = 64
+
+
+def need_logits(flags: Flags, rows: int, vocabulary: int, chunk: int) -> float:
+    """MiB the logits of `rows` token slots will take; whole, they are held twice in float32 (2 x T x V x 4 bytes).
+
+    Raises:
+        UnavailableError: more than is free, with both figures.
+    """
+    held = 2 * rows if flags.logits == "whole" else min(rows, chunk) + 2 * ENTROPY_ROWS
+    forecast = held * vocabulary * 4
+    free = torch.cuda.mem_get_info()[0] if flags.device == "cuda" else psutil.virtual_memory().available
+    if forecast > free:
+        raise UnavailableError(
+            f"logits={flags.logits} of {rows:,} token slots x {vocabulary:,} words do not fit in memory",
+            expected=f"about {forecast / 2**30:.1f} GiB",
+            found=f"{free / 2**30:.1f} GiB free",
+            hint="logits=chunked holds a few rows at once and gives the same numbers",
+        )
+    return forecast / 2**20
 
 
 class PeakMemory:

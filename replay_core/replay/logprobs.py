@@ -15,11 +15,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from replay_core.errors import CellError
 from replay_core.jobs import OnEvent, Progress, ignore
+from replay_core.replay.footprint import ENTROPY_ROWS
 
 HeadFunction = Callable[[torch.Tensor], torch.Tensor]
-
-#: Rows whose softmax is held beside the chunk's logits.
-_ENTROPY_ROWS = 64
 
 
 def token_logprobs(
@@ -27,13 +25,20 @@ def token_logprobs(
     hidden_ND: torch.Tensor,
     targets_N: torch.Tensor,
     temperature: float = 1.0,
-    chunk: int = 512,
+    chunk: int | None = 512,
     on_event: OnEvent = ignore,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probability of each target, entropy of its distribution), float32 [N], on the CPU.
 
     Chunks are of nearly equal length: a last chunk of one row would take another matrix kernel.
+    `chunk` None holds the logits of all rows at once; `rows` then says which of them have a target.
     """
+    if chunk is None:
+        logits = head(hidden_ND)
+        scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+        on_event(Progress(int(targets_N.numel()), int(targets_N.numel()), "tokens through the head"))
+        return _of_logits(scaled if rows is None else scaled[rows], targets_N, 1.0)
     count = int(targets_N.numel())
     logprobs_N, entropy_N = torch.empty(count), torch.empty(count)
     chunks = max(1, -(-count // chunk))
@@ -51,8 +56,8 @@ def _of_logits(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs, entropies = [], []
-    for rows in range(0, logits_NV.shape[0], _ENTROPY_ROWS):
-        some = slice(rows, rows + _ENTROPY_ROWS)
+    for rows in range(0, logits_NV.shape[0], ENTROPY_ROWS):
+        some = slice(rows, rows + ENTROPY_ROWS)
         scaled = logits_NV[some].float()
         if temperature != 1.0:
             scaled = scaled / temperature

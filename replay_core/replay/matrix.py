@@ -6,98 +6,242 @@ No torch here: cells run in children, their dumps are compared like any two dump
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from replay_core.compare import Comparison, compare_runs
+from replay_core.compare.tolerance import END_TO_END, coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import CellError, ChildDiedError, RldbgError, UnavailableError
-from replay_core.jobs import Job, OnEvent, Partial, Runner, ignore
+from replay_core.jobs import Event, Job, LogLine, OnEvent, Partial, Runner, ignore
 from replay_core.records import Run
+from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.flags import Flags
+from replay_core.replay.leak import broken_segments, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
+
+#: Effective settings in which two cells may differ and still have run the same.
+_NOT_SETTINGS = ("attention_flag", "attn_implementation")
 
 
 @dataclass(slots=True)
 class CellResult:
-    """One cell: what it did, and how it stands to the baseline (None for the baseline itself, or if it did not run)."""
+    """One cell: what it did, and how it stands to the baseline (None for the baseline itself, or if it did not run).
+
+    part: reference | cell | control (the padded batch beside a packed cell: ours, not asked for) | model |
+        recording (row 0 of a matrix: what the trainer wrote down, nothing was run).
+    """
 
     cell: dict[str, Any]
     run: Run | None = None
     comparison: Comparison | None = None
     segments: list[dict[str, Any]] | None = None
-    #: Whether the user asked for it; the padded control beside a packed cell is ours.
     asked: bool = True
+    part: str = "cell"
+    #: Why it disagrees, where the segments show it (`leak.proof`).
+    cause: dict[str, Any] | None = None
+    #: Axes on which it leaves the baseline.
+    toggles: dict[str, Any] | None = None
+    #: Number of an earlier cell that ran the very same kernels and settings.
+    same_as: int | None = None
+    #: How it stands to what the trainer recorded, a mapping per recorded name.
+    recorded: list[dict[str, Any]] = field(default_factory=list)
+    #: How a backward replay stands to the recorded losses and gradients.
+    training: dict[str, Any] | None = None
+    #: A verdict that comes from elsewhere than a comparison (the recording's own row).
+    agrees: bool | None = None
+
+    @property
+    def agreement(self) -> bool | None:
+        """Whether it agrees with the baseline: no first divergence and no segment off; None if nothing was compared."""
+        if self.comparison is None:
+            return self.agrees
+        return self.comparison.agrees and not self.off
+
+    @property
+    def off(self) -> list[int]:
+        """Samples whose worst token is past the limit of the coarsest dtype involved."""
+        return broken_segments(self.segments or [], limit_of(self.cell))
 
 
-def cells_for(flags: Flags) -> list[tuple[Flags, bool]]:
-    """The settings to run for a request, baseline first, each with whether it was asked for.
+def limit_of(cell: dict[str, Any]) -> float:
+    """How far a worst token of a cell may be off: relative L2 of the final hidden state."""
+    return END_TO_END[coarsest(cell["flags"]["dtype"])].worst_row
+
+
+def cells_for(flags: Flags) -> list[tuple[Flags, str]]:
+    """The settings to run for a request, baseline first, each with its part in the answer.
 
     The reference is every row alone. The padded batch is always beside it, so that a wrong padded
     batch is named as readily as a wrong pack.
     """
-    padded = Flags.from_mapping({**flags.to_mapping(), "packing": False, "block_mask": True})
-    wanted: list[tuple[Flags, bool]] = [(flags.reference(), flags.is_reference), (padded, not flags.packing)]
-    if flags.packing:
-        wanted.append((flags, True))
-    seen: list[tuple[Flags, bool]] = []
-    for setting, asked in wanted:
-        if all(setting != known for known, _ in seen):
-            seen.append((setting, asked))
+    reference = flags.reference()
+    control = replace(reference, rows_per_forward=None if flags.is_reference else flags.rows_per_forward)
+    wanted = [(reference, "reference"), (control, "control"), (flags, "cell")]
+    seen: list[tuple[Flags, str]] = []
+    for setting, part in wanted:
+        known = next((number for number, (other, _) in enumerate(seen) if other == setting), None)
+        if known is None:
+            seen.append((setting, part))
+        elif part == "cell":
+            seen[known] = (setting, "reference" if known == 0 else "cell")
     return seen
 
 
-def run_cells(plan: ReplayPlan, out: Path, runner: Runner, on_event: OnEvent = ignore) -> list[CellResult]:
-    """Run the reference and the asked-for cells of one micro-batch; compare each with the reference.
+class Bench:
+    """Runs cells one after the other and keeps their dumps and logs apart under one directory."""
 
-    Raises:
-        RldbgError: the request itself is wrong (no such record, no such model): no cell can run.
-    """
-    results: list[CellResult] = []
-    for number, (flags, asked) in enumerate(cells_for(plan.flags)):
-        result = _run_cell(plan.with_flags(flags, str(out / f"cell{number}")), runner, on_event)
-        result.asked = asked
-        baseline = results[0] if results else None
-        if baseline is not None and baseline.run is not None and result.run is not None:
-            result.comparison = compare_runs(baseline.run, result.run)
-            result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
-        results.append(result)
-        on_event(Partial({"cell": result.cell}))
-    return results
+    def __init__(self, plan: ReplayPlan, out: Path, runner: Runner, on_event: OnEvent = ignore) -> None:
+        self.plan, self.out, self.runner, self.on_event = plan, out, runner, on_event
+        self.results: list[CellResult] = []
+
+    @property
+    def baseline(self) -> CellResult:
+        return next(result for result in self.results if result.part == "reference")
+
+    def run(self, flags: Flags, part: str, **changes: Any) -> CellResult:
+        """Run one cell, compare it with the baseline, and add it to the results.
+
+        Raises:
+            RldbgError: the request itself is wrong (no such record, no such model): no cell can run.
+        """
+        number = len(self.results)
+        plan = replace(self.plan.with_flags(flags, str(self.out / f"cell{number}")), **changes)
+        result = self._run(plan, f"cell{number}")
+        result.part, result.asked = part, part != "control"
+        self.results.append(result)
+        if part not in ("reference", "model"):
+            self._judge(result, plan)
+        self.on_event(Partial({"cell": result.cell, "agrees": result.agreement, "part": part}))
+        return result
+
+    def _judge(self, result: CellResult, plan: ReplayPlan) -> None:
+        baseline = self.baseline
+        if baseline.run is None or result.run is None:
+            return
+        result.comparison = compare_runs(baseline.run, result.run)
+        result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
+        if result.off:
+            result.cause = self._cause(result, plan)
+
+    def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
+        """Why its segments are off. A pack is run once more, last sample first: only a leak moves."""
+        turned = None
+        packed = plan.flags.packing and not plan.flags.is_reference
+        if packed and self.baseline.run is not None:
+            again = replace(plan, is_reversed=True, capture="none", out=f"{plan.out}_reversed")
+            reversed_cell = self._run(again, f"{Path(plan.out).name}_reversed")
+            if reversed_cell.run is not None:
+                turned = segments(self.baseline.run, reversed_cell.run, result.cell["final_hidden"])
+        return proof(
+            result.segments or [],
+            turned,
+            limit_of(result.cell),
+            result.cell.get("inputs") or [],
+            is_packed=packed,
+            left_pads=result.cell.get("left_pads") or [],
+        )
+
+    def repeat(self, result: CellResult) -> dict[str, Any] | None:
+        """Run a cell once more: is this machine run-to-run equal, and if not, where first? None if it cannot run."""
+        if result.run is None:
+            return None
+        number = self.results.index(result)
+        flags = Flags.from_mapping(result.cell["flags"])
+        again = self._run(self.plan.with_flags(flags, str(self.out / f"cell{number}_again")), f"cell{number}_again")
+        if again.run is None:
+            return {"cell": number, "equal": None, "first": None, "why": again.cell["error"]["message"], "tensors": 0}
+        compared = compare_runs(result.run, again.run, exact=True)
+        first = compared.first_difference
+        return {
+            "cell": number,
+            "equal": first is None,
+            "first": None if first is None else first.name,
+            "why": None if first is None else first.reason,
+            "tensors": len(compared.tensors),
+        }
+
+    def _run(self, plan: ReplayPlan, name: str) -> CellResult:
+        log = self.out / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "w", encoding="utf-8") as file:
+
+            def on_event(event: Event) -> None:
+                if isinstance(event, LogLine):
+                    file.write(event.text + "\n")
+                self.on_event(event)
+
+            try:
+                cell = self.runner.run(Job("replay_cell", {"plan": plan.to_mapping()}), on_event)
+                return CellResult({**cell, "log": str(log)}, open_run(Path(cell["dump"])))
+            except UnavailableError as error:
+                return CellResult(_unfinished(plan, "unavailable", error, log))
+            except ChildDiedError as error:
+                return CellResult(_unfinished(plan, "crashed", error, log))
+            except CellError as error:
+                return CellResult(_unfinished(plan, "failed", error, log))
 
 
-def _run_cell(plan: ReplayPlan, runner: Runner, on_event: OnEvent) -> CellResult:
-    try:
-        cell = runner.run(Job("replay_cell", {"plan": plan.to_mapping()}), on_event)
-        return CellResult(cell, open_run(Path(cell["dump"])))
-    except UnavailableError as error:
-        return CellResult(_unfinished(plan, "unavailable", error))
-    except ChildDiedError as error:
-        return CellResult(_unfinished(plan, "crashed", error))
-    except CellError as error:
-        return CellResult(_unfinished(plan, "failed", error))
-
-
-def _unfinished(plan: ReplayPlan, outcome: str, error: RldbgError) -> dict[str, Any]:
+def _unfinished(plan: ReplayPlan, outcome: str, error: RldbgError, log: Path) -> dict[str, Any]:
     return {
         "flags": plan.flags.to_mapping(),
         "effective": None,
         "outcome": outcome,
-        "error": error.to_mapping(),
+        "error": {**error.to_mapping(), "log": str(log)},
         "notes": [],
         "time": None,
         "memory": None,
         "dump": None,
         "final_hidden": None,
+        "log": str(log),
     }
 
 
-def broken_segments(rows: Sequence[dict[str, Any]], limit: float) -> list[int]:
-    """Samples whose worst token is further off than `limit` (relative L2 of the final hidden state)."""
-    return [row["sample"] for row in rows if row["worst_token"] and _past(row["worst_token"]["rel_l2"], limit)]
+def mark_twins(results: Sequence[CellResult]) -> None:
+    """Cells that ran the same kernels under the same settings are one cell: the later names the earlier."""
+    seen: list[tuple[dict[str, Any], int]] = []
+    for number, result in enumerate(results):
+        effective = result.cell["effective"]
+        if effective is None or result.part == "reference":
+            continue
+        ran = {name: value for name, value in effective.items() if name not in _NOT_SETTINGS}
+        ran["fault"] = result.cell["flags"]["fault"]
+        result.same_as = next((earlier for known, earlier in seen if known == ran), None)
+        if result.same_as is None:
+            seen.append((ran, number))
 
 
-def _past(value: float | str, limit: float) -> bool:
-    return isinstance(value, str) or value > limit
+def floors(results: Sequence[CellResult]) -> dict[str, Any]:
+    """The noise of this very run: how far agreeing cells are from the reference, by dtype."""
+    found: dict[str, Any] = {}
+    for result in results:
+        if not result.agreement or not result.segments:
+            continue
+        floor = found.setdefault(result.cell["flags"]["dtype"], {"worst_token": 0.0, "logp_max": 0.0})
+        for row in result.segments:
+            worst, logp = (row["worst_token"] or {}).get("rel_l2"), row["valid"]["logp_max"]
+            floor["worst_token"] = max(floor["worst_token"], worst or 0.0)
+            floor["logp_max"] = max(floor["logp_max"], logp or 0.0)
+    return found
+
+
+def breaking(results: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """The smallest sets of toggles that break agreement."""
+    return smallest([result.toggles for result in results if result.agreement is False and result.toggles is not None])
+
+
+def failing(results: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """The smallest sets of toggles that do not run at all: failed or crashed."""
+    down = ("failed", "crashed")
+    return smallest([one.toggles for one in results if one.cell["outcome"] in down and one.toggles is not None])
+
+
+def run_axes(bench: Bench, axes: Axes) -> None:
+    """Run the baseline and every cell the axes span."""
+    base = bench.plan.flags
+    bench.run(axes.baseline(base), "reference")
+    for flags in axes.cells(base):
+        bench.run(flags, "cell").toggles = axes.toggled(flags.to_mapping())
+    mark_twins(bench.results)

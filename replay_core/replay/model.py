@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,21 +15,33 @@ import transformers
 
 from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.records import Run
-from replay_core.replay import architectures, attention
+from replay_core.replay import architectures, attention, own_code
 from replay_core.replay.batch import Batch
+from replay_core.replay.compiling import Compiled
+from replay_core.replay.flags import Flags
 from replay_core.replay.plan import ReplayPlan
 
 RANDOM = "random:"
+FACTORY = "factory:"
 CHECKPOINT = "checkpoint"
+
+_STEP = re.compile(r"(?:^|[_\-/])(?:step|iter|checkpoint)s?[_\-]?0*(\d+)$")
 
 
 @dataclass
 class LoadedModel:
-    """A causal language model in eval mode, the reference it came from, and what to say about it."""
+    """A causal language model, the reference it came from, and what to say about it.
+
+    `known` keeps what probing the model told (its head, its last module), `compiled` its compiled callables:
+    both are good as long as the weights stay where they are.
+    """
 
     causal_lm: Any
     reference: str
     notes: list[str] = field(default_factory=list)
+    compiled: Compiled = field(default_factory=Compiled)
+    known: dict[Any, Any] = field(default_factory=dict)
+    is_checkpointing: bool = False
 
     @property
     def backbone(self) -> Any:
@@ -45,34 +58,97 @@ def load_model(plan: ReplayPlan, run: Run, batch: Batch) -> LoadedModel:
     """The model of the plan, ready to run.
 
     Raises:
-        ModelError: no such model, no weights in it, weights missing, or a vocabulary too small for the batch.
-        UnavailableError: the architecture does not offer the attention asked for.
+        ModelError, UnavailableError, CellError: as `resolve` and `load`.
     """
-    reference, notes = resolve(plan, run)
+    return load(plan, *resolve(plan, run), batch)
+
+
+def load(plan: ReplayPlan, reference: str, notes: list[str], batch: Batch) -> LoadedModel:
+    """The model of a resolved reference, on the plan's device, in its dtype, with its attention.
+
+    Raises:
+        ModelError: no weights in it, weights missing, or a vocabulary too small for the batch.
+        UnavailableError: the architecture does not offer the attention asked for.
+        CellError: the user's own factory failed.
+    """
+    said: list[str] = []
     if reference.startswith(RANDOM):
         model = _random(reference.removeprefix(RANDOM), plan, batch)
+    elif reference.startswith(FACTORY):
+        model = own_code.model(reference.removeprefix(FACTORY), plan.forward_path).to(getattr(torch, plan.flags.dtype))
+        _need_vocabulary(model.config.get_text_config().vocab_size, batch, Path(reference))
     else:
         model, said = _from_directory(Path(reference), plan, batch)
-        notes += said
     model.eval().requires_grad_(False)
-    return LoadedModel(model.to(plan.flags.device), reference, notes)
+    return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
+
+
+def prepare(model: LoadedModel, flags: Flags) -> list[str]:
+    """Put a loaded model into the flags' attention, mode and checkpointing; what to say about it.
+
+    Raises:
+        UnavailableError: the attention cannot be set; the model keeps the one it had.
+    """
+    notes: list[str] = []
+    causal_lm, wanted = model.causal_lm, attention.implementation(flags)
+    before = causal_lm.config._attn_implementation
+    if before != wanted:
+        try:
+            with _naming_attention(flags, causal_lm.config.model_type):
+                causal_lm.set_attn_implementation(wanted)
+        except BaseException:
+            # A failed set may leave either in place.
+            causal_lm.config._attn_implementation = before
+            raise
+    causal_lm.train(flags.mode == "train")
+    if flags.gradient_checkpointing:
+        _checkpointing(causal_lm, "enable")({"use_reentrant": False})
+        if flags.mode != "train":
+            notes.append("gradient_checkpointing has no effect in eval mode: the library applies it in training only")
+    elif model.is_checkpointing:
+        _checkpointing(causal_lm, "disable")()
+    model.is_checkpointing = flags.gradient_checkpointing
+    return notes
+
+
+def _checkpointing(causal_lm: Any, what: str) -> Any:
+    # transformers 5 renamed it and warns of the old word.
+    return getattr(causal_lm, f"activation_checkpointing_{what}", None) or getattr(
+        causal_lm, f"gradient_checkpointing_{what}"
+    )
+
+
+def step_of(reference: str) -> int | None:
+    """The training step a directory of weights is named after (`global_step_100`), if any."""
+    found = _STEP.search(reference.rstrip("/"))
+    return int(found.group(1)) if found else None
 
 
 def resolve(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
-    """(a directory or `random:…`, notes) of the plan's model reference.
+    """(a directory, `random:…` or `factory:…`, notes) of the plan's model reference.
 
     Raises:
-        ModelError: the dump notes no weights, or the directory is not there.
+        ModelError: the dump notes no weights, or names code to run, or the directory is not there.
     """
     reference, notes = plan.model, list[str]()
     base = Path()
     if reference == CHECKPOINT:
         reference, notes = _noted(plan, run)
         base = run.path if run.path.is_dir() else run.path.parent
-    if reference.startswith(RANDOM):
+        if reference.startswith(FACTORY):
+            raise ModelError(
+                "the dump names code to build its model with; code is only ever run when you name it",
+                file=str(run.path), found=reference, hint=f"--model {reference}",
+            )  # fmt: skip
+    if reference.startswith((RANDOM, FACTORY)):
         return reference, notes
     directory = base / Path(reference).expanduser()
+    if not directory.is_dir() and (cached := _cached(reference)) is not None:
+        directory = cached
     if directory.is_dir():
+        found = step_of(str(directory.resolve()))
+        if found is not None and found != plan.step and plan.model != CHECKPOINT:
+            notes.append(f"weights of step {found}, batch of step {plan.step}: numbers will differ")
         return str(directory.resolve()), notes
     raise ModelError(
         "the model is not a directory on this machine",
@@ -98,8 +174,24 @@ def _noted(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
             hint="name a model: --model DIRECTORY, or --model random:llama-tiny",
         )
     nearest = min((step for step in models if step is not None), key=lambda step: (abs(step - plan.step), step))
-    note = f"the dump has no weights of step {plan.step}: those of step {nearest} are used, so numbers will differ"
+    note = (
+        f"weights of step {nearest}, batch of step {plan.step}: the dump has no weights of step {plan.step}: "
+        f"those of step {nearest} are used, so numbers will differ"
+    )
     return models[nearest], [note]
+
+
+def _cached(reference: str) -> Path | None:
+    """The directory of a hub id that was fetched before; nothing is downloaded."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", reference):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(reference, local_files_only=True))
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        return None
 
 
 def _similar(directory: Path) -> str | None:
@@ -118,7 +210,7 @@ def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
     except ValueError:
         raise UnavailableError(f"transformers {transformers.__version__} knows no architecture {kind}") from None
     # Drawn in float32 whatever the dtype, so that every cell has the same weights, rounded.
-    with torch.random.fork_rng(devices=[]), _naming_attention(plan, kind):
+    with torch.random.fork_rng(devices=[]), _naming_attention(plan.flags, kind):
         torch.manual_seed(plan.seed)
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=attention.implementation(plan.flags)
@@ -141,7 +233,7 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
     config = _config(directory)
     vocabulary = config.get_text_config().vocab_size
     _need_vocabulary(vocabulary, batch, directory)
-    with _naming_attention(plan, config.model_type), _naming_weights(directory), _no_progress_bar():
+    with _naming_attention(plan.flags, config.model_type), _naming_weights(directory), _no_progress_bar():
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
@@ -214,17 +306,21 @@ def _config(directory: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _naming_attention(plan: ReplayPlan, kind: str) -> Iterator[None]:
+def _naming_attention(flags: Flags, kind: str) -> Iterator[None]:
     """Turns the library's refusal of an attention implementation into `unavailable: why`."""
     try:
         yield
     except (ValueError, ImportError) as error:
-        if "attention implementation" in str(error) or "FlashAttention" in str(error):
+        if _is_about_attention(error):
             raise UnavailableError(
-                f"{kind} does not run with attention={plan.flags.attention}: {_first_line(error)}",
+                f"{kind} does not run with attention={flags.attention}: {_first_line(error)}",
                 hint="attention=eager runs everywhere",
             ) from error
         raise
+
+
+def _is_about_attention(error: BaseException) -> bool:
+    return any(words in str(error) for words in ("attention implementation", "FlashAttention", "attn_implementation"))
 
 
 @contextlib.contextmanager
@@ -234,7 +330,7 @@ def _naming_weights(directory: Path) -> Iterator[None]:
     except RldbgError:
         raise
     except Exception as error:
-        if "attention implementation" in str(error) or "FlashAttention" in str(error):
+        if _is_about_attention(error):
             raise
         raise ModelError(
             f"the weights cannot be loaded: {_first_line(error)}",

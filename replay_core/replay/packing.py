@@ -7,23 +7,39 @@ rows alone: each sample by itself, positions 0..L-1, no mask. The reference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from replay_core.layout import Bools, Ints, TokenLayout
+from replay_core.replay import faults
 from replay_core.replay.batch import Batch
 from replay_core.replay.flags import Flags
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs of one call of the model, each [b, s]. `segments` samples lie in a packed row."""
+    """The inputs of one call of the model, each [b, s]. `segments` samples lie in a packed row.
+
+    position_ids None: not given, so that the library counts 0..s-1.
+    allowed_TT: which token may look at which, in place of the library's own mask.
+    valid: which slots really hold tokens (padded) or how long each sample of the pack really is (packed).
+    """
 
     input_ids: Ints
-    position_ids: Ints
+    position_ids: Ints | None
     attention_mask: Ints | None
     segments: int = 1
+    allowed_TT: Bools | None = None
+    valid: Bools | Ints | None = None
+
+    @property
+    def positions(self) -> Ints:
+        """[b, s]: the position ids the model computes with."""
+        if self.position_ids is not None:
+            return self.position_ids
+        counted: Ints = np.broadcast_to(np.arange(self.input_ids.shape[1]), self.input_ids.shape).copy()
+        return counted
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,13 @@ class Arrangement:
     axis: int
     cu_seqlens: Ints | None
     position_rule: str
+    #: Sample number of each packed sample, where they do not lie in the order of the rows.
+    sample_order: Ints | None = None
+
+    @property
+    def slots(self) -> int:
+        """Token slots of all forwards together, padding included."""
+        return sum(int(forward.input_ids.size) for forward in self.forwards)
 
     @property
     def input_ids(self) -> Ints:
@@ -42,14 +65,15 @@ class Arrangement:
 
     @property
     def position_ids(self) -> Ints:
-        return np.concatenate([forward.position_ids for forward in self.forwards], axis=self.axis)
+        return np.concatenate([forward.positions for forward in self.forwards], axis=self.axis)
 
     @property
     def attention_mask(self) -> Ints | None:
-        """[B, S] when padded; a flat row has no padding to mask."""
+        """[B, S] of the slots that hold tokens when padded; a flat row has no padding to mask."""
         if self.cu_seqlens is not None:
             return None
-        return np.concatenate([f.attention_mask for f in self.forwards if f.attention_mask is not None], axis=0)
+        masks: Ints = (self.layout.sample_BS >= 0).astype(np.int64)
+        return masks
 
     @property
     def response_mask(self) -> Bools | None:
@@ -66,18 +90,36 @@ class Arrangement:
         return slots[:-1][follows], self.input_ids.reshape(-1)[slots[1:][follows]]
 
 
-def arrange(batch: Batch, flags: Flags) -> Arrangement:
-    """Lay the batch out as the flags say."""
-    if flags.packing or flags.is_reference:
-        return _flat(batch, flags)
-    return _padded(batch, flags)
+def arrange(batch: Batch, flags: Flags, *, is_reversed: bool = False) -> Arrangement:
+    """Lay the batch out as the flags say; `is_reversed` packs the last sample first."""
+    if not (flags.packing or flags.is_reference):
+        arrangement = _padded(batch, flags)
+    elif is_reversed:
+        arrangement = _reversed(batch, flags)
+    else:
+        arrangement = _flat(batch, flags)
+    return replace(arrangement, forwards=[faults.spoil(forward, flags) for forward in arrangement.forwards])
+
+
+def _reversed(batch: Batch, flags: Flags) -> Arrangement:
+    order = np.arange(batch.rows)[::-1].copy()
+    response = None if batch.response_BS is None else batch.response_BS[order]
+    flat = _flat(Batch(batch.ids_BS[order], batch.valid_BS[order], response, batch.temperature), flags)
+    return replace(flat, layout=reordered(flat.layout, order), sample_order=order)
+
+
+def reordered(layout: TokenLayout, order: Ints) -> TokenLayout:
+    """The layout of a pack whose i-th sample is the batch's sample `order[i]`."""
+    sample_BS = np.where(layout.sample_BS >= 0, order[layout.sample_BS], -1)
+    return replace(layout, sample_BS=sample_BS)
 
 
 def _padded(batch: Batch, flags: Flags) -> Arrangement:
     mask_BS = batch.valid_BS.astype(np.int64)
     positions_BS = np.where(batch.valid_BS, np.cumsum(mask_BS, axis=1) - 1, 1)
     forwards = [
-        Forward(batch.ids_BS[rows], positions_BS[rows], mask_BS[rows]) for rows in _row_groups(batch.rows, flags)
+        Forward(batch.ids_BS[rows], positions_BS[rows], mask_BS[rows], valid=batch.valid_BS[rows])
+        for rows in _row_groups(batch.rows, flags)
     ]
     return Arrangement(forwards, batch.layout(), 0, None, "cumsum(attention_mask) - 1, 1 in padding")
 
@@ -95,7 +137,7 @@ def _flat(batch: Batch, flags: Flags) -> Arrangement:
         # An all-ones mask says "one sequence" to the library, which then looks no further at the positions.
         leaks = segments > 1 and not flags.block_mask
         mask = np.ones((1, ids_T.size), dtype=np.int64) if leaks else None
-        forwards.append(Forward(ids_T[None], positions_T[None], mask, segments))
+        forwards.append(Forward(ids_T[None], positions_T[None], mask, segments, valid=lengths[lengths > 0]))
     lengths = batch.valid_BS.sum(axis=1)
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     response_T = None if batch.response_BS is None else batch.response_BS[batch.valid_BS]

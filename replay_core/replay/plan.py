@@ -21,11 +21,19 @@ class ReplayPlan:
     out: directory the answer's dump goes to; the caller picks it, never inside the recorded dump.
     temperature: None takes the record's, else 1.0, and says so.
     seed: of a random model's weights.
-    capture: regular expression on module names (`layers\\.0\\.`); None captures every module.
-    logit_chunk: rows of logits held at once; never the whole [B, S, V].
+    capture: regular expression on module names (`layers\\.0\\.`); None captures every module, `none` only the
+        final hidden states.
+    logit_chunk: rows of logits held at once where `flags.logits` is chunked.
     max_rows: replay only the first rows of the micro-batch.
     capture_cap_mib: refuse a capture forecast to exceed this.
     allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
+    is_reversed: pack the samples last to first: a leak moves with the order, nothing else does.
+    forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
+        `forward_path`, the directory it is imported from. Only ever set by the user.
+    backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches.
+    loss: settings of the loss (`losses.Loss`), or its text; None takes the recorded ones, else GRPO's, and says so.
+    share_gpu: run on a GPU that another process uses.
+    cold_compile: compile into an empty inductor cache, so that compile_s is a first time.
     """
 
     dump: str
@@ -43,8 +51,25 @@ class ReplayPlan:
     max_rows: int | None = None
     capture_cap_mib: int = 8192
     allow_pickled_weights: bool = False
+    is_reversed: bool = False
+    forward: str | None = None
+    forward_path: str | None = None
+    backward: bool = False
+    micros: tuple[int, ...] | None = None
+    loss: dict[str, Any] | str | None = None
+    share_gpu: bool = False
+    cold_compile: bool = False
 
     def __post_init__(self) -> None:
+        if self.micros is not None:
+            object.__setattr__(self, "micros", tuple(self.micros))
+            if not self.backward:
+                raise RequestError("several micro-batches are one piece of work only with --backward")
+        if self.forward is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.forward):
+            raise RequestError(
+                "the trainer's own forward is named module:function", expected="trainer.replay:logprobs",
+                found=self.forward,
+            )  # fmt: skip
         if self.capture is not None:
             try:
                 re.compile(self.capture)
@@ -62,7 +87,9 @@ class ReplayPlan:
                 raise RequestError(f"{name} must be at least 1", expected="1 or more", found=str(value))
 
     def to_mapping(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in self.__slots__}, "flags": self.flags.to_mapping()}
+        mapping = {name: getattr(self, name) for name in self.__slots__}
+        micros = None if self.micros is None else list(self.micros)
+        return {**mapping, "flags": self.flags.to_mapping(), "micros": micros}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> ReplayPlan:

@@ -15,12 +15,15 @@ from replay_core import pages
 from replay_core.errors import NothingComparableError
 from replay_core.layout import TokenLayout
 from replay_core.records import Record, Run
+from replay_core.replay.packing import reordered
 
 Floats = NDArray[np.float64]
 
 
-def segments(reference_dump: Run, cell_dump: Run, final_hidden: str) -> list[dict[str, Any]]:
+def segments(reference_dump: Run, cell_dump: Run, final_hidden: str | None) -> list[dict[str, Any]]:
     """One entry per sample: its tokens, its worst token, and its log-probability differences.
+
+    `final_hidden` None: the cell has no hidden states (it ran the trainer's own code); worst_token is then None.
 
     `worst_token` is the largest ||cell - reference|| / ||reference|| of the final hidden states over
     attention-valid tokens; `valid` and `response` hold the largest and mean |difference| of log_probs
@@ -37,13 +40,9 @@ def segments(reference_dump: Run, cell_dump: Run, final_hidden: str) -> list[dic
             expected=f"lengths {layout_a.lengths.tolist()}",
             found=f"lengths {layout_b.lengths.tolist()}",
         )
-    hidden_a = _rows(reference_dump, "modules", final_hidden, layout_a)
-    hidden_b = _rows(cell_dump, "modules", final_hidden, layout_b)
-    slots_a, slots_b = layout_a.slots(), layout_b.slots()
-    sample = layout_a.sample_BS.reshape(-1)[slots_a]
-    position = layout_a.position_BS.reshape(-1)[slots_a]
-    # Sample by sample: hidden states in float64 of a whole batch would be several times its size.
-    worst = [_worst_token(hidden_a, hidden_b, slots_a, slots_b, sample == n, position) for n in range(layout_a.samples)]
+    worst: list[dict[str, Any] | None] = [None] * layout_a.samples
+    if final_hidden is not None:
+        worst = _worst_tokens(reference_dump, cell_dump, final_hidden, layout_a, layout_b)
     valid = _logprob_differences(reference_dump, cell_dump, layout_a, layout_b, "valid")
     response = _logprob_differences(reference_dump, cell_dump, layout_a, layout_b, "response")
     return [
@@ -58,14 +57,28 @@ def segments(reference_dump: Run, cell_dump: Run, final_hidden: str) -> list[dic
     ]
 
 
+def _worst_tokens(
+    run_a: Run, run_b: Run, final_hidden: str, layout_a: TokenLayout, layout_b: TokenLayout
+) -> list[dict[str, Any] | None]:
+    hidden_a = _rows(run_a, "modules", final_hidden, layout_a)
+    hidden_b = _rows(run_b, "modules", final_hidden, layout_b)
+    slots_a, slots_b = layout_a.slots(), layout_b.slots()
+    sample = layout_a.sample_BS.reshape(-1)[slots_a]
+    position = layout_a.position_BS.reshape(-1)[slots_a]
+    # Sample by sample: hidden states in float64 of a whole batch would be several times its size.
+    return [_worst_token(hidden_a, hidden_b, slots_a, slots_b, sample == n, position) for n in range(layout_a.samples)]
+
+
 def layout_of(replay: Run) -> TokenLayout:
     """The token layout of a replay's dump, from its `batch_inputs`."""
     record = _record(replay, "batch_inputs")
     mask, bounds = record.get("attention_mask"), record.get("cu_seqlens")
     response_ref = record.get("response_mask")
     response = None if response_ref is None else pages.array(response_ref)
+    order = record.get("sample_order")
     if bounds is not None:
-        return TokenLayout.packed(pages.array(bounds), response_mask_T=response)
+        packed = TokenLayout.packed(pages.array(bounds), response_mask_T=response)
+        return packed if order is None else reordered(packed, np.asarray(pages.array(order), dtype=np.int64))
     if mask is not None:
         return TokenLayout.padded(pages.array(mask), response)
     raise NothingComparableError(

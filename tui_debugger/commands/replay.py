@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from replay_core import workbench
-from replay_core.errors import SelectionError
+from replay_core.dumps import open_run
+from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
 from replay_core.records import Selection
-from replay_core.replay.flags import ATTENTIONS, DTYPES
+from replay_core.replay.flags import ATTENTIONS, COMPILES, DTYPES, DYNAMICS, FAULTS, LOGITS, MATRIX, MODES
 from tui_debugger import paths
 from tui_debugger.commands import ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.replay import replay_report
@@ -19,19 +20,43 @@ from tui_debugger.reports.replay import replay_report
 
 @click.command("replay")
 @click.argument("path", type=click.Path(path_type=Path))
+@click.argument("axes", nargs=-1, metavar="[AXIS=VALUE,VALUE ...]")
 @selectors
 @click.option("--role", help="actor, ref, critic ... where a micro-batch has several.")
 @click.option(
-    "--model", default="checkpoint", show_default=True, help="HF directory, random:ARCH, or the recorded one."
+    "--model",
+    "models",
+    multiple=True,
+    default=("checkpoint",),
+    show_default=True,
+    help="HF directory, cached hub id, random:ARCH, factory:MODULE:FUNCTION, or the recorded one. Several are ranked.",
 )
-@click.option("--attention", type=click.Choice(ATTENTIONS), default="sdpa", show_default=True)
+@click.option("--attention", type=click.Choice(ATTENTIONS), default=None, help="Default: sdpa.")
+@click.option("--flash-attn", is_flag=True, help="The best flash attention that is here.")
+@click.option("--compile", "compiled", is_flag=False, flag_value="inductor", type=click.Choice(COMPILES), default="off")
+@click.option("--dynamic", type=click.Choice(DYNAMICS), default="auto", help="Shapes of compiled code.")
 @click.option("--packing", is_flag=True, help="Pack the samples into one row, as well as padding them.")
+@click.option("--matrix", is_flag=False, flag_value="", metavar="[AXES]", help=f"All combinations; default '{MATRIX}'.")
+@click.option("--warm", is_flag=True, help="One child for all cells: faster, times and memory depend on their order.")
+@click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
+@click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
+@click.option("--rows-per-forward", type=click.IntRange(min=1), help="Rows per call of the model; 1 is each row alone.")
+@click.option("--logits", type=click.Choice(LOGITS), default="chunked", show_default=True)
+@click.option("--mode", type=click.Choice(MODES), default="eval", show_default=True, help="train applies dropout.")
+@click.option("--use-cache", is_flag=True, help="As a trainer that leaves it on.")
+@click.option("--gradient-checkpointing", is_flag=True)
+@click.option("--deterministic", is_flag=True, help="torch.use_deterministic_algorithms and what belongs to it.")
+@click.option("--backward", is_flag=True, help="Also the loss and its gradients; --micro may then name several.")
+@click.option("--loss", metavar="SPEC", help="grpo,kl=0.001,reduction=token_sum ...; else as recorded.")
+@click.option("--forward", metavar="MODULE:FUNCTION", help="The trainer's own (model, batch) -> log-probabilities.")
+@click.option("--against", metavar="NAME", help="Rank several --model by a recorded log-probability.")
+@click.option("--share-gpu", is_flag=True, help="Run beside another process on the GPU.")
 @click.option("--dtype", type=click.Choice((*DTYPES, "fp32", "bf16", "fp16")), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the replay.")
 @click.option("--temperature", type=float, help="Of the rollout; else the record's, else 1.0 and said so.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a random: model's weights.")
-@click.option("--capture", metavar="REGEX", help="Modules whose tensors are kept (default: all).")
+@click.option("--capture", metavar="REGEX", help="Modules whose tensors are kept (default: all; none: no one).")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Replay only the first rows.")
 @click.option(
     "--logit-chunk", type=click.IntRange(min=1), default=512, show_default=True, help="Rows of logits at once."
@@ -42,19 +67,44 @@ from tui_debugger.reports.replay import replay_report
     is_flag=True,
     help="Pack without the mask between samples: what a leak looks like. For learning, never for use.",
 )
+@click.option("--debug-fault", type=click.Choice(FAULTS), default="none", help="A deliberate mistake, for learning.")
 @click.option("--allow-pickled-weights", is_flag=True, help="Load .bin weights, which can run code.")
 @click.option("--verbose", is_flag=True, help="What the model prints, on standard error.")
 @document_output
-def command(path: Path, as_json: bool, output: Path | None, out: Path | None, verbose: bool, **asked: Any) -> int:
+def command(
+    path: Path,
+    axes: tuple[str, ...],
+    as_json: bool,
+    output: Path | None,
+    out: Path | None,
+    verbose: bool,
+    warm: bool,
+    time_limit: float,
+    matrix: str | None,
+    models: tuple[str, ...],
+    against: str | None,
+    twice: bool,
+    **asked: Any,
+) -> int:
     """Replay one recorded micro-batch: each row alone (the reference), padded as recorded, and packed if asked.
 
     Exit 0: every cell agrees with the reference. Exit 1: one does not. Exit 4: one failed or cannot run here.
     """
-    plan = _plan(path, **asked)
+    if axes and matrix is None:
+        raise RequestError(
+            "axes belong to --matrix", found=" ".join(axes), hint=f"rldbg replay {path} --matrix {axes[0]}"
+        )
+    plan = _plan(path, model=models[0], cold_compile=matrix is not None and not warm, **asked)
     progress = ProgressLine(verbose=verbose)
-    out = out or paths.new_replay_dir("replay")
-    with ChildRunner() as runner:
-        doc = workbench.replay(plan, out, runner, progress)
+    request = {
+        "matrix": None if matrix is None else " ".join([matrix, *axes]).strip(),
+        "models": models if len(models) > 1 or against else (),
+        "against": against,
+        "twice": twice,
+        "is_warm": warm,
+    }
+    with ChildRunner(warm=warm, time_limit_s=time_limit) as runner:
+        doc = workbench.replay(plan, out or paths.new_replay_dir("replay"), runner, progress, **request)
     progress.clear()
     return finish(doc, replay_report, as_json=as_json, output=output)
 
@@ -68,22 +118,55 @@ def _plan(
     dtype: str,
     packing: bool,
     debug_no_block_mask: bool,
-    attention: str,
-    device: str,
-    threads: int | None,
+    debug_fault: str,
+    attention: str | None,
+    flash_attn: bool,
+    compiled: str,
+    loss: str | None,
+    forward: str | None,
+    backward: bool,
     **rest: Any,
 ) -> dict[str, Any]:
     short = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    names = (
+        "device", "threads", "dynamic", "rows_per_forward", "logits", "mode", "use_cache", "gradient_checkpointing",
+        "deterministic",
+    )  # fmt: skip
     flags = {
-        "attention": attention,
+        **{name: rest.pop(name) for name in names},
+        "attention": attention or ("flash" if flash_attn else "sdpa"),
         "packing": packing or debug_no_block_mask,
         "dtype": short.get(dtype, dtype),
         "block_mask": not debug_no_block_mask,
-        "device": device,
-        "threads": threads,
+        "compile": compiled,
+        "fault": debug_fault,
     }
-    numbers = {"step": _one("step", step), "rank": _one("rank", rank), "micro": _one("micro", micro)}
-    return {"dump": str(path.resolve()), **numbers, "flags": flags, **rest}
+    own_code = forward is not None or rest["model"].startswith("factory:")
+    micros = _several(path, step, rank, micro) if backward else None
+    return {
+        "dump": str(path.resolve()),
+        "step": _one("step", step),
+        "rank": _one("rank", rank),
+        "micro": micros[0] if micros else _one("micro", micro),
+        "micros": micros,
+        "flags": flags,
+        "loss": loss,
+        "forward": forward,
+        "forward_path": str(Path.cwd()) if own_code else None,
+        "backward": backward,
+        **rest,
+    }
+
+
+def _several(path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None) -> list[int] | None:
+    """Several micro-batches, whose gradients a backward replay adds up."""
+    if micro is None:
+        return None
+    records = open_run(path).select(step or Selection.parse(0), rank, micro)
+    numbers = sorted(
+        {record.key.micro for record in records if record.key.micro is not None and micro.has(record.key.micro)}
+    )
+    return numbers if len(numbers) > 1 else None
 
 
 def _one(name: str, selection: Selection | None) -> int:

@@ -161,3 +161,24 @@ def test_a_child_leaves_when_its_parent_dies(command: Command) -> None:
     )
     answer = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, timeout=60, check=True)
     assert gone(int(answer.stdout)), "stdin EOF ends it even in the middle of a job"
+
+
+def test_a_job_past_its_time_limit_is_ended_with_its_child_and_the_next_job_runs(command: Command) -> None:
+    events: list[Event] = []
+    with ChildRunner(warm=True, command=command, time_limit_s=20) as runner:
+        pid = runner.run(Job("pid"))["pid"]
+        runner.time_limit_s = 0.5
+        with pytest.raises(ChildDiedError, match=r"hung: no answer within 0\.5 s"):
+            runner.run(Job("sleep"), events.append)
+        assert gone(pid)
+        runner.time_limit_s = 20
+        assert runner.run(Job("pid"))["pid"] != pid
+    assert Progress(0, None, "asleep") in events
+
+
+def test_a_job_that_never_stops_talking_is_overdue_as_well(command: Command) -> None:
+    with (
+        ChildRunner(command=command, time_limit_s=2) as runner,
+        pytest.raises(ChildDiedError, match="no answer within 2 s"),
+    ):
+        runner.run(Job("flood"))

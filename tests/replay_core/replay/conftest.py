@@ -68,3 +68,26 @@ def replay(recorded: Path, tmp_path: Path) -> Replay:
         return run_cell(ReplayPlan(out=out, flags=Flags.parse(f"threads=2 {flags}"), **parts), on_event)
 
     return run
+
+
+class Here:
+    """Runs jobs in this very process: what a warm child does, without its start."""
+
+    def run(self, job: Any, on_event: Any = lambda _event: None) -> dict[str, Any]:
+        from replay_core.workbench import perform
+
+        return perform(job, on_event)
+
+
+@pytest.fixture
+def ask(recorded: Path, tmp_path: Path) -> Replay:
+    """`ask("packing=on", matrix=…, plan={…})` answers a whole request on the recorded micro-batch."""
+    from replay_core import workbench
+
+    def run(flags: str = "", plan: dict[str, Any] | None = None, runner: Any = None, **request: Any) -> dict[str, Any]:
+        base = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint"}
+        chosen = Flags.parse(f"threads=2 {flags}").to_mapping()
+        out = tmp_path / f"asked{len(list(tmp_path.iterdir()))}"
+        return workbench.replay({**base, "flags": chosen, **(plan or {})}, out, runner or Here(), **request)
+
+    return run

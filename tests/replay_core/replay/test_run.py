@@ -150,7 +150,7 @@ def test_a_capture_pattern_keeps_the_final_hidden_states(replay):
 
 
 def test_a_capture_that_would_not_fit_is_refused_before_it_is_made(replay, monkeypatch):
-    from replay_core.replay import run
+    from replay_core.replay import cell as run
 
     monkeypatch.setattr(run, "forecast_bytes", lambda *_: 9000 << 20)
     with pytest.raises(RequestError, match="more room than there is") as refused:

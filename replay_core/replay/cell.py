@@ -1,0 +1,344 @@
+"""One batch going through one loaded model: what it answers, how long it took, what it needed.
+
+Three passes: a short probe (warms up, finds the final hidden states, forecasts the capture, checks the
+head), the plain pass (timed and weighed; the cell's own answer), and the captured pass (hooks, and the
+operators that really ran). Under compile the plain pass is the compiled graph without hooks and the captured
+pass another one with them; whether the two agree is part of the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from replay_core.errors import UnavailableError
+from replay_core.jobs import OnEvent, Progress
+from replay_core.replay import attention, compiling
+from replay_core.replay.batch import Batch
+from replay_core.replay.capture import (
+    Capture,
+    Tensors,
+    TraceableCapture,
+    forecast_bytes,
+    join,
+    modules_matching,
+    need_all,
+    need_room,
+)  # fmt: skip
+from replay_core.replay.effective import Operators, Profiled
+from replay_core.replay.flags import Flags
+from replay_core.replay.footprint import PeakMemory, need_logits
+from replay_core.replay.logprobs import Head, token_logprobs
+from replay_core.replay.model import LoadedModel
+from replay_core.replay.packing import Arrangement, Forward, arrange
+from replay_core.replay.plan import ReplayPlan
+
+#: Tokens of the first row that the probe runs.
+_PROBE_TOKENS = 16
+#: Name of the final hidden states where no module of the backbone puts them out.
+_UNOWNED_HIDDEN = "final_hidden.output"
+
+
+@dataclass
+class Answer:
+    """What one cell computed. `final_hidden` is None where it ran the trainer's own code.
+
+    observer: how the hooked pass stands to the plain one ({"bitwise", "worst_token"}); None without hooks.
+    """
+
+    tensors: Tensors
+    final_hidden: str | None
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None
+    attention: str
+    steady_s: float
+    compile_s: float | None
+    peak_mib: float
+    forecast_mib: float
+    compile: dict[str, Any] | None = None
+    observer: dict[str, Any] | None = None
+
+
+@dataclass
+class Cell:
+    """One batch, one model, one set of flags (whose attention is resolved)."""
+
+    plan: ReplayPlan
+    flags: Flags
+    batch: Batch
+    model: LoadedModel
+    temperature: float
+    on_event: OnEvent
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.arrangement: Arrangement = arrange(self.batch, self.flags, is_reversed=self.plan.is_reversed)
+        self.modules = modules_matching(self.model.backbone, self.plan.capture)
+        longest = int(self.batch.valid_BS.sum(axis=1).max())
+        reach = getattr(self.model.config, "max_position_embeddings", None)
+        if reach and longest > reach:
+            self.notes.append(f"rows of {longest} tokens pass the {reach} positions the model was made for")
+        self._takes_positions = _takes(self.model.backbone, "position_ids")
+        if not self._takes_positions:
+            if any(forward.segments > 1 for forward in self.arrangement.forwards):
+                raise UnavailableError(
+                    f"{type(self.model.backbone).__name__} takes no position_ids: packed samples cannot begin anew",
+                    hint="packing=off",
+                )
+            self.notes.append(f"{type(self.model.backbone).__name__} takes no position_ids: it counts by itself")
+
+    def compute(self) -> Answer:
+        heads = getattr(self.model.config, "num_attention_heads", 1)
+        attention.need_memory(self.flags, self.arrangement.forwards, heads)
+        forecast_mib = need_logits(self.flags, self._logit_rows(), self.model.config.vocab_size, self.plan.logit_chunk)
+        head, final_hidden = self._probe()
+        if self.flags.compile == "off":
+            return self._computed(head, final_hidden, forecast_mib)
+        cold = self.plan.cold_compile
+        # Hooks are part of a compiled graph only where Dynamo looks at them.
+        with compiling.cache(cold=cold), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            return self._computed(head, final_hidden, forecast_mib)
+
+    def _computed(self, head: Head, final_hidden: str, forecast_mib: float) -> Answer:
+        compiled = self.flags.compile != "off"
+        memory = PeakMemory(self.flags.device)
+        counting = compiling.Counting() if compiled else None
+        run = self.model.compiled.call(self.flags) if compiled else compiling.plain
+        shapes = tuple(forward.input_ids.shape for forward in self.arrangement.forwards)
+        known = compiled and self.model.compiled.is_warm(self.flags, shapes)
+        first_s, hidden = self._timed_pass(run, "forwards")
+        pass_s = first_s
+        if compiled and not known:
+            pass_s, hidden = self._timed_pass(run, "forwards, compiled")
+        started = time.perf_counter()
+        logprobs, entropy = self._logprobs(head, hidden)
+        steady_s, peak_mib = pass_s + time.perf_counter() - started, memory.mib()
+        report = None
+        if counting is not None:
+            found = counting.report()
+            cached = known or bool(found["cache_hits"])
+            cost = {"backend": self.flags.compile, "dynamic": self.flags.dynamic}
+            report = {**cost, "cache": "cached" if cached else "cold", **found}
+            if cached:
+                self.notes.append("compile_s is not a first time: the compiler's cache already held this graph")
+        tensors, ran, observed = self._observed(run, final_hidden, hidden)
+        if report is not None:
+            report["hooked"] = observed
+        compile_s = max(0.0, first_s - pass_s) if compiled else None
+        return Answer(
+            tensors, final_hidden, logprobs, entropy, ran, steady_s, compile_s, peak_mib, forecast_mib, report, observed
+        )
+
+    # ── forward ──────────────────────────────────────────────────────────────────────────────────
+
+    def inputs(self, forward: Forward) -> dict[str, Any]:
+        """The keyword arguments of one call of the backbone."""
+        device = self.flags.device
+        positions = torch.from_numpy(forward.positions).to(device)
+        dtype = getattr(torch, self.flags.dtype)
+        mask = None if forward.attention_mask is None else torch.from_numpy(forward.attention_mask).to(device)
+        if forward.allowed_TT is not None:
+            mask = attention.additive_mask(forward.allowed_TT, dtype, device)
+        # An older transformers does not cut a pack at its positions: there the mask is spelled out.
+        elif forward.segments > 1 and mask is None and not attention.masks_by_positions():
+            mask = attention.additive_block_mask(positions, dtype)
+        given = {"position_ids": positions} if forward.position_ids is not None and self._takes_positions else {}
+        return {
+            "input_ids": torch.from_numpy(forward.input_ids).to(device),
+            "attention_mask": mask,
+            **given,
+            "use_cache": self.flags.use_cache,
+        }
+
+    def _forward(self, run: compiling.Call, forward: Forward) -> torch.Tensor:
+        with attention.pinned(self.flags):
+            return run(self.model.backbone, self.inputs(forward))
+
+    def _timed_pass(self, run: compiling.Call, what: str) -> tuple[float, torch.Tensor]:
+        """(seconds, hidden states [B, S, D] or [1, T, D]) of every forward of the cell."""
+        started = time.perf_counter()
+        forwards = self.arrangement.forwards
+        parts = []
+        for done, forward in enumerate(forwards, start=1):
+            parts.append(self._forward(run, forward))
+            self.on_event(Progress(done, len(forwards), what))
+        hidden = parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.arrangement.axis)
+        if self.flags.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started, hidden
+
+    # ── logits ───────────────────────────────────────────────────────────────────────────────────
+
+    def _logit_rows(self) -> int:
+        return self.arrangement.slots
+
+    def _logprobs(self, head: Head, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_probs, entropy) on the arrangement's token axes: index t is about token t + 1, 0 where there is none."""
+        slots, targets = (torch.from_numpy(part) for part in self.arrangement.next_tokens())
+        flat_ND = hidden_BSD.flatten(0, 1)
+        with attention.pinned(self.flags):
+            values = token_logprobs(
+                head,
+                flat_ND if self.flags.logits == "whole" else flat_ND[slots.to(flat_ND.device)],
+                targets.to(flat_ND.device),
+                self.temperature,
+                self.plan.logit_chunk if self.flags.logits == "chunked" else None,
+                self.on_event,
+                rows=slots.to(flat_ND.device) if self.flags.logits == "whole" else None,
+            )
+        spread = []
+        for value_N in values:
+            whole = torch.zeros(self.arrangement.layout.sample_BS.size)
+            whole[slots] = value_N
+            spread.append(whole.reshape(self.arrangement.layout.shape))
+        return spread[0], spread[1]
+
+    # ── looking inside ───────────────────────────────────────────────────────────────────────────
+
+    def _probe(self) -> tuple[Head, str]:
+        """The head, and the name of the final hidden states, from the first few tokens of the first row."""
+        known = self.model.known.get("probe")
+        if known is None or self.plan.capture != "none":
+            known = self.model.known["probe"] = self._probed()
+        head, final_hidden, capture, width = known
+        if head.note:
+            self.notes.append(head.note)
+        prefixes = tuple(f"{name}." for name in self.modules)
+        asked = {
+            name: tensor
+            for name, tensor in capture.items()
+            if name == final_hidden or (prefixes and name.startswith(prefixes))
+        }
+        size = forecast_bytes(asked, width, self.arrangement.slots)
+        need_room(size, Path(self.plan.out), self.plan.capture_cap_mib)
+        return head, final_hidden
+
+    def _probed(self) -> tuple[Head, str, Tensors, int]:
+        ids_T = self.batch.ids_BS[self.batch.valid_BS][:_PROBE_TOKENS]
+        ids_T = ids_T[: int(self.batch.valid_BS.sum(axis=1).max())]
+        width = ids_T.size
+        forward = Forward(ids_T[None], torch.arange(width)[None].numpy(), None)
+        backbone = self.model.backbone
+        # Dropout would make the head's two ways to its logits differ.
+        with _evaluating(self.model.causal_lm), attention.pinned(self.flags):
+            inputs = {**self.inputs(forward), "use_cache": False}
+            logits = self.model.causal_lm(**inputs).logits
+            with Capture(backbone, modules_matching(backbone, None), width) as capture:
+                hidden = backbone(**inputs).last_hidden_state
+            head = Head(self.model.causal_lm, hidden, logits)
+        return head, capture.name_of(hidden) or _UNOWNED_HIDDEN, capture.tensors, width
+
+    def _observed(
+        self, run: compiling.Call, final_hidden: str, hidden: torch.Tensor
+    ) -> tuple[Tensors, str, dict[str, Any] | None]:
+        """(captured tensors, the attention operators that ran, how hooked stands to plain)."""
+        owner = final_hidden.partition(".output")[0]
+        if not self.modules:
+            return {final_hidden: hidden.cpu()}, self._operators_alone(run), None
+        hooked = [*self.modules, *([owner] if final_hidden != _UNOWNED_HIDDEN and owner not in self.modules else [])]
+        if self.flags.compile == "off":
+            tensors, operators = self._captured_pass(hooked, final_hidden)
+            ran = operators.attention() if operators else self._higher_order()
+        else:
+            tensors = self._compiled_capture(hooked, final_hidden)
+            ran = self._operators_alone(run)
+        observed = _observer_effect(tensors[final_hidden], hidden.cpu())
+        if not observed["bitwise"]:
+            self.notes.append("the hooked forward differs bitwise from the plain one, whose logprobs these are")
+        if self.flags.compile != "off":
+            # The cell's own answer is the graph without hooks.
+            tensors[final_hidden] = hidden.cpu()
+        return tensors, ran, observed
+
+    def _captured_pass(self, hooked: list[str], final_hidden: str) -> tuple[Tensors, Operators | None]:
+        # flex attention is a higher-order operator, which a dispatch mode would run uncompiled.
+        operators = None if self.flags.attention == "flex" else Operators()
+        parts: list[Tensors] = []
+        ran: set[str] = set()
+        forwards = self.arrangement.forwards
+        for done, forward in enumerate(forwards, start=1):
+            width = int(forward.input_ids.shape[1])
+            with operators or contextlib.nullcontext(), Capture(self.model.backbone, hooked, width) as capture:
+                hidden = self._forward(compiling.plain, forward)
+            if final_hidden == _UNOWNED_HIDDEN:
+                capture.tensors[final_hidden] = hidden.cpu()
+            parts.append(capture.tensors)
+            ran |= capture.ran
+            self.on_event(Progress(done, len(forwards), "captured forwards"))
+        self.notes += need_all(self.modules, ran, self.plan.capture)
+        if capture.skipped:
+            self.notes.append("attention weights are not stored: only eager forms them, and they grow with T squared")
+        return self._joined(parts), operators
+
+    def _compiled_capture(self, hooked: list[str], final_hidden: str) -> Tensors:
+        forwards = self.arrangement.forwards
+        widest = max(int(forward.input_ids.shape[1]) for forward in forwards)
+        parts: list[Tensors] = []
+        ran: set[str] = set()
+        # The hooks' own store is part of the traced graph: each capture is a callable of its own.
+        traced = TraceableCapture(self.model.backbone, hooked, widest)
+        run = self.model.compiled.once(self.flags)
+        try:
+            for done, forward in enumerate(forwards, start=1):
+                hidden = self._forward(run, forward)
+                tensors, names = traced.take()
+                if final_hidden == _UNOWNED_HIDDEN:
+                    tensors[final_hidden] = hidden.cpu()
+                parts.append(tensors)
+                ran |= names
+                self.on_event(Progress(done, len(forwards), "captured forwards"))
+        finally:
+            traced.remove()
+        self.notes += need_all(self.modules, ran, self.plan.capture)
+        return self._joined(parts)
+
+    def _joined(self, parts: list[Tensors]) -> Tensors:
+        tensors, notes = join(parts, self.arrangement)
+        self.notes += notes
+        return tensors
+
+    def _operators_alone(self, run: compiling.Call) -> str:
+        """The attention operators of a pass of its own; remembered, since equal flags run equal kernels."""
+        if self.flags.attention == "flex":
+            return self._higher_order()
+        shapes = tuple(forward.input_ids.shape for forward in self.arrangement.forwards)
+        key = ("operators", tuple(self.flags.to_mapping().items()), shapes)
+        if key not in self.model.known:
+            with Profiled() if self.flags.compile != "off" else Operators() as operators:
+                self._forward(run, self.arrangement.forwards[0])
+            self.model.known[key] = operators.attention()
+        return str(self.model.known[key])
+
+    def _higher_order(self) -> str:
+        return f"{self.model.causal_lm.config._attn_implementation} (a higher-order operator)"
+
+
+def _takes(backbone: Any, argument: str) -> bool:
+    parameters = inspect.signature(backbone.forward).parameters
+    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+@contextlib.contextmanager
+def _evaluating(causal_lm: Any) -> Any:
+    training = causal_lm.training
+    causal_lm.eval()
+    try:
+        yield
+    finally:
+        causal_lm.train(training)
+
+
+def _observer_effect(hooked: torch.Tensor, plain: torch.Tensor) -> dict[str, Any]:
+    """Whether looking changed the answer: bitwise, and the worst token's relative L2."""
+    if torch.equal(hooked, plain):
+        return {"bitwise": True, "worst_token": 0.0}
+    a, b = plain.double(), hooked.double()
+    distance, norm = (b - a).norm(dim=-1), a.norm(dim=-1)
+    relative = torch.where(distance == 0, torch.zeros_like(distance), distance / norm)
+    return {"bitwise": False, "worst_token": float(relative.max())}

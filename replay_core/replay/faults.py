@@ -1,0 +1,71 @@
+"""Deliberate mistakes, one per way a batch goes wrong, for learning what each looks like and for tests. numpy only.
+
+    boundary       every inner boundary of the pack one token late: an off-by-one in cu_seqlens
+    foreign_key    every sample after the first sees one key of the sample before it
+    no_positions   the pack is given no position_ids: the library counts through it
+    padded_mask    the padded batch's mask calls every slot a token
+    raise, abort, hang    the model raises, its process aborts in C, it never returns
+
+The missing mask between packed samples is the flag `block_mask=off`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay_core.layout import Bools, Ints
+from replay_core.replay.flags import Flags
+
+if TYPE_CHECKING:
+    from replay_core.replay.packing import Forward
+
+#: Seconds a hanging model sleeps between two looks at the signals.
+_NAP_S = 0.2
+
+
+def spoil(forward: Forward, flags: Flags) -> Forward:
+    """The forward's inputs with the mistake the flags name; unchanged where it cannot be made."""
+    if flags.fault == "padded_mask" and forward.attention_mask is not None and not flags.packing:
+        return replace(forward, attention_mask=np.ones_like(forward.attention_mask))
+    if forward.segments < 2 or forward.valid is None:
+        return forward
+    lengths: Ints = np.asarray(forward.valid, dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    if flags.fault == "no_positions":
+        return replace(forward, position_ids=None)
+    if flags.fault == "boundary":
+        late = starts + (starts > 0)
+        spans = np.diff(np.append(late, lengths.sum()))
+        return replace(forward, position_ids=(np.arange(lengths.sum()) - np.repeat(late, spans))[None])
+    if flags.fault == "foreign_key":
+        return replace(forward, allowed_TT=_with_a_foreign_key(lengths, starts))
+    return forward
+
+
+def _with_a_foreign_key(lengths: Ints, starts: Ints) -> Bools:
+    sample_T = np.repeat(np.arange(lengths.size), lengths)
+    order_T = np.arange(sample_T.size)
+    allowed_TT = (sample_T[:, None] == sample_T) & (order_T[:, None] >= order_T)
+    for sample in range(1, lengths.size):
+        allowed_TT[sample_T == sample, starts[sample] - 1] = True
+    marked: Bools = allowed_TT
+    return marked
+
+
+def strike(flags: Flags) -> None:
+    """End as the flags ask: with an exception, an abort in C, or not at all.
+
+    Raises:
+        RuntimeError: fault=raise.
+    """
+    if flags.fault == "raise":
+        raise RuntimeError("a deliberate failure (fault=raise)")
+    if flags.fault == "abort":
+        os.abort()
+    while flags.fault == "hang":
+        time.sleep(_NAP_S)

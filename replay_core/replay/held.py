@@ -1,0 +1,62 @@
+"""The model a warm child keeps between replays, so that flipping a flag costs a forward and no load.
+
+One model at a time: the next replay of another model, dtype, device or seed replaces it.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from replay_core.records import Run
+from replay_core.replay import architectures
+from replay_core.replay.batch import Batch
+from replay_core.replay.model import FACTORY, RANDOM, LoadedModel, load, resolve
+from replay_core.replay.plan import ReplayPlan
+
+
+class Holder:
+    """Loads models and keeps the last one."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._model: LoadedModel | None = None
+
+    def model(self, plan: ReplayPlan, run: Run, batch: Batch) -> tuple[LoadedModel, bool]:
+        """The plan's model, and whether it was held already. Its notes are those of this plan.
+
+        Raises:
+            ModelError, UnavailableError, CellError: as `model.load`.
+        """
+        reference, notes = resolve(plan, run)
+        key = _key(plan, reference, batch)
+        if self._model is not None and key == self._key:
+            return self._model, True
+        self.drop()
+        loaded = load(plan, reference, notes, batch)
+        self._key, self._model = key, loaded
+        return loaded, False
+
+    def drop(self) -> None:
+        """Let go of the model and its memory."""
+        self._key = self._model = None
+        gc.collect()
+
+
+def _key(plan: ReplayPlan, reference: str, batch: Batch) -> tuple[Any, ...]:
+    common = (reference, plan.flags.dtype, plan.flags.device, plan.step)
+    if reference.startswith(RANDOM):
+        # Its vocabulary is sized to the batch.
+        kind, sizes = architectures.settings(
+            reference.removeprefix(RANDOM), batch.largest_id, int(batch.ids_BS.shape[1])
+        )
+        return (*common, plan.seed, kind, sizes["vocab_size"], sizes["max_position_embeddings"])
+    if reference.startswith(FACTORY):
+        return (*common, plan.forward_path, batch.largest_id)
+    files = sorted(file for file in Path(reference).iterdir() if file.is_file())
+    return (*common, batch.largest_id, *((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+#: The holder of this process: a replayer child answers one job after the other.
+HOLDER = Holder()

@@ -1,0 +1,112 @@
+"""The user's own code: a model factory, or the trainer's forward. Only ever named on the command line.
+
+    --model factory:module:function      function() -> a causal language model
+    --forward module:function            function(model, batch) -> log-probabilities of the next tokens
+
+`batch` is a mapping of tensors: input_ids, attention_mask, position_ids [B, S] and, where it is known,
+response_mask [B, S]; `temperature` a number. The answer is [B, S] or [B, S-1] (index t is about token t + 1),
+or [B, A] for the last A tokens; zeros or anything else in padding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from replay_core.errors import CellError, RequestError
+
+
+def function(reference: str, folder: str | None) -> Callable[..., Any]:
+    """The function `module:function` names, imported with `folder` in front of the path.
+
+    Raises:
+        RequestError: there is no such module or function.
+        CellError: importing it raised.
+    """
+    module_name, _, name = reference.partition(":")
+    with _importing_from(folder):
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise RequestError(
+                f"there is no module {error.name!r}",
+                expected=f"a module on the path or in {folder or 'the current directory'}",
+                found=reference,
+            ) from None
+        except Exception as error:
+            traceback.print_exc()
+            raise CellError(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise RequestError(f"{module_name} has no function {name!r}", found=reference)
+    return found  # type: ignore[no-any-return]
+
+
+def model(reference: str, folder: str | None) -> Any:
+    """The model a factory makes.
+
+    Raises:
+        RequestError, CellError: as `function`; or the factory raised, or returned no causal language model.
+    """
+    made = _called(reference, function(reference, folder))
+    if not (hasattr(made, "base_model") and hasattr(made, "config") and hasattr(made, "get_output_embeddings")):
+        raise CellError(
+            "the factory returned no causal language model",
+            expected="a transformers ...ForCausalLM",
+            found=type(made).__name__,
+        )
+    return made
+
+
+def logprobs(reference: str, folder: str | None, causal_lm: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """What the trainer's own forward says: float32 on the CPU, [B, S], index t about token t + 1.
+
+    Raises:
+        CellError: it raised, or returned something that is no log-probabilities of this batch.
+    """
+    answer = _called(reference, function(reference, folder), causal_lm, batch)
+    rows, width = batch["input_ids"].shape
+    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or answer.shape[0] != rows or answer.shape[1] > width:
+        found = list(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+        raise CellError(
+            f"{reference} returned no log-probabilities of this batch",
+            expected=f"[{rows}, {width}], [{rows}, {width - 1}] or [{rows}, the last A tokens]",
+            found=str(found),
+        )
+    whole = torch.zeros(rows, width)
+    said = answer.detach().float().cpu()
+    if said.shape[1] == width:
+        return said
+    # [B, S-1] starts with token 1; a suffix ends with the last token.
+    whole[:, width - 1 - said.shape[1] : width - 1] = said
+    return whole
+
+
+def _called(reference: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        what = f"{reference} raised {type(error).__name__}: {first}"
+        raise CellError(what, hint="the log holds the whole traceback") from error
+
+
+@contextlib.contextmanager
+def _importing_from(folder: str | None) -> Iterator[None]:
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)

@@ -1,0 +1,289 @@
+"""A backward replay: the loss of one micro-batch, or of a step's micro-batches in turn, and its gradients.
+
+The forward follows the trainer's when `logits=whole` on a padded batch: logits of every slot in float32,
+log_softmax, gather. Chunked, the head's logits are computed again in backward and never held whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from replay_core import pages
+from replay_core.errors import RequestError
+from replay_core.jobs import OnEvent, Progress
+from replay_core.recorder import Recorder
+from replay_core.records import Run
+from replay_core.replay import attention, compiling, visibility
+from replay_core.replay.batch import RecordedBatch, read_batch
+from replay_core.replay.cell import Cell
+from replay_core.replay.effective import effective_settings
+from replay_core.replay.flags import Flags
+from replay_core.replay.footprint import PeakMemory, need_logits
+from replay_core.replay.logprobs import Head
+from replay_core.replay.losses import Loss, resolve
+from replay_core.replay.model import LoadedModel
+from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.recorded import place, records_of
+from replay_core.replay.run import described
+
+
+@dataclass
+class _Micro:
+    """One micro-batch: its cell, and what its loss needs, [B, S-1] float32 (None where it is not recorded)."""
+
+    number: int
+    recorded: RecordedBatch
+    cell: Cell
+    fields: dict[str, torch.Tensor | None]
+    tokens_of_step: int | None
+
+    def response(self) -> torch.Tensor:
+        """[B, S-1]: 1 where the next token is a response token (any token, where no response mask is known)."""
+        batch = self.recorded.batch
+        mask_BS = batch.valid_BS if batch.response_BS is None else batch.response_BS
+        first_BT = batch.valid_BS[:, :-1]
+        return torch.from_numpy((mask_BS[:, 1:] & first_BT).astype(np.int64))
+
+
+def train(
+    plan: ReplayPlan,
+    flags: Flags,
+    run: Run,
+    recorded: RecordedBatch,
+    model: LoadedModel,
+    temperature: float,
+    notes: list[str],
+    load_s: float,
+    on_event: OnEvent,
+) -> dict[str, Any]:
+    """Forward and backward of the plan's micro-batches, gradients added up; the cell of the document.
+
+    Raises:
+        RequestError: the record holds no advantages, or the loss cannot be formed.
+    """
+    numbers = plan.micros or (plan.micro,)
+    micros = [_micro(replace(plan, micro=number), flags, run, model, temperature, on_event) for number in numbers]
+    loss, sentence = resolve(_settings(plan), (run.flags or {}).get("loss"), micros[0].tokens_of_step)
+    cell = micros[0].cell
+    rows = max(micro.cell.arrangement.slots for micro in micros)
+    forecast = need_logits(flags, rows, model.config.vocab_size, plan.logit_chunk)
+    with torch.no_grad():
+        head, final_hidden = cell._probe()
+        ran = cell._operators_alone(compiling.plain)
+    recorder = Recorder(plan.out, model=model.reference, flags={"asked": plan.flags.to_mapping(), "effective": None})
+    memory, started = PeakMemory(flags.device), time.perf_counter()
+    seconds = {"forward_s": 0.0, "backward_s": 0.0}
+    values: list[float] = []
+    with _training(model) as order, recorder.step(plan.step, rank=plan.rank, role=plan.role or "actor") as record:
+        for done, micro in enumerate(micros, start=1):
+            began = time.perf_counter()
+            with attention.pinned(flags), torch.enable_grad():
+                logprobs_BT, hidden = _logprobs(micro.cell, head, flags, temperature, plan.logit_chunk)
+                mask_BT = micro.response().to(logprobs_BT.device)
+                logprobs_BT = logprobs_BT * mask_BT
+                found = _loss(loss, micro, logprobs_BT, mask_BT, notes)
+                seconds["forward_s"] += time.perf_counter() - began
+                began = time.perf_counter()
+                found["loss"].backward()
+                seconds["backward_s"] += time.perf_counter() - began
+            values.append(float(found["loss"].detach()))
+            _record(record, micro, final_hidden, hidden, logprobs_BT, found)
+            on_event(Progress(done, len(micros), "micro-batches forward and backward"))
+        gradients = {f"grad.{name}": gradient for name, gradient in order.gradients().items()}
+        norm = torch.nn.utils.get_total_norm(list(order.in_model_order()))
+        place_ = {"micro": None if plan.micros else micros[0].recorded.key.micro}
+        record("gradient", gradients, grad_norm=norm, **place_)
+    steady_s, peak_mib = time.perf_counter() - started, memory.mib()
+    effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
+    broken = [name for name, gradient in gradients.items() if not bool(torch.isfinite(gradient).all())]
+    if broken:
+        notes.append(f"the first gradient that is not finite, in backward order, is {broken[0]}")
+    inputs = visibility.check(cell.arrangement, use_cache=flags.use_cache)
+    return {
+        **described(plan, recorded, model, effective, [*notes, *cell.notes, sentence]),
+        "time": {"load_s": load_s, "compile_s": None, "steady_s": steady_s, **seconds},
+        "memory": {"peak_mib": peak_mib, "forecast_logits_mib": forecast},
+        "final_hidden": final_hidden,
+        "inputs": [finding.to_mapping() for finding in inputs],
+        "loss": {
+            "settings": loss.to_mapping(),
+            "stated": sentence,
+            "micros": [{"micro": micro.number, "loss": value} for micro, value in zip(micros, values, strict=True)],
+            "grad_norm": float(norm),
+            "first_nonfinite_gradient": broken[0] if broken else None,
+        },
+    }
+
+
+def _settings(plan: ReplayPlan) -> dict[str, Any] | None:
+    return Loss.parse(plan.loss) if isinstance(plan.loss, str) else plan.loss
+
+
+def _micro(
+    plan: ReplayPlan, flags: Flags, run: Run, model: LoadedModel, temperature: float, on_event: OnEvent
+) -> _Micro:
+    recorded = read_batch(run, plan)
+    fields: dict[str, torch.Tensor | None] = {"advantages": None, "old_logprobs": None, "ref_logprobs": None}
+    tokens = None
+    for record in records_of(run, recorded.key):
+        for ref in record.tensors():
+            name = ref.canonical or ref.name
+            if name in fields and fields[name] is None and ref.is_readable:
+                placed = place(ref, recorded.batch)
+                if placed is not None:
+                    fields[name] = torch.from_numpy(placed[0][:, :-1].astype(np.float32))
+            if ref.name == "tokens_of_step" and ref.is_readable:
+                tokens = int(pages.array(ref).reshape(-1)[0])
+    if fields["advantages"] is None:
+        raise RequestError(
+            "the record holds no advantages of this micro-batch: its loss cannot be formed",
+            file=str(run.path),
+            expected="advantages per token, [B, S-1], [B, S] or a response suffix",
+            hint="record advantages and old_log_probs beside input_ids",
+        )
+    forward = replace(plan, capture="none")
+    cell = Cell(forward, flags, recorded.batch, model, temperature, on_event)
+    return _Micro(plan.micro, recorded, cell, fields, tokens)
+
+
+def _loss(
+    loss: Loss, micro: _Micro, logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, notes: list[str]
+) -> dict[str, Any]:
+    device = logprobs_BT.device
+    given = {name: None if value is None else value.to(device) for name, value in micro.fields.items()}
+    old_BT = given["old_logprobs"]
+    if old_BT is None:
+        old_BT = logprobs_BT.detach()
+        note = "no old log-probabilities are recorded: the ratio is taken to be 1 (on-policy)"
+        if note not in notes:
+            notes.append(note)
+    return loss.value(logprobs_BT, old_BT, given["ref_logprobs"], given["advantages"], mask_BT)
+
+
+def _logprobs(
+    cell: Cell, head: Head, flags: Flags, temperature: float, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probabilities [B, S-1] of every next token, the final hidden states), differentiable."""
+    arrangement, forwards = cell.arrangement, cell.arrangement.forwards
+    if flags.logits == "whole" and arrangement.cu_seqlens is None:
+        parts, hidden = [], []
+        for forward in forwards:
+            inputs = cell.inputs(forward)
+            answer = cell.model.causal_lm(**inputs, output_hidden_states=True)
+            logits_BSV = answer.logits.float()
+            if temperature != 1.0:
+                logits_BSV = logits_BSV / temperature
+            logprobs_BTV = logits_BSV[:, :-1].log_softmax(-1)
+            parts.append(logprobs_BTV.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0])
+            hidden.append(answer.hidden_states[-1].detach())
+        return torch.cat(parts) if len(parts) > 1 else parts[0], torch.cat(hidden)
+    states = [compiling.plain(cell.model.backbone, cell.inputs(forward)) for forward in forwards]
+    hidden_BSD = states[0] if len(states) == 1 else torch.cat(states, dim=arrangement.axis)
+    slots, targets = (torch.from_numpy(part).to(hidden_BSD.device) for part in arrangement.next_tokens())
+    hidden_ND = hidden_BSD.flatten(0, 1)[slots]
+    bounds = [len(targets) * number // max(1, -(-len(targets) // chunk)) for number in
+              range(max(1, -(-len(targets) // chunk)) + 1)]  # fmt: skip
+
+    def some(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        scaled = head(hidden).float() / temperature
+        return scaled.gather(-1, target[:, None])[:, 0] - scaled.logsumexp(-1)
+
+    # One chunk's logits live at a time, in backward as well: each is computed again there.
+    pieces = [
+        checkpoint(some, hidden_ND[start:end], targets[start:end], use_reentrant=False)
+        for start, end in pairwise(bounds)
+        if end > start
+    ]
+    own = cell.batch.layout()
+    grid = torch.zeros(own.sample_BS.size, device=hidden_BSD.device)
+    grid = grid.index_put((torch.from_numpy(own.slots("next")).to(grid.device),), torch.cat(pieces))
+    return grid.reshape(own.shape)[:, :-1], hidden_BSD.detach()
+
+
+def _record(
+    record: Any,
+    micro: _Micro,
+    final_hidden: str,
+    hidden: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    found: dict[str, Any],
+) -> None:
+    arrangement, own = micro.cell.arrangement, micro.recorded.batch.layout()
+    inputs = {
+        "input_ids": arrangement.input_ids,
+        "attention_mask": arrangement.attention_mask,
+        "cu_seqlens": arrangement.cu_seqlens,
+        "response_mask": arrangement.response_mask,
+        "position_ids": arrangement.position_ids,
+        "sample_order": arrangement.sample_order,
+    }
+    place_ = {"micro": micro.number if micro.recorded.key.micro is None else micro.recorded.key.micro}
+    written = {name: torch.from_numpy(value) for name, value in inputs.items() if value is not None}
+    record("batch_inputs", {**written, "temperature": micro.cell.temperature}, **place_)
+    record("modules", {final_hidden: hidden}, **place_)
+    whole = torch.zeros(own.sample_BS.shape)
+    whole[:, :-1] = logprobs_BT.detach().cpu()
+    laid = torch.zeros(arrangement.layout.sample_BS.size)
+    laid[torch.from_numpy(arrangement.layout.slots("next"))] = whole.reshape(-1)[torch.from_numpy(own.slots("next"))]
+    forward_data = {"log_probs": laid.reshape(arrangement.layout.shape)}
+    if "response_mask" in written:
+        forward_data["response_mask"] = written["response_mask"]
+    record("forward_data", forward_data, **place_)
+    tokens = {} if micro.tokens_of_step is None else {"tokens_of_step": micro.tokens_of_step}
+    record("loss", {**found, **tokens}, **place_)
+
+
+class _Order:
+    """The parameters of a model in the order their gradients were last completed."""
+
+    def __init__(self, causal_lm: Any) -> None:
+        self._parameters = dict(causal_lm.named_parameters())
+        self._order: dict[str, None] = {}
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._done(name))
+            for name, parameter in self._parameters.items()
+        ]
+
+    def _done(self, name: str) -> Any:
+        def hook(_parameter: torch.Tensor) -> None:
+            self._order.pop(name, None)
+            self._order[name] = None
+
+        return hook
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: self._gradient(name) for name in self._order}
+
+    def in_model_order(self) -> Iterator[torch.Tensor]:
+        return (self._gradient(name) for name in self._parameters if name in self._order)
+
+    def _gradient(self, name: str) -> torch.Tensor:
+        gradient = self._parameters[name].grad
+        assert gradient is not None
+        return gradient
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@contextmanager
+def _training(model: LoadedModel) -> Iterator[_Order]:
+    """The model with gradients on, and without any trace of them afterwards: it is held for the next replay."""
+    model.causal_lm.requires_grad_(True)
+    order = _Order(model.causal_lm)
+    try:
+        yield order
+    finally:
+        order.remove()
+        model.causal_lm.zero_grad(set_to_none=True)
+        model.causal_lm.requires_grad_(False)

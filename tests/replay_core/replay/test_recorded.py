@@ -1,0 +1,167 @@
+"""What the trainer recorded, held against the replay without being asked."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay_core import workbench
+from replay_core.demo.train import train_demo
+from replay_core.errors import RequestError
+from replay_core.export.outcome import exit_code
+from replay_core.records import Inline, TensorRef
+from replay_core.replay.batch import padded_batch
+from replay_core.replay.flags import Flags
+from replay_core.replay.recorded import place
+from tests.replay_core.replay.conftest import Here
+
+BATCH = padded_batch([[0, 5, 6, 7], [8, 9, 4, 0]], [[0, 1, 1, 1], [1, 1, 1, 0]], [[0, 0, 1, 1], [0, 1, 1, 0]])
+
+
+def ref(values, **how):
+    array = np.asarray(values, dtype=np.float64)
+    return TensorRef("log_probs", "float64", array.shape, Inline(array.tolist()), **how)
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        ref([[9, -1, -2, 9], [-3, -4, 9, 9]], alignment="next"),
+        ref([[9, -1, -2], [-3, -4, 9]]),
+        ref([[9, 9, -1, -2], [9, -3, -4, 9]], alignment="response"),
+        ref([9, -1, -2, -3, -4, 9][:0] or [-1, -2, -3, -4], rows=(2, 2)),
+    ],
+    ids=["[B, S] next", "[B, S-1]", "[B, S] own token", "ragged responses"],
+)
+def test_every_form_lands_on_the_same_tokens(recorded):
+    if recorded.rows:
+        recorded = recorded.with_(source=Inline([-1.0, -2.0, -3.0, -4.0]))
+    values_BS, known_BS = place(recorded, BATCH)
+    assert known_BS.tolist() == [[False, True, True, False], [True, True, False, False]]
+    assert values_BS[known_BS].tolist() == [-1, -2, -3, -4]
+
+
+def test_a_response_suffix_ends_with_the_last_token():
+    values_BS, known_BS = place(ref([[-1, -2], [-4, 9]], alignment="response"), BATCH)
+    assert values_BS[known_BS].tolist() == [-1, -2, -4]
+
+
+def test_a_shape_of_no_token_axis_is_not_placed():
+    assert place(ref([[1.0] * 7] * 2), BATCH) is None
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("demo") / "dump"
+    train_demo(path, steps=2)
+    return path
+
+
+def ask(dump, out, flags="", plan=None, **request):
+    base = {"dump": str(dump), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint", "capture": "none"}
+    chosen = Flags.parse(flags).to_mapping()
+    return workbench.replay({**base, "flags": chosen, **(plan or {})}, out, Here(), **request)
+
+
+def test_the_recording_is_row_0_and_agrees_with_the_weights_that_made_it(demo, tmp_path):
+    doc = ask(demo, tmp_path / "out", matrix="packing=off,on block_mask=on,off")
+    row = doc["cells"][0]
+    assert (row["part"], row["agreement"]["agrees"]) == ("recording", True)
+    assert row["recorded"][0]["name"] == "policy_logprobs"
+    assert row["recorded"][0]["max_abs"] < 1e-5
+    assert doc["recording"]["nearest_cell"] in (1, 2, 3, 4)
+    leak = doc["cells"][-1]
+    assert leak["toggles"] == {"packing": True, "block_mask": False}
+    assert leak["recorded"][0]["verdict"] == "DIFF"
+
+
+def test_a_recording_of_a_wrong_forward_is_named_though_all_cells_agree(demo, tmp_path):
+    doc = ask(
+        demo, tmp_path / "out", plan={"model": str(demo / "checkpoints" / "step_000001")}, matrix="packing=off,on"
+    )
+    assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [False, None, True, True]
+    assert any("weights of step 1, batch of step 0" in note for note in doc["notes"])
+    assert exit_code(doc) == 1
+
+
+def test_models_are_ranked_by_who_sampled_the_tokens(demo, tmp_path):
+    first, second = (str(demo / "checkpoints" / f"step_00000{step}") for step in (0, 1))
+    for step, right in ((0, first), (1, second)):
+        doc = ask(
+            demo, tmp_path / f"out{step}", plan={"step": step}, models=(first, second), against="rollout_logprobs"
+        )
+        ranked = [row["model"] for row in doc["ranking"]["models"]]
+        assert ranked[0] == right
+        assert doc["ranking"]["models"][0]["max_abs"] < 1e-4 < doc["ranking"]["models"][1]["mean_abs"]
+
+
+def test_ranking_by_what_is_not_recorded_is_refused(demo, tmp_path):
+    with pytest.raises(RequestError, match="no such log-probabilities"):
+        ask(demo, tmp_path / "out", models=("checkpoint",), against="values")
+
+
+OWN = """
+import torch
+
+def right(model, batch):
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
+                   position_ids=batch["position_ids"]).logits.float() / batch["temperature"]
+    return logits[:, :-1].log_softmax(-1).gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+
+def blind(model, batch):
+    return right(model, {**batch, "attention_mask": None, "position_ids": None})
+
+def broken(model, batch):
+    raise KeyError("input_idz")
+
+def shapeless(model, batch):
+    return torch.zeros(3)
+
+def factory():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                        num_attention_heads=4))
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "trainers_own.py").write_text(OWN)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "agrees"),
+    [("right", "ran", True), ("blind", "ran", False), ("broken", "failed", None), ("shapeless", "failed", None)],
+)
+def test_the_trainers_own_forward_is_a_cell_among_the_others(demo, own, tmp_path, name, outcome, agrees):
+    plan = {"forward": f"trainers_own:{name}", "forward_path": own}
+    doc = ask(demo, tmp_path / "out", plan=plan)
+    assert [cell["part"] for cell in doc["cells"]] == ["reference", "control", "cell"]
+    cell = doc["cells"][-1]
+    assert (cell["outcome"], cell["agreement"]["agrees"]) == (outcome, agrees)
+    assert doc["cells"][1]["agreement"]["agrees"] is True
+
+
+def test_a_model_may_come_from_the_users_factory(demo, own, tmp_path):
+    plan = {"model": "factory:trainers_own:factory", "forward_path": own}
+    doc = ask(demo, tmp_path / "out", plan=plan)
+    assert [cell["outcome"] for cell in doc["cells"]] == ["ran", "ran"]
+
+
+def test_a_factory_named_by_a_dump_is_never_called(demo, own, tmp_path):
+    import json
+    import shutil
+
+    from replay_core.errors import ModelError
+
+    shutil.copytree(demo, tmp_path / "dump")
+    manifest = Path(tmp_path / "dump" / "manifest.json")
+    content = json.loads(manifest.read_text())
+    content["models"] = {"0": "factory:trainers_own:factory"}
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="code is only ever run when you name it"):
+        ask(tmp_path / "dump", tmp_path / "out", plan={"forward_path": own})

@@ -1,0 +1,71 @@
+"""`rldbg replay` as a shell sees it: spellings, the text, exit codes. Real children, a real model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tui_debugger.commands.replay import command
+from tui_debugger.reports.replay import matrix_table, replay_report
+
+
+def run(*arguments: object) -> Result:
+    # As the real entry point does, except that errors become exit codes in cli.py.
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def document(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A matrix of four cells on one warm child, one of them a leak."""
+    out = tmp_path_factory.mktemp("replay")
+    result = run(
+        small_dump, "--model", "random:llama-tiny", "--capture", "none", "--warm", "--out", out / "cells",
+        "--output", out / "replay.json", "--matrix", "packing=off,on", "block_mask=on,off",
+    )  # fmt: skip
+    assert result.exception is None, result.output
+    assert result.return_value == 1
+    loaded: dict[str, Any] = json.loads((out / "replay.json").read_text())
+    return {**loaded, "text": result.output}
+
+
+def test_the_matrix_is_a_table_with_a_column_per_toggle_and_the_truth(document: dict[str, Any]) -> None:
+    head, recording, baseline, *cells = matrix_table(document)
+    assert head.split()[:7] == ["#", "configuration", "packing", "block_mask", "result", "agrees", "load"]
+    assert "the recording" in recording
+    assert "each row alone" in baseline
+    assert "reference" in baseline
+    assert [line.split()[1:2] for line in cells[:2]] == [["default"], ["block_mask=off"]]
+    assert "one warm child" in cells[-1]
+
+
+def test_the_answer_comes_first_and_names_the_leak_and_the_toggles(document: dict[str, Any]) -> None:
+    lines = document["text"].splitlines()
+    first = next(line for line in lines if line and not line.startswith("wrote"))
+    assert first.startswith("DISAGREES")
+    assert any("sequences see each other" in line for line in lines)
+    assert any("smallest set that breaks agreement: packing=on block_mask=off" in line for line in lines)
+    assert replay_report(document) in document["text"]
+
+
+def test_seed_spellings_reach_the_flags(small_dump: Path, tmp_path: Path) -> None:
+    result = run(
+        small_dump, "--model", "random:llama-tiny", "--max-rows", 1, "--flash-attn", "--compile", "aot_eager",
+        "--packing", "--capture", "none", "--warm", "--json", "--out", tmp_path / "cells",
+    )  # fmt: skip
+    assert result.exception is None, result.output
+    flags = json.loads(result.output)["plan"]["flags"]
+    assert (flags["attention"], flags["compile"], flags["packing"]) == ("flash", "aot_eager", True)
+
+
+def test_compile_alone_means_inductor() -> None:
+    option = next(one for one in command.params if one.name == "compiled")
+    assert option.flag_value == "inductor"  # type: ignore[attr-defined]
+
+
+def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:
+    result = run(small_dump, "packing=off,on")
+    assert "axes belong to --matrix" in str(result.exception)
