@@ -10,6 +10,20 @@ from replay_core.replay.matrix import CellResult
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.request import Replayed
 
+#: What a cell that did not run, or the recording, has nothing to say of.
+_UNSAID: dict[str, Any] = {
+    **dict.fromkeys(("compile", "observer", "weights", "determinism", "forward", "loss", "log", "key", "threads")),
+    "inputs": [],
+    "left_pads": [],
+}
+_TIME = ("load_s", "compile_s", "steady_s", "forward_s", "backward_s")
+_MEMORY = ("peak_mib", "forecast_logits_mib")
+_PARTS = ("time", "memory")
+
+
+def _filled(figures: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any] | None:
+    return None if figures is None else {name: figures.get(name) for name in names}
+
 
 def replay_document(plan: ReplayPlan, replayed: Replayed) -> Document:
     """A replay document; `baseline` is the number of the cell that ran every row alone."""
@@ -39,8 +53,12 @@ def _matrix(replayed: Replayed) -> dict[str, Any] | None:
 
 
 def _cell(result: CellResult) -> dict[str, Any]:
+    said = {name: value for name, value in result.cell.items() if name not in _PARTS}
     return {
-        **result.cell,
+        **_UNSAID,
+        **said,
+        "time": _filled(result.cell["time"], _TIME),
+        "memory": _filled(result.cell["memory"], _MEMORY),
         "part": result.part,
         "asked": result.asked,
         "agreement": _agreement(result),

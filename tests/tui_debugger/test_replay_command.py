@@ -69,3 +69,14 @@ def test_compile_alone_means_inductor() -> None:
 def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:
     result = run(small_dump, "packing=off,on")
     assert "axes belong to --matrix" in str(result.exception)
+
+
+def test_the_document_is_of_the_published_schema(document: dict[str, Any]) -> None:
+    from jsonschema import Draft202012Validator
+
+    from replay_core.export.documents import SCHEMA_PATH
+
+    schema = json.loads(SCHEMA_PATH.read_text())
+    stored = {name: value for name, value in document.items() if name != "text"}
+    errors = [error.message for error in Draft202012Validator(schema).iter_errors(stored)]
+    assert not errors, errors[0][:400]

@@ -28,8 +28,9 @@ def replay_report(doc: Document) -> str:
             lines += ["", f"cell {number} against each row alone, per segment", *_segments(cell["segments"])]
         if cell["error"]:
             lines += ["", f"cell {number}: {cell['error']['message']}"]
-            parts = ("file", "expected", "found", "hint", "log")
+            parts = ("file", "expected", "found", "hint")
             lines += [f"  {name}: {cell['error'][name]}" for name in parts if cell["error"].get(name)]
+            lines += [f"  log: {cell['log']}"] if cell.get("log") else []
         if cell.get("loss"):
             lines += ["", *_loss(number, cell)]
     if doc.get("determinism"):

@@ -203,7 +203,7 @@ def test_a_replay_whose_cell_cannot_run_is_a_document(replayed: dict[str, Any]):
     failed["cells"][-1] |= {
         "effective": None, "outcome": "unavailable", "error": RldbgError("no GPU", hint="use the CPU").to_mapping(),
         "time": None, "memory": None, "dump": None, "final_hidden": None, "segments": None,
-        "agreement": {"agrees": None, "first_divergence": None, "counts": None},
+        "agreement": {"agrees": None, "first_divergence": None, "counts": None, "off": []},
     }  # fmt: skip
     failed["cells"][-1].pop("threads")
     validate(failed)

@@ -71,7 +71,7 @@ def test_a_model_that_raises_is_one_failed_cell_with_its_log(ask, tmp_path):
     failed = doc["cells"][-1]
     assert (failed["outcome"], doc["matrix"]["failing"]) == ("failed", [{"fault": "raise"}])
     assert "a deliberate failure" in failed["error"]["message"]
-    assert failed["error"]["log"].endswith("cell3.log")
+    assert failed["log"].endswith("cell3.log")
     assert exit_code(doc) == 4
 
 
