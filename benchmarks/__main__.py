@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import differing, identical, listing, recording, replaying, starting
+from benchmarks import differing, identical, listing, recording, replaying, starting, training
 from benchmarks.inputs import Inputs
 
 ROWS = {
@@ -20,6 +20,7 @@ ROWS = {
     "listing": listing.rows,
     "starting": starting.rows,
     "recording": recording.rows,
+    "training": training.rows,
     "replaying": replaying.rows,
 }
 

@@ -63,11 +63,13 @@ class Comparison:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether everything that could be held together agrees; None when part of it was not looked at."""
-        counts = self.counts
+        """Whether everything both sides hold agrees; None when part of it could not be looked at.
+
+        What only one side holds is counted as MISSING: a cell that captures less than the reference can agree.
+        """
         if self.first is not None or any(row.verdict.diverges for row in self.tensors):
             return False
-        return None if counts["MISSING"] or counts["skipped"] or self.records_unreadable else True
+        return None if self.skipped or self.records_unreadable else True
 
 
 def compare_runs(

@@ -77,7 +77,7 @@ def _of_the_step(run: Run, key: RecordKey, batch: Batch, names: Sequence[str]) -
         return found
     for record in run.records:
         other = record.key
-        if (other.step, other.micro, other.rank) != (key.step, None, key.rank):
+        if (other.step, other.micro) != (key.step, None) or other.rank not in (None, key.rank):
             continue
         refs = [ref for ref in _tensors(record, []) if (ref.canonical or ref.name) in names and ref.is_readable]
         refs = [ref for ref in refs if all(one.name != (ref.canonical or ref.name) for one in found)]

@@ -100,8 +100,8 @@ def train(
             on_event(Progress(done, len(micros), "micro-batches forward and backward"))
         gradients = {f"grad.{name}": gradient for name, gradient in order.gradients().items()}
         norm = torch.nn.utils.get_total_norm(list(order.in_model_order()))
-        place_ = {"micro": None if plan.micros else micros[0].recorded.key.micro}
-        record("gradient", gradients, grad_norm=norm, **place_)
+        number = None if plan.micros else micros[0].recorded.key.micro
+        record("gradient", gradients, micro=number, grad_norm=norm)
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
     broken = [name for name, gradient in gradients.items() if not bool(torch.isfinite(gradient).all())]
