@@ -16,6 +16,8 @@ from replay_core.records import Problem, RecordKey
 FRESH_S = 10.0
 #: Files of the last step that are looked at; a trainer writes forward.
 _LOOKED_AT = 32
+#: Written where a mini-batch closes: not every micro-batch has one, but every rank has the same ones.
+_CLOSING = frozenset({"gradient", "param", "optimizer", "training_metrics"})
 #: Problems of one kind that are spelled out.
 _SPELLED = 8
 
@@ -36,7 +38,8 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
                 problems.append(Problem(where, f"step {step} {stage}: nothing of rank {_listed(missing)}"))
             numbers = {micro for micros in by_rank.values() for micro in micros if micro is not None}
             # Some trainers count on across steps, so a step begins where its first micro-batch is.
-            expected = set(range(min(numbers), max(numbers) + 1)) if numbers and max(numbers) < 1 << 20 else numbers
+            whole = bool(numbers) and max(numbers) < 1 << 20 and stage not in _CLOSING
+            expected = set(range(min(numbers), max(numbers) + 1)) if whole else numbers
             for rank, micros in by_rank.items():
                 lost = sorted(expected - {micro for micro in micros if micro is not None}) if None not in micros else []
                 if lost:
