@@ -24,16 +24,19 @@ async def started(command: Command, grace_s: float = 2.0) -> AsyncIterator[Async
 
 
 class Seen(list[Event]):
-    """Collects events and lets a test wait for the first Progress."""
+    """Collects events and lets a test wait for the first Progress, or the first printed line."""
 
     def __init__(self) -> None:
         super().__init__()
         self.progressed = asyncio.Event()
+        self.printed = asyncio.Event()
 
     def __call__(self, event: Event) -> None:
         self.append(event)
         if isinstance(event, Progress):
             self.progressed.set()
+        if isinstance(event, LogLine):
+            self.printed.set()
 
 
 def test_events_and_printed_lines_arrive_before_the_answer(command: Command) -> None:
@@ -117,7 +120,7 @@ def test_a_job_that_will_not_stop_dies_with_its_child_and_the_next_job_gets_a_ne
         async with started(command, grace_s=0.3) as child:
             seen = Seen()
             job = asyncio.create_task(child.run(Job("deaf"), seen))
-            await seen.progressed.wait()
+            await seen.printed.wait()
             pid = child.pid
             await child.cancel()
             with pytest.raises(JobCancelledError, match="process was ended"):
