@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 import functools
-import sys
 from typing import Any
 
 from rich.cells import cell_len
@@ -55,8 +54,3 @@ class AsciiFilter(LineFilter):
             segment if segment.control or segment.text.isascii() else Segment(plain(segment.text), segment.style)
             for segment in segments
         ]
-
-
-def has_utf8() -> bool:
-    """Whether what we print reaches the terminal as UTF-8, as far as the locale says."""
-    return (sys.__stderr__ is not None and (sys.__stderr__.encoding or "").lower().replace("-", "")) == "utf8"

@@ -54,15 +54,6 @@ class LoadedModel:
         return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def load_model(plan: ReplayPlan, run: Run, batch: Batch) -> LoadedModel:
-    """The model of the plan, ready to run.
-
-    Raises:
-        ModelError, UnavailableError, CellError: as `resolve` and `load`.
-    """
-    return load(plan, *resolve(plan, run), batch)
-
-
 def load(plan: ReplayPlan, reference: str, notes: list[str], batch: Batch) -> LoadedModel:
     """The model of a resolved reference, on the plan's device, in its dtype, with its attention.
 
