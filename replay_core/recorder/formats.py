@@ -2,7 +2,7 @@
 
 Whatever the form, a reader sees the same tree (`replay_core.dumps.native`):
 
-pt            torch.save of the tree.
+pt            torch.save of the tree, in its zip archive.
 jsonl         the tree as one line of JSON, tensors as nested lists, and `__tensors__`: dotted name -> dtype and
               shape. A number that is not finite is the text "nan", "inf" or "-inf", so that the line is JSON.
 safetensors   the tensors under their dotted names; the rest of the tree in the metadata's `rldbg`, where
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from replay_core.errors import RequestError
+from replay_core.recorder import archive
 from replay_core.recorder.values import is_tensor, raw
 
 FORMATS = ("pt", "jsonl", "safetensors")
@@ -39,9 +40,7 @@ def write(form: str, content: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def _write_pt(content: dict[str, Any], file: IO[bytes]) -> None:
-    import torch
-
-    torch.save(content, file)
+    archive.write(content, file)
 
 
 def _write_jsonl(content: dict[str, Any], file: IO[bytes]) -> None:
