@@ -11,14 +11,9 @@ write of a key raises RecordExistsError.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
-import sys
 import threading
-import time
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +25,7 @@ from replay_core.errors import DumpError, RecordExistsError, RequestError, Rldbg
 from replay_core.recorder import formats
 from replay_core.recorder.backlog import Backlog, Pressure
 from replay_core.recorder.blackbox import BlackBox
+from replay_core.recorder.ending import close_at_exit, commit_on_crash
 from replay_core.recorder.forecast import Forecast
 from replay_core.recorder.index import Claim, Identity, content_of, file_of, identity, line_of
 from replay_core.recorder.manifest import Manifest, config_hash, model_facts
@@ -84,7 +80,8 @@ class Recorder:
         self._claims: dict[tuple[str, int | None], Claim] = {}
         self._taken: set[Identity] = set()
         self._failure: BaseException | None = None
-        self._writing = threading.Lock()
+        #: Re-entrant: a signal may have the main thread commit while it commits.
+        self._writing = threading.RLock()
         self._process = os.getpid()
         self._backlog = Backlog(self.settings.queue_bytes, self._failed)
         self._rotation = Rotation(self.directory, self.settings)
@@ -93,9 +90,9 @@ class Recorder:
             models = {} if model is None else {"*": str(model)}
             facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
             self._manifest = Manifest(self.directory, facts)
-            _close_at_exit(self)
+            close_at_exit(self)
             if black_box is not None:
-                _commit_on_crash(self)
+                commit_on_crash(self)
 
     def __enter__(self) -> Recorder:
         return self
@@ -351,47 +348,3 @@ def _told(error: BaseException) -> RldbgError:
         file=str(error.filename) if error.filename else None,
         hint='free some room, or train on without records: Recorder(..., on_error="warn")',
     )
-
-
-_open: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def _close_at_exit(recorder: Recorder) -> None:
-    if not _open:
-        atexit.register(_close_all)
-    _open.add(recorder)
-
-
-_boxed: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def _commit_on_crash(recorder: Recorder) -> None:
-    """An exception that ends the program between two steps commits what the black boxes hold."""
-    if not _boxed:
-        shown_by = sys.excepthook
-
-        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            for boxed in list(_boxed):
-                box = boxed.black_box
-                if issubclass(kind, Exception) and box is not None and box.steps:
-                    with contextlib.suppress(Exception):
-                        boxed.commit_held(box.incident("crash", f"{kind.__name__}: {error}", box.steps[-1]))
-            shown_by(kind, error, trace)
-
-        sys.excepthook = excepthook
-    _boxed.add(recorder)
-
-
-def _close_all() -> None:
-    for recorder in list(_open):
-        began = time.monotonic()
-        try:
-            recorder.close()
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                warnings.warn(
-                    f"rldbg: records of {recorder.directory} were not written: {error} "
-                    f"(after {time.monotonic() - began:.1f} s)",
-                    RuntimeWarning,
-                    stacklevel=1,
-                )

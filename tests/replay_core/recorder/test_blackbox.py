@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,30 @@ def test_finite_gradients_are_no_incident_and_a_failing_second_run_does_not_hurt
     assert (incident["kind"], incident["parameters"]) == ("failed", ["weight"])
     assert model.weight.grad is not None
     assert incidents(tmp_path)[0]["kind"] == "failed"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["no handler of its own", "the trainer's own handler"])
+def test_sigterm_commits_the_ring_and_then_ends_the_program_as_before(own: bool, tmp_path: Path) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: (print('own', flush=True), os._exit(7)))" if own else ""
+    script = f"""
+import os, signal, time
+import torch
+from replay_core.recorder import BlackBox, Recorder
+{handler}
+recorder = Recorder({str(tmp_path)!r}, black_box=BlackBox(steps=2), asynchronous=True)
+for step in range(4):
+    with recorder.step(step) as record:
+        record("loss", advantages=torch.ones(3))
+with recorder.step(4) as record:
+    record("loss", advantages=torch.ones(3))
+    print("here", flush=True)
+    time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "here\n"
+    child.terminate()
+    said, _ = child.communicate(timeout=60)
+    assert (child.returncode, said) == ((7, "own\n") if own else (-signal.SIGTERM, ""))
+    assert steps(tmp_path) == [3, 4]
+    assert incidents(tmp_path)[0]["trigger"] == "SIGTERM"

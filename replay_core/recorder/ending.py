@@ -1,0 +1,101 @@
+"""How a recording ends: at the program's exit, by an exception nobody caught, by SIGTERM.
+
+torchrun ends the other ranks with SIGTERM when one rank fails: just then the black box of every rank is wanted.
+SIGKILL (and the out-of-memory killer) takes what is in memory with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replay_core.recorder.recorder import Recorder
+
+_open: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_boxed: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def close_at_exit(recorder: Recorder) -> None:
+    """Write what waits when the program ends."""
+    if not _open:
+        atexit.register(_close_all)
+    _open.add(recorder)
+
+
+def commit_on_crash(recorder: Recorder) -> None:
+    """Commit what the black box holds when an exception between two steps, or SIGTERM, ends the program."""
+    if not _boxed:
+        _hook_exceptions()
+        _hook_sigterm()
+    _boxed.add(recorder)
+
+
+def _hook_exceptions() -> None:
+    shown_by = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, Exception):
+            _commit("crash", f"{kind.__name__}: {error}")
+        shown_by(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+def _hook_sigterm() -> None:
+    """Before what SIGTERM did so far: the trainer's own handler, or the end."""
+    if threading.current_thread() is not threading.main_thread():
+        # Python lets no other thread set a handler.
+        return
+    before: Any = signal.getsignal(signal.SIGTERM)
+    process = os.getpid()
+    if before is None or before == signal.SIG_IGN:
+        return
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            _commit("SIGTERM", "the process was told to end")
+            if not callable(before):
+                # Nothing unwinds after this: what other recorders still hold is written now.
+                _close_all()
+        if callable(before):
+            before(number, frame)
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, terminated)
+
+
+def _commit(trigger: str, what: str) -> None:
+    for recorder in list(_boxed):
+        box = recorder.black_box
+        if box is not None and box.steps:
+            with contextlib.suppress(Exception):
+                recorder.commit_held(box.incident(trigger, what, box.steps[-1]))
+                # What comes next may end the process without another line of Python.
+                recorder.flush()
+
+
+def _close_all() -> None:
+    for recorder in list(_open):
+        began = time.monotonic()
+        try:
+            recorder.close()
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                warnings.warn(
+                    f"rldbg: records of {recorder.directory} were not written: {error} "
+                    f"(after {time.monotonic() - began:.1f} s)",
+                    RuntimeWarning,
+                    stacklevel=1,
+                )
