@@ -83,6 +83,7 @@ def test_the_wheel_holds_code_themes_styles_and_nothing_else(wheel: Path):
         "replay_core",
         "tui_debugger",
         f"rldbg-{replay_core.__version__}.dist-info",
+        "rldbg_record.pth",
     }
     assert not [name for name in names if "__pycache__" in name or "test" in name]
 
@@ -156,14 +157,19 @@ def test_a_theme_of_the_users_own_comes_last(tmp_path: Path, home: Path):
     assert "mine.toml" in found["themes"]
 
 
-def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path, home: Path):
-    """With this environment's libraries behind it, as no network may be needed."""
-    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
-    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+def installed(wheel: Path, directory: Path) -> Path:
+    """A virtual environment with the wheel, and this one's libraries behind it: no network may be needed. Its site."""
+    venv.create(directory, with_pip=False, symlinks=True)
+    (site,) = directory.glob("lib/python*/site-packages")
     libraries = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
     (site / "behind.pth").write_text("\n".join(libraries) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "venv" / "bin" / "python"), "install"]
+    pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin" / "python"), "install"]
     subprocess.run([*pip, "--no-deps", "--no-index", "--force-reinstall", str(wheel)], check=True, capture_output=True)
+    return site
+
+
+def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path, home: Path):
+    site = installed(wheel, tmp_path / "venv")
     said = subprocess.run(
         [str(tmp_path / "venv" / "bin" / "rldbg"), "info", "--json"],
         capture_output=True, text=True, check=True, cwd=home, timeout=60,
@@ -172,3 +178,28 @@ def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path
     info = json.loads(said.stdout)
     assert info["rldbg"] == replay_core.__version__
     assert info["paths"]["themes"] == str(site / "tui_debugger" / "themes")
+
+
+_TRAINS = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(3, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["RLDBG_RECORD is set", "it is not"])
+def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
+    asked: bool, wheel: Path, tmp_path: Path, home: Path
+):
+    installed(wheel, tmp_path / "venv")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(
+        [str(tmp_path / "venv" / "bin" / "python"), "-c", _TRAINS],
+        capture_output=True, text=True, check=True, cwd=home, timeout=60,
+        env={**environment, **({"RLDBG_RECORD": str(tmp_path / "dump")} if asked else {})},
+    )  # fmt: skip
+    assert ("recorded 2 model calls, 2 losses, 2 steps" in said.stderr) is asked
+    assert (tmp_path / "dump" / "manifest.json").exists() is asked

@@ -1,6 +1,7 @@
 """Recording a script that knows nothing of it: what torch's own hooks can see, and what they could not.
 
-`rldbg record -- python train.py` starts here, before the script's first line. An optimizer step ends a step. Of each
+`rldbg record -- python train.py`, or RLDBG_RECORD=dir where rldbg is installed, starts here, before the script's first
+line. An optimizer step ends a step. Of each
 step are recorded the inputs of every outermost model call (`batch_inputs`), its outputs where they are small
 (`modules`), the value of every backward (`loss`), the gradient's norm and the gradients and parameters asked for.
 TRL's GRPOTrainer is recorded by its own subclass instead, which sees rollouts and advantages too.
@@ -30,10 +31,20 @@ _SAMPLERS = frozenset({"generate", "_sample", "sample", "_generate", "generate_s
 _SMALL_OUTPUT = 64 << 20
 
 
+_started = False
+
+
 def start() -> None:
-    """Arrange for recording to begin when torch, or TRL's trainer, has been imported."""
-    options = json.loads(os.environ.get("RLDBG_RECORD_OPTIONS", "{}"))
-    watch = _Watch(os.environ["RLDBG_RECORD"], options)
+    """Arrange for recording to begin when torch, or TRL's trainer, has been imported. Never an error of the script's."""
+    global _started
+    if _started:
+        return
+    _started = True
+    try:
+        watch = _Watch(os.environ["RLDBG_RECORD"], json.loads(os.environ.get("RLDBG_RECORD_OPTIONS", "{}")))
+    except Exception as error:
+        _say(f"nothing is recorded: {error}")
+        return
     watched = {"torch": watch.begin, "trl.trainer.grpo_trainer": watch.take_trl}
     sys.meta_path.insert(0, _AfterImport(watched))
 
@@ -84,7 +95,9 @@ class _Watch:
         self._trainer: str | None = None
 
     def begin(self, torch: Any) -> None:
-        """torch is there: hang its global hooks."""
+        """torch is there: hang its global hooks. Not in rldbg itself, which replays under the same environment."""
+        if "replay_core.workbench" in sys.modules:
+            return
         from torch.nn.modules import module
         from torch.optim import optimizer
 
