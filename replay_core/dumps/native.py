@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ def index(path: Path) -> Index:
             found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
+    found.problems += [
+        Problem(str(path / "manifest.json"), what) for what in _told(manifest.get("facts"), "lost", "key", "why")
+    ]
+    found.notes += _told(manifest, "incidents", "step", "what")
     keys, found.names, bare = _indexed(path, found.problems)
     found.files += bare
     for file in sorted(path.rglob("step_*")):
@@ -72,6 +77,17 @@ def _manifest(file: Path) -> dict[str, Any]:
             hint="pip install --upgrade rldbg",
         )
     return {"models": {}, "flags": {}, **manifest}
+
+
+def _told(facts: Any, part: str, which: str, why: str) -> list[str]:
+    """What the recorder had to say: records it gave up (`lost`), what made its black box write (`incidents`)."""
+    entries = facts.get(part) if isinstance(facts, dict) else None
+    said = {"lost": "a record was lost: {}: {}", "incidents": "the black box wrote at step {}: {}"}[part]
+    return [
+        said.format(entry.get(which), entry.get(why))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict)
+    ]
 
 
 def _model_path(dump: Path, reference: str) -> str:
@@ -146,14 +162,31 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
     """A record of level hash or stats: what the index says of each field. The values themselves were not kept."""
-    for line in index_file.read_bytes().splitlines():
-        try:
-            entry = json.loads(line)
-            if entry.get("file", "") is None and RecordKey.from_mapping(entry["key"]) == key:
-                return [_described_field(field, order) for order, field in enumerate(entry["fields"])]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    raise DumpError("the index no longer lists this record", file=str(index_file), expected=str(key))
+    status = index_file.stat()
+    fields = _bare_lines(index_file, status.st_size, status.st_mtime_ns).get(key)
+    if fields is None:
+        raise DumpError("the index no longer lists this record", file=str(index_file), expected=str(key))
+    try:
+        return [_described_field(field, order) for order, field in enumerate(fields)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DumpError(
+            "the index line of this record cannot be read", file=str(index_file), expected="name, dtype, shape of each"
+        ) from None
+
+
+@lru_cache(maxsize=4)
+def _bare_lines(index_file: Path, _size: int, _mtime_ns: int) -> dict[RecordKey, list[dict[str, Any]]]:
+    """The fields of every record that is an index line and no file. Read once: there may be a record per line."""
+    found: dict[RecordKey, list[dict[str, Any]]] = {}
+    with open(index_file, "rb") as lines:
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if entry.get("file", "") is None:
+                    found.setdefault(RecordKey.from_mapping(entry["key"]), entry["fields"])
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue
+    return found
 
 
 def _described_field(field: dict[str, Any], order: int) -> TensorRef:

@@ -35,7 +35,10 @@ _started = False
 
 
 def start() -> None:
-    """Arrange for recording to begin when torch, or TRL's trainer, has been imported. Never an error of the script's."""
+    """Arrange for recording to begin when torch, or TRL's trainer, has been imported.
+
+    What goes wrong here is said, and never an error of the script's.
+    """
     global _started
     if _started:
         return

@@ -68,6 +68,13 @@ def test_a_predicate_of_the_users_own_is_a_trigger(tmp_path: Path) -> None:
     assert incidents(tmp_path)[0]["trigger"] == "low_reward"
 
 
+def test_whoever_opens_the_dump_is_told_why_the_black_box_wrote(tmp_path: Path) -> None:
+    run(tmp_path, BlackBox(steps=2), 4, loss=float("inf"))
+    (note,) = [note for note in open_run(tmp_path).notes if "black box" in note]
+    assert note.startswith("the black box wrote at step 3: ")
+    assert "not finite" in note
+
+
 def test_an_exception_in_a_step_commits_the_ring(tmp_path: Path) -> None:
     recorder = run(tmp_path, BlackBox(steps=2), 3)
     with pytest.raises(ZeroDivisionError), recorder.step(3) as record:  # noqa: PT012 - the step is what is left

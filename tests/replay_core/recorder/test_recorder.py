@@ -153,7 +153,9 @@ def test_with_warn_the_trainer_goes_on_and_is_told_once(tmp_path: Path) -> None:
     assert ["tensors, numbers" in lost.why or "already on disk" in lost.why for lost in recorder.lost] == [True, True]
     recorder.close()
     assert len(json.loads((tmp_path / "manifest.json").read_text())["facts"]["lost"]) == 2
-    assert len(open_run(tmp_path).records) == 1
+    run = open_run(tmp_path)
+    assert len(run.records) == 1
+    assert ["a record was lost" in problem.what for problem in run.problems] == [True, True]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
