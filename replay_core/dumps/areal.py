@@ -84,6 +84,7 @@ def index(path: Path) -> Index:
         else:
             if entry.startswith("step_") and entry.endswith(".pt"):
                 found.problems.append(Problem(f"{folder.path}/{entry}", "not a step file of AReaL's; ignored"))
+                found.beside.append(folder.file(entry))
             continue
         found.files.append((key, folder.file(entry)))
     if found.files and _holds_references(tree_of(found.files[0][1])):

@@ -78,6 +78,7 @@ def index(path: Path) -> Index:
             match = _FILE.fullmatch(entry)
             if match is None:
                 found.problems.append(Problem(f"{folder.path}/{entry}", "not a step file of NexRL's; ignored"))
+                found.beside.append(folder.file(entry))
                 continue
             step, rank, micro = match.groups()
             key = RecordKey(int(step), micro and int(micro), rank and int(rank), "actor", folder.name)  # type: ignore[arg-type]

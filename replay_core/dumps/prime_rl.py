@@ -94,9 +94,10 @@ def index(path: Path) -> Index:
             is_export = match.re is _EXPORT
             if is_export and "STABLE" not in folder.names:
                 found.problems.append(Problem(folder.path, "no STABLE marker: the export is not complete"))
-            micros = _micros(folder.file(file), is_export, found.problems)
+            place = folder.file(file)
+            micros = _micros(place, is_export, found.problems)
             stage = "forward_data" if is_export else "batch_inputs"
-            found.files += [(RecordKey(step, micro, rank, "actor", stage), folder.file(file)) for micro in micros]
+            found.files += [(RecordKey(step, micro, rank, "actor", stage), place) for micro in micros]
     found.problems = list(dict.fromkeys(found.problems))
     return found
 

@@ -68,7 +68,8 @@ SPECS: tuple[RowSpec, ...] = (
     RowSpec(
         "nemo_rl",
         re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
-        frozenset({"token_ids", "token_loss_mask", "generation_logprobs"}),
+        # What both files have: a validation's has texts and rewards alone.
+        frozenset({"content", "rewards"}),
         NEMO_RL,
         stage="batch_inputs",
         role="actor",

@@ -48,6 +48,8 @@ WORDS: Words = {
     "total_lengths": ("total_length", "sample"),
     "weight_versions": ("weight_version", None),
     "status": (None, "sample"),
+    "prompt": ("prompt_text", "sample"),
+    "response": ("response_text", "sample"),
     "truncated": (None, "sample"),
 }
 #: miles' sidecar names both sides of the ratio.
