@@ -16,6 +16,7 @@ from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
+from replay_core.dumps.peeking import content_of
 from replay_core.dumps.shards import whole
 from replay_core.records import RecordKey, TensorRef
 
@@ -55,7 +56,7 @@ def index(path: Path) -> Index:
     found = Index([])
     counts: Counter[tuple[int | None, int | None]] = Counter()
     for file in _files(path):
-        step, rank, micro = (part(file.name, part) for part in ("step", "rank", "micro"))
+        step, rank, micro = (place_in_name(file.name, part) for part in ("step", "rank", "micro"))
         if micro is None:
             micro = counts[step, rank]
             counts[step, rank] += 1
@@ -64,14 +65,16 @@ def index(path: Path) -> Index:
     return found
 
 
-def part(file: str, part: str) -> int | None:
+def place_in_name(file: str, part: str) -> int | None:
     """The step, rank or micro that a file's name says."""
     match = _PARTS[part].search(file)
     return int(match.group(1)) if match else None
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    fields = [ref.with_(canonical=naming.canonical(ref.name)) for ref in flatten(whole({0: read_container(path).tree}))]
+    fields = flatten(whole({0: content_of(path).tree}))
+    for ref in fields:
+        ref.canonical = naming.canonical(ref.name)
     return _aligned(fields)
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import tree_of
+from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
 name = "nexrl"
@@ -138,15 +137,14 @@ def _padded(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """Fields of one file. log_probs, entropy and response_mask hold at index t what is said of token t + 1."""
-    fields = flatten(read_container(path).tree)
+    fields = flatten(content_of(path).tree)
     parameter = next(
         (ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None
     )
-    known = [
-        ref.with_(canonical=_canonical(ref.name, key.stage, parameter), alignment=_alignment(ref, key.stage))
-        for ref in fields
-    ]
-    return Fields(known, _empty_advantages(known, key, path))
+    for ref in fields:
+        ref.canonical = _canonical(ref.name, key.stage, parameter)
+        ref.alignment = _alignment(ref, key.stage)
+    return Fields(fields, _empty_advantages(fields, key, path))
 
 
 def _canonical(field: str, stage: str, parameter: Any) -> str:

@@ -17,6 +17,7 @@ from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.peeking import content_of
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Problem, RecordKey, TensorRef
 
@@ -99,7 +100,7 @@ def _plain(tree: Any, key: str) -> Any:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    fields = flatten(read_container(path).tree)
+    fields = flatten(content_of(path).tree)
     return [
         ref.with_(
             canonical=naming.canonical(ref.name),

@@ -68,8 +68,7 @@ SPECS: tuple[RowSpec, ...] = (
     RowSpec(
         "nemo_rl",
         re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
-        # What both files have: a validation's has texts and rewards alone.
-        frozenset({"content", "rewards"}),
+        frozenset({"token_ids", "token_loss_mask", "generation_logprobs"}),
         NEMO_RL,
         stage="batch_inputs",
         role="actor",
@@ -80,6 +79,15 @@ SPECS: tuple[RowSpec, ...] = (
             "prev_logprobs": "0.0 at the first token",
             "token_ids": "the pad id from input_lengths on",
         },
+    ),
+    RowSpec(
+        "nemo_rl",
+        re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
+        frozenset({"content", "rewards"}),
+        NEMO_RL,
+        unwrap=True,
+        distinctive=False,
+        notes=(_TEXT_ONLY,),
     ),
     RowSpec(
         "open_instruct",

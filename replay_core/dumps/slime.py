@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay_core.dumps.columns import columns, table
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import first_that, has, tree_of
+from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
@@ -153,7 +152,7 @@ def _key_of_content(tree: Any, path: Path) -> RecordKey:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     stage = _kind_of(tree)
     if stage is None:
         raise DumpError("not a file of slime's", file=str(path), expected="rollout_id and samples or rollout_data")

@@ -28,7 +28,9 @@ NOTE = "recognised by what the files hold: their names are not the framework's"
 _DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
-def found_inside(path: Path, dialects: Sequence[Dialect], is_free: Callable[[Path], bool]) -> list[tuple[Dialect, Index]]:
+def found_inside(
+    path: Path, dialects: Sequence[Dialect], is_free: Callable[[Path], bool]
+) -> list[tuple[Dialect, Index]]:
     """What the dialects that know their content by sight make of the files no dialect has claimed by name."""
     found: dict[str, tuple[Dialect, Index]] = {}
     for number, files in enumerate(_shapes(path, is_free)):
@@ -73,10 +75,8 @@ def _add(index: Index, dialect: Dialect, files: list[Path]) -> None:
     for file in files:
         said = dialect.index(file) if len(files) <= _ASKED and tree_of(file) is not None else Index([])
         key = said.files[0][0] if said.files else RecordKey(None, None, None, None, "tensors")
-        step, rank = loose.part(file.name, "step"), loose.part(file.name, "rank")
-        key = replace(
-            key, step=step if key.step is None else key.step, rank=rank if key.rank is None else key.rank
-        )
+        step, rank = loose.place_in_name(file.name, "step"), loose.place_in_name(file.name, "rank")
+        key = replace(key, step=step if key.step is None else key.step, rank=rank if key.rank is None else key.rank)
         index.files.append((key, file))
         index.problems += said.problems
         index.notes += [note for note in said.notes if note not in index.notes]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, tensor_fields
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import class_of, has, tree_of
+from replay_core.dumps.peeking import class_of, content_of, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
@@ -120,7 +119,7 @@ def _is_number(text: str) -> bool:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     if class_of(tree) == VERL:
         fields = fields_of(tree, path)
     elif has(tree, ("tensordict", "global_steps")):

@@ -58,19 +58,21 @@ def read_torch_zip(loading: Loading) -> Any:
     prefix = name[: -len(b"data.pkl")]
     order = records.get(prefix + b"byteorder")
     big_endian = order is not None and _content(loading, order).strip() == b"big"
-    storages: dict[str, Span] = {}
+    places: dict[bytes, tuple[int, int]] = {}
     data_prefix, itemsizes, new = prefix + b"data/", ITEMSIZE.get, tuple.__new__
 
-    def storage(cls: StorageClass, key: str, numel: int) -> Storage:
-        span = storages.get(key)
-        if span is None:
-            record = records.get(data_prefix + key.encode("utf-8", "replace"))
+    def place(key: bytes) -> tuple[int, int]:
+        known = places.get(key)
+        if known is None:
+            record = records.get(data_prefix + key)
             if record is None:
-                raise loading.malformed(
-                    f"the zip has no record data/{key:.40}", expected="the storage that a tensor views"
-                )
-            offset = _usual_offset(region, record) or _data_offset(loading, record)
-            span = storages[key] = new(Span, (region, offset, record[3]))
+                what = f"the zip has no record data/{key.decode('utf-8', 'replace'):.40}"
+                raise loading.malformed(what, expected="the storage that a tensor views")
+            known = places[key] = (_usual_offset(region, record) or _data_offset(loading, record), record[3])
+        return known
+
+    def storage(cls: StorageClass, key: str, numel: int) -> Storage:
+        span = new(Span, (region, *place(key.encode("utf-8", "replace"))))
         if type(numel) is not int or not 0 <= numel * cls.itemsize <= span.nbytes:
             raise loading.malformed(
                 f"storage {key:.40} is not the size its tensors say",
@@ -86,7 +88,8 @@ def read_torch_zip(loading: Loading) -> Any:
             raise loading.malformed("a storage key that is not text")
         return storage(pid[1], pid[2], pid[4])
 
-    loading.persistent, loading.zip_storage = persistent, storage
+    loading.persistent, loading.zip_storage, loading.zip_place = persistent, storage, place
+    loading.big_endian = big_endian
     start, nbytes = _data_offset(loading, records[name]), records[name].nbytes
     value = Machine(loading, region.part(start, nbytes)).run(start)
     loading.refuse_strangers()
