@@ -146,7 +146,7 @@ class Parts:
     axis: int = 0
 
 
-# A listing makes thousands of these, and a frozen dataclass takes four times as long to make: nobody sets a part of one.
+# Nobody sets a part of one that others hold; but a listing makes thousands, and frozen ones take four times as long.
 @dataclass(slots=True, unsafe_hash=True)
 class TensorRef:
     """A tensor's name, dtype, shape and where its bytes lie. Reading happens in `pages.py`.

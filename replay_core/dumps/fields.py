@@ -21,6 +21,9 @@ MAX_DEPTH = 64
 MAX_FIELDS = 100_000
 MAX_ROW_ELEMENTS = 1 << 27
 
+#: A number that some samples have and others do not.
+NULL = "null is stored as NaN"
+_NAN = float("nan")
 _INT64 = 2**63
 
 
@@ -132,6 +135,9 @@ def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[T
         present = [sample[key] for sample in samples if sample.get(key) is not None]
         if len(present) == len(samples):
             yield from _walk(present, path, depth + 1)
+        elif present and all(type(value) in (int, float) for value in present):
+            numbers = [_NAN if sample.get(key) is None else float(sample[key]) for sample in samples]
+            yield TensorRef(path, "float64", (len(numbers),), Inline(numbers), sentinel=NULL)
         else:
             # Rows that lack the key keep their numbers, so that row i stays sample i.
             for position, sample in enumerate(samples):

@@ -222,8 +222,8 @@ def _duplicates(records: list[Record]) -> list[Problem]:
     problems = []
     for (path, first_path), keys in twice.items():
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-        first = first_path.name if first_path.name != path.name else str(first_path)
-        problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {first}"))
+        beside = first_path.name if first_path.name != path.name else str(first_path)
+        problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {beside}"))
     return problems
 
 

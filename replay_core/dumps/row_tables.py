@@ -64,6 +64,18 @@ AREAL: Words = {
     "prompt_len": ("prompt_lengths", "sample"),
 }
 
+MILES: Words = {
+    "sample_index": ("sample_id", "sample"),
+    "group_index": ("group_id", "sample"),
+    "reward": ("reward", "sample"),
+    "prompt": ("prompt_text", "sample"),
+    "response_length": ("response_length", "sample"),
+    "total_length": ("total_length", "sample"),
+    "tokens": ("input_ids", "full"),
+    "loss_mask": ("response_mask", "response"),
+    "rollout_log_probs": ("rollout_logprobs", "response"),
+}
+
 SPECS: tuple[RowSpec, ...] = (
     RowSpec(
         "nemo_rl",
@@ -141,6 +153,20 @@ SPECS: tuple[RowSpec, ...] = (
         _PAIR,
         distinctive=False,
         notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "miles",
+        re.compile(r"/trajectory/(?P<step>\d+)\.jsonl$"),
+        frozenset({"sample_index", "group_index", "status", "prompt", "messages"}),
+        MILES,
+        distinctive=False,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "miles",
+        re.compile(r"/dashboard_columns/rollout_(?P<step>\d+)\.parquet$"),
+        frozenset(),
+        MILES,
     ),
     RowSpec(
         "trl",

@@ -167,7 +167,8 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
     for name, key, get, numel, offset, size, stride in zip(
         names, keys, classes, numels, offsets, sizes, strides, strict=True
     ):
-        cls, count, first = named[get], _decoded(numel), _decoded(offset)
+        cls: Any = named[get]
+        count, first = _decoded(numel), _decoded(offset)
         shape, itemsize = _size_and_strides(size, stride)[2], cls.itemsize
         place, nbytes = find_place(key)
         add(name.decode())
