@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 
 class Phase(IntEnum):
@@ -154,17 +155,32 @@ def canonical(name: str, table: dict[str, str] | None = None) -> str:
     `table` holds a dialect's own words and goes before the general ones. A dotted path is looked up
     whole, then by its last part (`trajectories.tokens` is `trajectories.input_ids`).
     """
-    if table and name in table:
+    if table is None:
+        return _canonical(name)
+    if name in table:
         return table[name]
+    if "." in name and name not in MEANINGS and name not in ALIASES and not _is_structural(name):
+        head, _, last = name.rpartition(".")
+        return f"{head}.{table[last]}" if head and last in table else _canonical(name)
+    return _canonical(name)
+
+
+def _is_structural(name: str) -> bool:
+    return is_module_tensor(name) or name.startswith(("grad.", "param."))
+
+
+@lru_cache(maxsize=1 << 14)
+def _canonical(name: str) -> str:
+    """By the general table alone. A dump's files repeat their names, so each is looked up once."""
     if name in MEANINGS:
         return name
-    if is_module_tensor(name) or name.startswith(("grad.", "param.")):
+    if _is_structural(name):
         return _without_wrappers(name)
     if name in ALIASES:
         return ALIASES[name]
     head, _, last = name.rpartition(".")
     if head:
-        known = (table or {}).get(last) or ALIASES.get(last)
+        known = ALIASES.get(last)
         return f"{head}.{known}" if known else name
     return name
 

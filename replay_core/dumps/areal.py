@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import blocks_of_rows, columns, join
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import REFERENCES, class_of, first_that, tree_of
+from replay_core.dumps.peeking import REFERENCES, class_of, content_of, first_that, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
@@ -84,6 +83,7 @@ def index(path: Path) -> Index:
         else:
             if entry.startswith("step_") and entry.endswith(".pt"):
                 found.problems.append(Problem(f"{folder.path}/{entry}", "not a step file of AReaL's; ignored"))
+                found.beside.append(folder.file(entry))
             continue
         found.files.append((key, folder.file(entry)))
     if found.files and _holds_references(tree_of(found.files[0][1])):
@@ -105,7 +105,7 @@ def _holds_references(tree: Any) -> bool:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path, inert=REFERENCES).tree
+    tree = content_of(path).tree
     if not isinstance(tree, list) or not all(isinstance(group, dict) for group in tree):
         raise DumpError("not a list of prompt groups", file=str(path), expected="list of dicts")
     keys = list(dict.fromkeys(str(field) for group in tree for field in group))

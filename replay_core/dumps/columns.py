@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replay_core.dumps.fields import MAX_FIELDS, flatten
+from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten
 from replay_core.errors import DumpError
 from replay_core.records import Inline, Parts, TensorRef, Unreadable
 
@@ -46,6 +47,9 @@ def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]
             found += flatten({name: [[] if value is None else value for value in column]})
         elif (texts := _texts(name, column)) is not None:
             found.append(texts)
+        elif len(present) < len(column) and all(type(value) in (int, float) for value in present):
+            numbers = [math.nan if value is None else float(value) for value in column]
+            found.append(TensorRef(name, "float64", (len(numbers),), Inline(numbers), sentinel=NULL))
         else:
             found += flatten({name: list(column)})
     return [_said(ref, values) for ref in found]

@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from replay_core.dumps.containers import read_container
@@ -31,9 +32,13 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
         grid[key.stage][key.step].setdefault(key.rank, set()).add(key.micro)
     problems: list[Problem] = []
     for stage, steps in grid.items():
-        ranks = {rank for by_rank in steps.values() for rank in by_rank}
+        ranks = sorted({rank for by_rank in steps.values() for rank in by_rank if rank is not None})
+        never = _gaps(ranks)
+        if never:
+            problems.append(Problem(where, f"{stage}: rank {_listed(never)} wrote nothing in any step"))
         for step, by_rank in sorted(steps.items()):
-            missing = sorted(rank for rank in ranks if rank is not None and rank not in by_rank)
+            # A record that names no rank may be all ranks'.
+            missing = [] if None in by_rank else [rank for rank in ranks if rank not in by_rank]
             if missing:
                 problems.append(Problem(where, f"step {step} {stage}: nothing of rank {_listed(missing)}"))
             numbers = {micro for micros in by_rank.values() for micro in micros if micro is not None}
@@ -48,6 +53,15 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
     if len(problems) > _SPELLED:
         problems[_SPELLED:] = [Problem(where, f"{len(problems) - _SPELLED} more holes in ranks and micro-batches")]
     return problems
+
+
+def _gaps(ranks: Sequence[int]) -> list[int]:
+    """Ranks between those that wrote, none where they are evenly spread: every second rank may be a pipeline's last."""
+    steps = {after - before for before, after in pairwise(ranks)}
+    if len(steps) < 2 or ranks[-1] - ranks[0] > 1 << 16:
+        return []
+    there = set(ranks)
+    return [rank for rank in range(ranks[0], ranks[-1]) if rank not in there]
 
 
 def _listed(numbers: Sequence[int]) -> str:

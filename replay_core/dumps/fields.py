@@ -21,6 +21,9 @@ MAX_DEPTH = 64
 MAX_FIELDS = 100_000
 MAX_ROW_ELEMENTS = 1 << 27
 
+#: A number that some samples have and others do not.
+NULL = "null is stored as NaN"
+_NAN = float("nan")
 _INT64 = 2**63
 
 
@@ -30,21 +33,22 @@ def flatten(tree: Any) -> list[TensorRef]:
     Raises:
         DumpError: more fields than any record has (a file whose parts contain each other).
     """
-    fields = []
-    for ref in _walk(tree, "", 0):
-        fields.append(ref)
-        if len(fields) > MAX_FIELDS:
-            raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=ref.name)
     seen: dict[str, int] = {}
-    unique = []
-    for order, ref in enumerate(fields):
-        name = asked = ref.name or "value"
+    fields: list[TensorRef] = []
+    for ref in _walk(tree, "", 0):
+        # Made by the walk and held by nobody else: it may be finished in place.
+        asked = ref.name or "value"
+        name = asked
         while name in seen:
             seen[asked] += 1
             name = f"{asked}#{seen[asked]}"
         seen[name] = 1
-        unique.append(ref.with_(name=name, order=order))
-    return unique
+        ref.name = name
+        ref.order = len(fields)
+        fields.append(ref)
+        if len(fields) > MAX_FIELDS:
+            raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=name)
+    return fields
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
@@ -54,7 +58,11 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
         yield value.with_(name=name)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _walk(inner, f"{name}.{key}" if name else str(key), depth + 1)
+            path = f"{name}.{key}" if name else str(key)
+            if type(inner) is TensorRef:  # most of a large record, and the generator below is dear
+                yield inner.with_(name=path)
+            else:
+                yield from _walk(inner, path, depth + 1)
     elif isinstance(value, (list, tuple)):
         yield from _sequence(list(value), name, depth)
     elif value is not None:
@@ -127,6 +135,9 @@ def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[T
         present = [sample[key] for sample in samples if sample.get(key) is not None]
         if len(present) == len(samples):
             yield from _walk(present, path, depth + 1)
+        elif present and all(type(value) in (int, float) for value in present):
+            numbers = [_NAN if sample.get(key) is None else float(sample[key]) for sample in samples]
+            yield TensorRef(path, "float64", (len(numbers),), Inline(numbers), sentinel=NULL)
         else:
             # Rows that lack the key keep their numbers, so that row i stays sample i.
             for position, sample in enumerate(samples):

@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
-from replay_core.dumps.peeking import first_that, has, tree_of
+from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
 
@@ -50,7 +49,7 @@ def index(path: Path) -> Index:
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """Events by kind and number: `sample.3.input_ids`."""
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     if not _is_events(tree):
         raise DumpError("not a list of captured events", file=str(path), expected="kind and tokens in each")
     counts: dict[str, int] = {}

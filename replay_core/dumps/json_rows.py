@@ -108,7 +108,7 @@ def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
 
 @lru_cache(maxsize=64)
 def _rows(path: Path, fields: tuple[str, ...], _size: int, _mtime_ns: int) -> Rows:
-    wanted = [re.compile(rb'"' + field.encode() + rb'"\s*:\s*(-?\d{1,18})(?![\d.eE])') for field in fields]
+    wanted = [re.compile(rb'"' + field.encode() + rb'"\s*:\s*\[?\s*"?(-?\d{1,18})(?=\s*["/,\]}])') for field in fields]
     region = file_region(path)
     rows: list[Row] = []
     damaged: list[str] = []

@@ -95,6 +95,11 @@ def listing(path: Path) -> Listing:
     return _known[path]
 
 
+def count(path: Path) -> int:
+    """How many files lie under `path`."""
+    return sum(len(folder.names) for folder in listing(path).folders)
+
+
 def forget() -> None:
     """Directories change: whoever opens a run looks again."""
     _known.clear()

@@ -16,13 +16,14 @@ from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
+from replay_core.dumps.peeking import content_of
 from replay_core.dumps.shards import whole
 from replay_core.records import RecordKey, TensorRef
 
 name = "file"
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
-_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
+SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
 _PARTS = {
     "step": re.compile(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
     "rank": re.compile(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
@@ -40,20 +41,10 @@ def detect(path: Path) -> bool:
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
-        if not folder.suffixes.isdisjoint(_SUFFIXES):
+        if not folder.suffixes.isdisjoint(SUFFIXES):
             for entry in folder.names:
-                if entry[entry.rfind(".") :] in _SUFFIXES:
+                if entry[entry.rfind(".") :] in SUFFIXES:
                     yield folder.file(entry)
-
-
-def candidates(path: Path) -> int:
-    """How many files under a directory look like tensors."""
-    return sum(
-        entry[entry.rfind(".") :] in _SUFFIXES
-        for folder in listing(path).folders
-        if not folder.suffixes.isdisjoint(_SUFFIXES)
-        for entry in folder.names
-    )
 
 
 def index(path: Path) -> Index:
@@ -65,7 +56,7 @@ def index(path: Path) -> Index:
     found = Index([])
     counts: Counter[tuple[int | None, int | None]] = Counter()
     for file in _files(path):
-        step, rank, micro = (_part(file.name, part) for part in ("step", "rank", "micro"))
+        step, rank, micro = (place_in_name(file.name, part) for part in ("step", "rank", "micro"))
         if micro is None:
             micro = counts[step, rank]
             counts[step, rank] += 1
@@ -74,13 +65,16 @@ def index(path: Path) -> Index:
     return found
 
 
-def _part(file: str, part: str) -> int | None:
+def place_in_name(file: str, part: str) -> int | None:
+    """The step, rank or micro that a file's name says."""
     match = _PARTS[part].search(file)
     return int(match.group(1)) if match else None
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    fields = [ref.with_(canonical=naming.canonical(ref.name)) for ref in flatten(whole({0: read_container(path).tree}))]
+    fields = flatten(whole({0: content_of(path).tree}))
+    for ref in fields:
+        ref.canonical = naming.canonical(ref.name)
     return _aligned(fields)
 
 

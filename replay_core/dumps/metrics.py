@@ -28,7 +28,8 @@ _WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _STEP_IN_NAME = re.compile(r"step[_=-]?(\d+)")
 #: What frameworks call the step of a row of metrics.
-STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter")
+STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter",
+               "global_step/max_steps")  # fmt: skip
 
 NUMBERED = "rows that name no step are numbered in the order they stand in"
 

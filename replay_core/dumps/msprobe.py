@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ _FIGURES = ("Max", "Min", "Mean", "Norm")
 #: verl's precision_debugger names the stage in the directory above the steps.
 _ROLES = {"ref_compute_log_prob": "ref", "compute_values": "critic", "critic_update": "critic",
           "compute_rm_score": "reward"}  # fmt: skip
+#: The forward before the update is the earlier of a role's two in a step.
+_MICROS = {"actor_compute_log_prob": 0, "actor_update": 1, "compute_values": 0, "critic_update": 1}
 MAX_JSON = 1 << 29
 
 
@@ -57,13 +61,21 @@ def _is_dump(file: Path) -> bool:
 def index(path: Path) -> Index:
     found = Index([])
     base = len(path.parts)
+    stages: dict[str, set[int]] = defaultdict(set)
     for folder, file in _files(path):
         above = list(Path(folder.path).parts[max(base - 3, 0) :])
         step, rank = _last(_STEP, above), _last(_RANK, above)
         role = next((_ROLES[part] for part in reversed(above) if part in _ROLES), "actor")
         if any(part.startswith("proc") for part in above):
             found.notes.append("the directory names a process, not a rank: the process id stands as the rank")
-        found.files.append((RecordKey(step, None, rank, role, "modules"), file))
+        micro = next((_MICROS[part] for part in reversed(above) if part in _MICROS), None)
+        if micro is not None:
+            stages[role].add(micro)
+        found.files.append((RecordKey(step, micro, rank, role, "modules"), file))
+    if any(len(micros) > 1 for micros in stages.values()):
+        found.notes.append("micro 0 is the forward for log-probabilities or values, micro 1 the update")
+    else:
+        found.files = [(replace(key, micro=None), file) for key, file in found.files]
     dumps = {str(file.parent) for _, file in found.files}
     for folder in listing(path).folders:
         if folder.name == "dump_tensor_data" and str(Path(folder.path).parent) in dumps:
@@ -99,6 +111,14 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise DumpError("dump.json is not an object", file=str(path), found=type(document).__name__)
     return document
+
+
+def _canonical(field: str) -> str:
+    """The project's name; the wrappers of a module are dropped behind `grad_output.` too."""
+    for prefix in ("grad_output.", "grad_input."):
+        if field.startswith(prefix):
+            return prefix + naming.canonical(f"param.{field[len(prefix) :]}").removeprefix("param.")
+    return naming.canonical(field)
 
 
 class _Reading:
@@ -152,7 +172,9 @@ class _Reading:
         if not isinstance(said, dict):
             return
         count = self._seen[field] = self._seen.get(field, 0) + 1
-        unique = naming.canonical(field if count == 1 else f"{field}#{count}")
+        unique = _canonical(field if count == 1 else f"{field}#{count}")
+        if said.get("type") == "NoneType" or ("value" in said and said["value"] is None):
+            return
         dtype = str(said.get("dtype", "none")).rpartition(".")[2].lower()
         shape = said.get("shape")
         size = (
@@ -166,15 +188,22 @@ class _Reading:
             kind = {bool: "bool", int: "int64", float: "float64"}.get(type(plain))
             value = plain if kind else str(plain)
             self.fields.append(TensorRef(unique, kind or "text", (), Inline(value), order=len(self.fields)))
-        else:
+        elif isinstance(shape, list) or "dtype" in said:
             why = "only its statistics were dumped (task: statistics)"
-            self.fields.append(TensorRef(unique, dtype, size, Unreadable(why), order=len(self.fields)))
+            self.fields.append(TensorRef(unique, dtype, size, Unreadable(why), unique, order=len(self.fields)))
             self._figures(unique, said)
-        self.fields[-1] = self.fields[-1].with_(canonical=self.fields[-1].canonical or unique)
+        else:
+            # A process group, a generator: what msprobe says of it, as it says it.
+            text = json.dumps(said, default=str)
+            self.fields.append(TensorRef(unique, "text", (), Inline(text), order=len(self.fields)))
+        if self.fields[-1].canonical is None:
+            self.fields[-1] = self.fields[-1].with_(canonical=unique)
 
     def _figures(self, field: str, said: dict[str, Any]) -> None:
         for figure in _FIGURES:
             value = said.get(figure)
+            if value in ("nan", "inf", "-inf", "NaN", "Infinity", "-Infinity"):
+                value = float(value)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 name = f"metrics.{field}.{figure.lower()}"
                 self.fields.append(

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import tree_of
+from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
 name = "nexrl"
@@ -55,6 +54,7 @@ _SHAPES = frozenset(f"step_{rank}{micro}.{suffix}" for rank in ("", "_rank") for
 #: Loss files asked for the mini-batch they are of, and steps whose row counts are looked at: opening stays instant.
 _ASKED = 16
 _STEPS_COUNTED = 4
+_SPELLED = 8
 _SMALL = 1 << 20
 
 
@@ -78,17 +78,20 @@ def index(path: Path) -> Index:
             match = _FILE.fullmatch(entry)
             if match is None:
                 found.problems.append(Problem(f"{folder.path}/{entry}", "not a step file of NexRL's; ignored"))
+                found.beside.append(folder.file(entry))
                 continue
             step, rank, micro = match.groups()
             key = RecordKey(int(step), micro and int(micro), rank and int(rank), "actor", folder.name)  # type: ignore[arg-type]
             found.files.append((key, folder.file(entry)))
-    found.problems += _overwritten(found.files) + _padded(found.files)
+    found.problems += _overwritten(found.files) + _padded(found.files) + _unpaired(found.files)
     return found
 
 
 def _overwritten(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
     """Mini-batches whose files a later one took, from what the loss files of the first and the last step say."""
+    # Both say it; where losses were not dumped, the forwards do.
     losses = [(key, file) for key, file in files if key.stage == "loss"]
+    losses = losses or [(key, file) for key, file in files if key.stage == "forward_data"]
     steps = sorted({key.step for key, _ in losses if key.step is not None})
     asked = [entry for entry in losses if entry[0].step in steps[:1] + steps[-1:]]
     seen: dict[tuple[int | None, int | None], dict[tuple[int, int], Path]] = defaultdict(dict)
@@ -102,6 +105,14 @@ def _overwritten(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
     for (step, rank), kept in seen.items():
         epochs, batches = max(epoch for epoch, _ in kept) + 1, max(batch for _, batch in kept) + 1
         lost = epochs * batches - len(kept)
+        if not lost and len(kept) > 1:
+            problems.append(
+                Problem(
+                    str(next(iter(kept.values()))),
+                    f"step {step} rank {rank}: the files are of {len(kept)} mini-batches; each took the micro-batches "
+                    "of the same number from the one before",
+                )
+            )
         if lost:
             last = ", ".join(f"epoch {epoch} mini-batch {batch}" for epoch, batch in sorted(kept)[:4])
             problems.append(
@@ -112,6 +123,26 @@ def _overwritten(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
                 )
             )
     return problems
+
+
+def _unpaired(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
+    """Every micro-batch that is trained on writes its forward and its loss."""
+    there: dict[str, dict[tuple[int | None, int | None], dict[int | None, Path]]] = defaultdict(dict)
+    for key, file in files:
+        if key.stage in ("forward_data", "loss"):
+            there[key.stage].setdefault((key.step, key.rank), {})[key.micro] = file
+    problems = []
+    for stage, other in (("forward_data", "loss"), ("loss", "forward_data")):
+        for place, micros in there[stage].items():
+            lost = sorted(
+                micro for micro in micros.keys() - there[other].get(place, micros).keys() if micro is not None
+            )
+            if lost:
+                numbers = ", ".join(map(str, lost[:6])) + (f" and {len(lost) - 6} more" if len(lost) > 6 else "")
+                what = f"step {place[0]} rank {place[1]}: micro {numbers} has no {other}"
+                problems.append(Problem(str(micros[lost[0]]), what))
+    more = len(problems) - _SPELLED
+    return problems[:_SPELLED] + ([Problem(problems[0].where, f"{more} more such places")] if more > 0 else [])
 
 
 def _padded(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
@@ -137,15 +168,14 @@ def _padded(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """Fields of one file. log_probs, entropy and response_mask hold at index t what is said of token t + 1."""
-    fields = flatten(read_container(path).tree)
+    fields = flatten(content_of(path).tree)
     parameter = next(
         (ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None
     )
-    known = [
-        ref.with_(canonical=_canonical(ref.name, key.stage, parameter), alignment=_alignment(ref, key.stage))
-        for ref in fields
-    ]
-    return Fields(known, _empty_advantages(known, key, path))
+    for ref in fields:
+        ref.canonical = _canonical(ref.name, key.stage, parameter)
+        ref.alignment = _alignment(ref, key.stage)
+    return Fields(fields, _empty_advantages(fields, key, path))
 
 
 def _canonical(field: str, stage: str, parameter: Any) -> str:

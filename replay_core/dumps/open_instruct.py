@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
-from replay_core.dumps.peeking import has, tree_of
+from replay_core.dumps.peeking import content_of, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
@@ -55,7 +54,7 @@ def index(path: Path) -> Index:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     if not has(tree, _KEYS):
         raise DumpError("not a file of packed sequences", file=str(path), expected=", ".join(_KEYS))
     fields: list[TensorRef] = []

@@ -19,6 +19,7 @@ from replay_core.dumps import (
     nexrl,
     open_instruct,
     openrlhf,
+    peeking,
     prime_rl,
     roll,
     sglang,
@@ -26,6 +27,7 @@ from replay_core.dumps import (
     skyrl,
     slime,
     trl_inputs,
+    unnamed,
     verl,
     weights,
 )
@@ -61,6 +63,10 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 #: Dialects whose own index says what belongs to the dump: no other is asked about the rest of the directory.
 WHOLE: tuple[Dialect, ...] = (native,)
+#: Dialects that take what is left.
+LAST: tuple[Dialect, ...] = (loose_rows, loose)
+#: Dialects that know a file by what it holds, whatever it is called.
+BY_CONTENT: tuple[Dialect, ...] = (areal, verl, roll, slime, skyrl, open_instruct, trl_inputs, grpo_events)
 
 
 def open_run(path: Path | str, *more: Path | str) -> Run:
@@ -75,6 +81,7 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
         DumpError: the dump's own index is unreadable.
     """
     listing.forget()
+    peeking.forget()
     parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one)]
     return parts[0] if len(parts) == 1 else _joined(Path(path), parts)
 
@@ -92,8 +99,12 @@ def _parts(path: Path) -> list[Run]:
     parts: list[Run] = []
     try:
         for dialect in DIALECTS:
-            if dialect is loose and parts and (path.is_file() or claimed.count >= loose.candidates(path)):
-                continue
+            if dialect in LAST and parts and claimed.count >= listing.count(path):
+                break  # nothing is left to ask about
+            if dialect is LAST[0] and path.is_dir():
+                for known, index in unnamed.found_inside(path, BY_CONTENT, claimed.is_free):
+                    claimed.add(index)
+                    parts.append(_run(known, path, index))
             if not dialect.detect(path):
                 continue
             index = dialect.index(path)
@@ -127,8 +138,12 @@ class _Claims:
 
     def add(self, index: Index) -> None:
         files = [file for _, file in index.files] + index.beside
-        self.count += len(files)
+        # A file of many records is one file; dialects name it by one object.
+        self.count += len(set(map(id, files)))
         self._waiting += files
+
+    def is_free(self, file: Path) -> bool:
+        return bool(self.free([(RecordKey(), file)]))
 
     def free(self, files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
         self._names.update(map(os.path.abspath, self._waiting))
@@ -207,7 +222,8 @@ def _duplicates(records: list[Record]) -> list[Problem]:
     problems = []
     for (path, first_path), keys in twice.items():
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-        problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {first_path.name}"))
+        beside = first_path.name if first_path.name != path.name else str(first_path)
+        problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {beside}"))
     return problems
 
 

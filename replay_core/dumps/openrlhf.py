@@ -9,6 +9,7 @@ of a step's forwards is the reference model's (facts: seed_systems.md section 1.
 from __future__ import annotations
 
 import re
+import zlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.peeking import content_of
 from replay_core.errors import RldbgError
-from replay_core.records import Inline, Problem, RecordKey, TensorRef
+from replay_core.records import FileBytes, Inline, Problem, RecordKey, TensorRef
 
 name = "openrlhf"
 
@@ -68,30 +70,41 @@ def index(path: Path) -> Index:
 
 def _infer(rank: int, files: list[Path], problems: list[Problem]) -> list[tuple[RecordKey, Path]]:
     """Keys of one rank's files, in order of time."""
-    steps: list[list[tuple[Path, bool]]] = []
+    steps: list[list[tuple[Path, bool, int]]] = []
     trained = True
     for file in files:
-        training = False
+        training, print_of = False, 0
         try:
-            training = bool(_plain(read_container(file).tree, "return_output"))
+            tree = read_container(file).tree
+            training = bool(_plain(tree, "return_output"))
+            print_of = _print(_plain(tree, "sequences"))
         except RldbgError as error:
             problems.append(Problem(str(file), error.message))
         if trained and not training:
             steps.append([])
         if not steps:
             steps.append([])
-        steps[-1].append((file, training))
+        steps[-1].append((file, training, print_of))
         trained = training
     keyed = []
     for step, members in enumerate(steps):
-        forwards = sum(not training for _, training in members)
-        complete = any(training for _, training in members)
-        for micro, (file, training) in enumerate(members):
-            # Half of a complete step's forwards are the reference model's, recorded after the actor's.
-            second_half = complete and not training and forwards % 2 == 0 and forwards // 2 <= micro < forwards
-            role = "ref" if second_half else "actor"
+        prints = [print_of for _, training, print_of in members if not training]
+        half = len(prints) // 2
+        # The reference model gets what the actor got, after it; other inputs are the actor's own.
+        twice = half > 0 and 0 not in prints and prints[:half] == prints[half:]
+        for micro, (file, training, _) in enumerate(members):
+            role = "ref" if twice and not training and half <= micro < len(prints) else "actor"
             keyed.append((RecordKey(step, micro, rank, role, "batch_inputs"), file))
     return keyed
+
+
+def _print(ref: Any) -> int:
+    """A checksum of the token ids: the same inputs have the same one."""
+    if not isinstance(ref, TensorRef) or not isinstance(ref.source, FileBytes):
+        return 0
+    with open(ref.source.path, "rb") as file:
+        file.seek(ref.source.offset)
+        return zlib.crc32(repr(ref.shape).encode(), zlib.crc32(file.read(min(ref.source.nbytes, 1 << 22))))
 
 
 def _plain(tree: Any, key: str) -> Any:
@@ -99,7 +112,7 @@ def _plain(tree: Any, key: str) -> Any:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    fields = flatten(read_container(path).tree)
+    fields = flatten(content_of(path).tree)
     return [
         ref.with_(
             canonical=naming.canonical(ref.name),

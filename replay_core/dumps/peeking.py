@@ -1,24 +1,80 @@
-"""A first look into a file, for dialects that recognise themselves by what a file holds."""
+"""A first look into a file, for dialects that recognise themselves by what a file holds.
+
+A dozen dialects ask about the same file. It is read once: what is found is kept until the record is read,
+which takes it away, so that reading again looks again.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.errors import RldbgError
 
+if TYPE_CHECKING:
+    from replay_core.dumps.containers import Content
+
 #: Classes that stand in a dump for data that lies elsewhere.
 REFERENCES = ("areal.infra.rpc.rtensor.RTensor", "areal.infra.rpc.rtensor.TensorShardInfo")
+
+#: Files that are remembered: a dialect looks at three of a folder, the next one at the same three.
+_KEPT = 4
+#: Containers of text hold every value they have read; larger ones are not kept.
+_KEPT_BYTES = 1 << 20
+_BY_PLACE = frozenset({"torch_zip", "torch_legacy", "pickle", "safetensors", "npy", "npz"})
+
+_Stamp = tuple[int, int, int]
+_seen: dict[Path, tuple[_Stamp, Any]] = {}
+
+
+def forget() -> None:
+    """Files change: whoever opens a run looks again."""
+    _seen.clear()
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (-1, -1, -1)
+    return (status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _looked(path: Path) -> Any:
+    """The file's content, or the error that reading it ends in."""
+    stamp, known = _stamp(path), _seen.get(path)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    try:
+        found: Any = read_container(path, inert=REFERENCES)
+    except RldbgError as error:
+        found = error
+    if isinstance(found, RldbgError) or found.container in _BY_PLACE or stamp[0] <= _KEPT_BYTES:
+        while len(_seen) >= _KEPT:
+            del _seen[next(iter(_seen))]
+        _seen[path] = (stamp, found)
+    return found
+
+
+def content_of(path: Path) -> Content:
+    """The file's content for the record that is being read: what a first look saw, once, else read now.
+
+    Raises:
+        DumpError: as `read_container`.
+    """
+    known = _seen.pop(path, None)
+    if known is not None and not isinstance(known[1], RldbgError) and known[0] == _stamp(path):
+        return known[1]  # type: ignore[no-any-return]
+    return read_container(path, inert=REFERENCES)
 
 
 def tree_of(path: Path) -> Any:
     """The file's structure, or None where it cannot be read: what is wrong with it is said when it is opened."""
-    try:
-        return read_container(path, inert=REFERENCES).tree
-    except RldbgError:
-        return None
+    found = _looked(path)
+    return None if isinstance(found, RldbgError) else found.tree
 
 
 def class_of(tree: Any) -> str:

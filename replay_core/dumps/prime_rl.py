@@ -23,7 +23,7 @@ from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
 name = "prime_rl"
 
-_EXPORT = re.compile(r"/token_exports/step_(\d+)/rank_(\d+)\.jsonl$")
+_EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
 _BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
 _EXPORT_NEEDS = frozenset({"micro_step", "token_ids", "trainer_logprobs"})
 _MICRO = ("micro_step",)
@@ -79,7 +79,11 @@ def _kind(text: str) -> re.Match[str] | None:
     export = _EXPORT.search(text)
     if export:
         row = first_row(Path(text))
-        return export if row is None or is_broken(row) or row.keys() >= _EXPORT_NEEDS else None
+        # Elsewhere than where prime-rl writes them, only what a file holds says that it is one.
+        is_home = "/token_exports/" in export.group() and export.group(1) is not None
+        if row is None or is_broken(row):
+            return export if is_home else None
+        return export if row.keys() >= _EXPORT_NEEDS else None
     return _BATCH.search(text)
 
 
@@ -90,15 +94,21 @@ def index(path: Path) -> Index:
             match = _kind(f"{folder.path}/{file}")
             if match is None:
                 continue
-            step, rank = int(match.group(1)), int(match.group(2))
-            is_export = match.re is _EXPORT
-            if is_export and "STABLE" not in folder.names:
+            rank, is_export = int(match.group(2)), match.re is _EXPORT
+            step = int(match.group(1)) if match.group(1) else _step_inside(folder.file(file))
+            if is_export and "/token_exports/" in match.group() and "STABLE" not in folder.names:
                 found.problems.append(Problem(folder.path, "no STABLE marker: the export is not complete"))
-            micros = _micros(folder.file(file), is_export, found.problems)
+            place = folder.file(file)
+            micros = _micros(place, is_export, found.problems)
             stage = "forward_data" if is_export else "batch_inputs"
-            found.files += [(RecordKey(step, micro, rank, "actor", stage), folder.file(file)) for micro in micros]
+            found.files += [(RecordKey(step, micro, rank, "actor", stage), place) for micro in micros]
     found.problems = list(dict.fromkeys(found.problems))
     return found
+
+
+def _step_inside(file: Path) -> int | None:
+    step = (first_row(file) or {}).get("step")
+    return step if type(step) is int else None
 
 
 def _micros(file: Path, is_export: bool, problems: list[Problem]) -> list[int | None]:

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dataproto import ROLL, fields_of
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import class_of, first_that, has, tree_of
+from replay_core.dumps.peeking import class_of, content_of, first_that, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
@@ -113,7 +112,7 @@ def _key(path: Path, tree: Any) -> RecordKey:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     if class_of(tree) == ROLL:
         return named(fields_of(tree, path), WORDS, MOCK_PAD)
     if _is_critic(tree):

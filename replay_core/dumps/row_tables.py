@@ -64,6 +64,18 @@ AREAL: Words = {
     "prompt_len": ("prompt_lengths", "sample"),
 }
 
+MILES: Words = {
+    "sample_index": ("sample_id", "sample"),
+    "group_index": ("group_id", "sample"),
+    "reward": ("reward", "sample"),
+    "prompt": ("prompt_text", "sample"),
+    "response_length": ("response_length", "sample"),
+    "total_length": ("total_length", "sample"),
+    "tokens": ("input_ids", "full"),
+    "loss_mask": ("response_mask", "response"),
+    "rollout_log_probs": ("rollout_logprobs", "response"),
+}
+
 SPECS: tuple[RowSpec, ...] = (
     RowSpec(
         "nemo_rl",
@@ -79,6 +91,15 @@ SPECS: tuple[RowSpec, ...] = (
             "prev_logprobs": "0.0 at the first token",
             "token_ids": "the pad id from input_lengths on",
         },
+    ),
+    RowSpec(
+        "nemo_rl",
+        re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
+        frozenset({"content", "rewards"}),
+        NEMO_RL,
+        unwrap=True,
+        distinctive=False,
+        notes=(_TEXT_ONLY,),
     ),
     RowSpec(
         "open_instruct",
@@ -132,6 +153,20 @@ SPECS: tuple[RowSpec, ...] = (
         _PAIR,
         distinctive=False,
         notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "miles",
+        re.compile(r"/trajectory/(?P<step>\d+)\.jsonl$"),
+        frozenset({"sample_index", "group_index", "status", "prompt", "messages"}),
+        MILES,
+        distinctive=False,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "miles",
+        re.compile(r"/dashboard_columns/rollout_(?P<step>\d+)\.parquet$"),
+        frozenset(),
+        MILES,
     ),
     RowSpec(
         "trl",

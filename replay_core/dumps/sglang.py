@@ -26,6 +26,8 @@ _SEPARATOR = "___"
 _NON_INTRUSIVE = "non_intrusive__"
 _PREFIX = re.compile(r"(?:non_intrusive__)?(grad|param)__(?:non_intrusive__)?")
 #: Parallel ranks beside `rank`: they tell apart files that agree in everything else.
+_PHASES = ("fwd_only", "fwd_bwd")
+_ENGINE, _ROLLOUT = re.compile(r"engine_(\d{1,6})"), re.compile(r"(.*?)rollout_(\d{1,18})")
 _AXES = ("tp_rank", "pp_rank", "cp_rank", "ep_rank", "etp_rank", "dp_rank")
 
 
@@ -38,6 +40,7 @@ class _File(NamedTuple):
     order: int
     field: str
     stage: str
+    axes: str
 
 
 def detect(path: Path) -> bool:
@@ -47,9 +50,9 @@ def detect(path: Path) -> bool:
 
 
 def _likely(folder: Folder, only: bool = False) -> Iterator[str]:
-    if only or any("step=___" in shape for shape in folder.shapes):
+    if only or any("step=" in shape and "dump_index=" in shape for shape in folder.shapes):
         for entry in folder.names:
-            if "___dump_index=" in entry and "step=" in entry:
+            if "dump_index=" in entry and "step=" in entry and "name=" in entry:
                 yield entry
 
 
@@ -66,7 +69,7 @@ def _said(entry: str) -> _File | None:
     field, stage = _canonical(said["name"])
     axes = "".join(f"@{axis}={said[axis]}" for axis in _AXES if said.get(axis))
     step, rank, order = map(int, numbers)
-    return _File(entry, step, rank, order, field + axes, stage)
+    return _File(entry, step, rank, order, field, stage, axes)
 
 
 def _canonical(field: str) -> tuple[str, str]:
@@ -96,32 +99,76 @@ def index(path: Path) -> Index:
         if said is not None:
             found.files.append((RecordKey(said.step, None, said.rank, "actor", said.stage), path))
         return found
-    for folder in listing(path).folders:
-        for (step, rank, stage), members in _records(folder).items():
+    forwards: dict[int, int] = {}
+    for folder in sorted(listing(path).folders, key=_phase):
+        records = _records(folder)
+        place = _place(folder)
+        before = forwards.get(place.step, 0) if place.step is not None else 0
+        ranks = max((rank for _, rank, _ in records), default=0) + 1
+        for (step, rank, stage), members in records.items():
             first = folder.file(members[0].file)
-            found.files.append((RecordKey(step, None, rank, "actor", stage), first))
+            key = RecordKey(step, None, rank + place.engine * ranks, place.role, stage)
+            if place.step is not None:
+                key = RecordKey(place.step, before + step, rank, place.role, stage)
+                forwards[place.step] = max(forwards.get(place.step, 0), before + step + 1)
+            found.files.append((key, first))
             found.names[first] = tuple(_unique(members))
             found.beside += [folder.file(member.file) for member in members[1:]]
-            missing = _missing(members)
-            if missing:
-                found.notes.append(missing)
+        if records and place.step is not None:
+            found.notes.append("the step is the folder's rollout, micro the forwards of its phases in order")
+        if place.engine and records:
+            found.notes.append("the ranks of the engines are numbered on, engine after engine")
+        found.notes += _missing(records)
     found.notes = list(dict.fromkeys(found.notes))
     return found
 
 
-def _missing(members: list[_File]) -> str:
-    """dump_index runs over everything the dumper saw: a hole is a tensor that was filtered out or taken away."""
-    span = members[-1].order - members[0].order + 1
-    return "dump_index has holes: not every tensor the dumper saw is here" if span > len(members) else ""
+class _Place(NamedTuple):
+    """What miles' folders say: engines/engine_N, fwd_only/[prefix]rollout_N, fwd_bwd/rollout_N."""
+
+    step: int | None = None
+    role: str = "actor"
+    engine: int = 0
+
+
+def _place(folder: Folder) -> _Place:
+    above = Path(folder.path).parent.name
+    engine, rollout = _ENGINE.fullmatch(folder.name), _ROLLOUT.fullmatch(folder.name)
+    if engine and above == "engines":
+        return _Place(None, "rollout", int(engine.group(1)))
+    if rollout and above in _PHASES:
+        return _Place(int(rollout.group(2)), "ref" if rollout.group(1).startswith("ref") else "actor")
+    return _Place()
+
+
+def _phase(folder: Folder) -> tuple[int, str]:
+    above = Path(folder.path).parent.name
+    return (_PHASES.index(above) if above in _PHASES else -1, folder.path)
+
+
+def _missing(records: dict[tuple[int, int, str], list[_File]]) -> list[str]:
+    """dump_index runs over everything a rank saw: a hole is a tensor that was filtered out or taken away."""
+    seen: dict[int, set[int]] = {}
+    for (_, rank, _), members in records.items():
+        seen.setdefault(rank, set()).update(said.order for said in members)
+    holes = any(max(orders) - min(orders) + 1 > len(orders) for orders in seen.values())
+    return ["dump_index has holes: not every tensor the dumper saw is here"] if holes else []
 
 
 def _unique(members: list[_File]) -> list[str]:
-    """Names in order of the dump; a tensor dumped twice in one step gets a number."""
+    """Names in order of the dump; a tensor dumped twice in one step gets a number.
+
+    Parallel ranks are named only where a record holds several of them: else the record's rank says it.
+    """
+    axes: dict[str, set[str]] = {}
+    for said in members:
+        axes.setdefault(said.field, set()).add(said.axes)
     seen: dict[str, int] = {}
     names = []
     for said in members:
-        count = seen[said.field] = seen.get(said.field, 0) + 1
-        names.append(said.field if count == 1 else f"{said.field}#{count}")
+        field = said.field + said.axes if len(axes[said.field]) > 1 else said.field
+        count = seen[field] = seen.get(field, 0) + 1
+        names.append(field if count == 1 else f"{field}#{count}")
     return names
 
 

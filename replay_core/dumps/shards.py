@@ -17,7 +17,7 @@ from replay_core.dumps.dialect import Index
 from replay_core.dumps.dtensor import assembled, holds_dtensor, is_dtensor
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import first_that
+from replay_core.dumps.peeking import class_of, content_of, first_that
 from replay_core.errors import RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
@@ -89,7 +89,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         except RldbgError as error:
             problems.append(Problem(str(entry), error.message))
     if not trees:
-        trees[0] = read_container(path).tree
+        trees[0] = content_of(path).tree
     fields = flatten(whole(dict(sorted(trees.items()))))
     prefix = {"param": "param.", "gradient": "grad."}.get(key.stage, "")
     return Fields([ref.with_(canonical=naming.canonical(prefix + ref.name)) for ref in fields], problems)
@@ -98,6 +98,8 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 def whole(trees: dict[int, Any], depth: int = 0) -> Any:
     """The ranks' trees as one: DTensors assembled, everything else the first rank's."""
     first = next(iter(trees.values()))
+    if len(trees) == 1 and type(first) is dict and dict not in set(map(type, first.values())) and not class_of(first):
+        return first  # nothing in it can be a shard
     if is_dtensor(first):
         return assembled({rank: tree for rank, tree in trees.items() if is_dtensor(tree)})
     if isinstance(first, dict) and depth < 32:

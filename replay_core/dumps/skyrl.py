@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.containers import read_container, read_nested
+from replay_core.dumps.containers import read_nested
 from replay_core.dumps.dataproto import cast
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import class_of, tree_of
+from replay_core.dumps.peeking import class_of, content_of, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
@@ -80,7 +80,7 @@ def _state(tree: Any) -> dict[str, Any]:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     batch = _state(tree).get("batch_dict")
     if not _is_batch(tree) or not isinstance(batch, dict):
         raise DumpError("not a TrainingInputBatch", file=str(path), found=class_of(tree) or type(tree).__name__)

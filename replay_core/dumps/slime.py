@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replay_core.dumps.columns import columns, table
-from replay_core.dumps.containers import read_container
+from replay_core.dumps.columns import table
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import first_that, has, tree_of
+from replay_core.dumps.peeking import content_of, first_that, has, tree_of
+from replay_core.dumps.slime_columns import TOGETHER, is_context_parallel, loss_columns, train_columns, with_masks
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
@@ -48,21 +48,9 @@ WORDS: Words = {
     "total_lengths": ("total_length", "sample"),
     "weight_versions": ("weight_version", None),
     "status": (None, "sample"),
+    "prompt": ("prompt_text", "sample"),
+    "response": ("response_text", "sample"),
     "truncated": (None, "sample"),
-}
-#: miles' sidecar names both sides of the ratio.
-DEBUG_WORDS: Words = {
-    "train_log_probs": ("policy_logprobs", "response"),
-    "old_log_probs": ("old_logprobs", "response"),
-    "rollout_log_probs": ("rollout_logprobs", "response"),
-    "advantages": (None, "response"),
-    "local_loss_mask": ("response_mask", "response"),
-    "train_rollout_abs_diff": ("metrics.train_rollout_abs_diff", "response"),
-    "ppo_kl": ("metrics.ppo_kl", None),
-    "pg_loss": ("token_loss", "packed"),
-    "index": ("sample_id", "sample"),
-    "response_length": ("response_length", "sample"),
-    "total_length": ("total_length", "sample"),
 }
 
 
@@ -81,9 +69,12 @@ _KINDS = (
           (("rollout_id", "samples"), ("rollout_id", "rollout_data"))),
     _Kind(re.compile(r"rank_(?P<rank>\d{1,9})_call_(?P<micro>\d{1,18})\.pt"), frozenset({"rank__call_.pt"}), "loss",
           (("rank", "call", "samples"),)),
+    _Kind(re.compile(r"r(?P<step>\d{1,18})_s(?P<minibatch>\d{1,18})_m(?P<micro>\d{1,18})_rank(?P<rank>\d{1,9})\.pt"),
+          frozenset({"r_s_m_rank.pt"}), "loss", (("rank", "call", "samples"),)),
 )  # fmt: skip
 
 
+UNPLACED = "policy_loss_debug/rank_R_call_N names no rollout: micro is the number of the call on its rank"
 _ROLES = {"trajectory": "rollout"}
 
 
@@ -121,17 +112,30 @@ def index(path: Path) -> Index:
         found.files.append((_key_of_content(tree, path), path))
         return found
     for folder, kind, stage in _folders(path):
+        first = next(folder.file(entry) for entry in folder.names if kind.pattern.fullmatch(entry))
+        if stage == "batch_inputs" and is_context_parallel(tree_of(first)):
+            found.notes.append(TOGETHER)
         for entry in folder.names:
             match = kind.pattern.fullmatch(entry)
             if match is None:
                 continue
             parts = {part: _number(value) for part, value in match.groupdict().items() if part != "eval"}
             role = "eval" if match.groupdict().get("eval") else _ROLES.get(stage, "actor")
-            key = RecordKey(parts.get("step"), parts.get("micro"), parts.get("rank"), role, stage)
+            key = RecordKey(
+                parts.get("step"), parts.get("micro"), parts.get("rank"), role, stage, None, parts.get("minibatch")
+            )
             found.files.append((key, folder.file(entry)))
-        if stage == "loss":
-            found.notes.append("policy_loss_debug files name no rollout: micro is the number of the call on its rank")
+            if stage == "trajectory" and role == "rollout":
+                found.beside += _copies(folder, parts.get("step"))
+        if stage == "loss" and kind is _KINDS[1]:
+            found.notes.append(UNPLACED)
     return found
+
+
+def _copies(folder: Folder, step: int | None) -> list[Path]:
+    """miles writes parts of the same rollout twice more, as texts and as the columns of its dashboard."""
+    root = Path(folder.path).parent
+    return [root / f"trajectory/{step}.jsonl", root / f"dashboard_columns/rollout_{step}.parquet"]
 
 
 def _number(text: str | None) -> int | None:
@@ -151,35 +155,34 @@ def _key_of_content(tree: Any, path: Path) -> RecordKey:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     stage = _kind_of(tree)
     if stage is None:
         raise DumpError("not a file of slime's", file=str(path), expected="rollout_id and samples or rollout_data")
     problems: list[Problem] = []
+    words = WORDS
     if isinstance(tree.get("rollout_data"), dict):
-        fields = _columns_of_lists(tree["rollout_data"])
+        fields, said = train_columns(tree, path)
+        problems += said
         rest = ("rollout_data",)
+        # Every rank's file has the rewards of the whole batch, in the order of the rollout.
+        words = {**WORDS, "raw_reward": ("raw_reward", None)}
     else:
         samples = tree.get("samples")
         if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
             raise DumpError("samples that are not a list of dicts", file=str(path))
         fields = table(samples)
+        if stage == "trajectory":
+            fields = with_masks(fields, samples)
         rest = ("samples",)
         problems += _lost_samples(tree, len(samples), path)
     taken = {ref.name for ref in fields}
     for field, value in tree.items():
         if field not in rest:
             fields += _beside(f"file.{field}" if field in taken else str(field), value)
-    words = DEBUG_WORDS if stage == "loss" else WORDS
+    if stage == "loss":
+        return Fields(loss_columns(fields), problems)
     return Fields(named(fields, words), problems)
-
-
-def _columns_of_lists(data: dict[Any, Any]) -> list[TensorRef]:
-    """v1: {column: a value per sample}; what is no list is said of the whole file."""
-    fields: list[TensorRef] = []
-    for field, value in data.items():
-        fields += columns({str(field): value}) if isinstance(value, list) else flatten({str(field): value})
-    return fields
 
 
 def _beside(field: str, value: Any) -> list[TensorRef]:

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import first_that, has, tree_of
+from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Parts, RecordKey, TensorRef
@@ -88,7 +87,7 @@ def index(path: Path) -> Index:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     if not _is_trl(tree):
         raise DumpError("not the inputs of TRL's trainer", file=str(path), expected=", ".join(_BATCH))
     fields = named(flatten(tree), TRL, TRL_PAD, prefix="inputs.")

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, tensor_fields
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
-from replay_core.dumps.peeking import class_of, has, tree_of
+from replay_core.dumps.peeking import class_of, content_of, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
-from replay_core.records import RecordKey, TensorRef
+from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
 name = "verl"
 
@@ -120,14 +119,27 @@ def _is_number(text: str) -> bool:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = content_of(path).tree
     if class_of(tree) == VERL:
         fields = fields_of(tree, path)
     elif has(tree, ("tensordict", "global_steps")):
         fields = tensor_fields(tensor_dict(tree["tensordict"], path)) + _beside(tree)
     else:
         raise DumpError("not a batch of verl's", file=str(path), expected="a DataProto", found=class_of(tree) or "data")
-    return named(fields, WORDS, PAD)
+    known = named(fields, WORDS, PAD)
+    return Fields(known, _copies(known, path))
+
+
+def _copies(fields: list[TensorRef], path: Path) -> list[Problem]:
+    """pad_dataproto_to_divisor repeats the first rows at the end: samples whose ids come twice."""
+    ids = next((ref for ref in fields if ref.canonical == "sample_id" and isinstance(ref.source, Inline)), None)
+    values = ids.source.value if ids is not None and isinstance(ids.source, Inline) else None
+    if not isinstance(values, list) or len(set(map(str, values))) == len(values):
+        return []
+    copies = len(values) - len(set(map(str, values)))
+    if values[-copies:] != values[:copies]:
+        return []  # ids that name a conversation, not a row
+    return [Problem(str(path), f"the last {copies} rows are copies of the first: they fill the world size")]
 
 
 def _beside(tree: dict[str, Any]) -> list[TensorRef]:

@@ -52,6 +52,9 @@ class Loading:
     persistent: Callable[[Any], Any] | None = None
     #: The torch zip's storage of a class, key and number of elements.
     zip_storage: Callable[[StorageClass, str, int], Storage] | None = None
+    #: Where the torch zip's storage of a key lies, and how many bytes it has.
+    zip_place: Callable[[bytes], tuple[int, int]] | None = None
+    big_endian: bool = False
 
     def malformed(self, what: str, *, expected: str | None = None, found: str | None = None) -> DumpError:
         return DumpError(what, file=str(self.region.path), expected=expected, found=found)

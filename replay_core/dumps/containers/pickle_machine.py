@@ -20,7 +20,7 @@ from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
 from replay_core.dumps.containers.pickle_opcodes import RARE
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.symbols import Symbol
-from replay_core.dumps.containers.tensor_shortcut import match_entries
+from replay_core.dumps.containers.tensor_shortcut import Memo, match_entries
 from replay_core.errors import RldbgError
 
 _WINDOW = 1 << 20
@@ -52,7 +52,7 @@ class Machine:
     def __init__(self, loading: Loading, region: Region | None = None) -> None:
         self.loading = loading
         self.region = region or loading.region
-        self.memo: dict[int, Any] = {}
+        self.memo = Memo()
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.buf = b""
@@ -188,6 +188,8 @@ class Machine:
                 memo[_u4(buf, pos)[0]] = stack[-1]
                 pos += 4
             elif op == 0x94:  # MEMOIZE
+                if memo.waiting:
+                    memo.settle()
                 memo[len(memo)] = stack[-1]
             elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
                 if op == 0x68:
@@ -196,7 +198,7 @@ class Machine:
                 else:
                     index = _u4(buf, pos)[0]
                     pos += 4
-                if index not in memo:
+                if index not in memo and not (memo.settle() and index in memo):
                     self.pos = pos
                     raise self.loading.malformed(f"the pickle asks for memo {index}, which nothing was put in")
                 value = memo[index]

@@ -116,6 +116,7 @@ def _float(machine: Machine) -> None:
 
 
 def _get(machine: Machine) -> None:
+    machine.memo.settle()
     machine.stack.append(machine.memo[int(_line(machine))])
 
 

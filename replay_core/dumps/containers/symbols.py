@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import UnsafeFileError
+from replay_core.records import ITEMSIZE
 
 if TYPE_CHECKING:
     from replay_core.dumps.containers.loading import Loading
@@ -44,12 +45,14 @@ class DType(Symbol):
 class StorageClass(Symbol):
     """`torch.FloatStorage` and its kin; `dtype` is the name, `itemsize` 0 where numpy has none like it."""
 
-    __slots__ = ("dtype", "itemsize")
+    __slots__ = ("dtype", "is_plain", "itemsize")
 
     def __init__(self, name: str, dtype: str, itemsize: int) -> None:
         super().__init__(name)
         self.dtype = dtype
         self.itemsize = itemsize
+        #: numpy has it, so that a tensor of it can be read.
+        self.is_plain = dtype in ITEMSIZE
 
 
 class TensorClass(Symbol):

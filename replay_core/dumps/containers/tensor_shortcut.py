@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import pickle
 import re
-import struct
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain, repeat
 from typing import Any
 
 from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import Geometry, Storage, geometry, view
+from replay_core.dumps.containers.torch_rebuild import Geometry, geometry, view
 from replay_core.records import FileBytes, TensorRef
 
-_GET = rb"(h.|j.{4})"
-_PUT = rb"(q.|r.{4})"
+#: Indices below 256 have the short form only, as every pickler writes: equal indices are then equal bytes.
+_GET = rb"(h.|j.(?!\0\0\0).{3})"
+_PUT = rb"(q.|r.(?!\0\0\0).{3})"
 _NUMBER = rb"(?:K.|M..|J.{4})"
 #: An empty tuple is a singleton that picklers do not memoise.
 _NUMBERS = rb"(?:(%b\x85|%b{2}\x86|%b{3}\x87|\(%b{4,64}t)%b|\))" % (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _PUT)
@@ -55,56 +54,106 @@ def _size_and_strides(size: bytes | None, strides: bytes | None) -> tuple[Any, A
 
 #: Fewer entries are not worth the columns.
 _MIN_ENTRIES = 4
-_LONG_PUT = struct.Struct("<xI")
 _MAX_ENTRIES = 4096
 _UNUSUAL: tuple[list[Any], int] = ([], -1)
 
 
 def _index(opcode: bytes) -> int:
-    return opcode[1] if len(opcode) == 2 else int.from_bytes(opcode[1:], "little")
+    return int.from_bytes(opcode[1:], "little")
 
 
-def _indices(opcodes: Sequence[bytes]) -> list[int]:
-    """Short forms come first in a file's memo; what is in another order goes one by one."""
-    short = (5 * len(opcodes) - len(b"".join(opcodes))) // 3
-    long = b"".join(opcodes[short:])
-    if len(long) != 5 * (len(opcodes) - short):
-        return list(map(_index, opcodes))
-    return [opcode[1] for opcode in opcodes[:short]] + [index for (index,) in _LONG_PUT.iter_unpack(long)]
+def _put_of(index: int) -> bytes:
+    return b"q%c" % index if index < 256 else b"r" + index.to_bytes(4, "little")
 
 
-def match_entries(loading: Loading, memo: dict[int, Any], buf: bytes, pos: int, rebuild: Any) -> tuple[list[Any], int]:
+class Memo(dict[int, Any]):
+    """The machine's memo. What runs of entries put in it waits: most files never ask for any of it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[Loading, list[tuple[bytes, ...]], dict[bytes, Any], list[Any]]] = []
+        self._puts: set[bytes] = set()
+
+    def defer(
+        self, loading: Loading, rows: list[tuple[bytes, ...]], named: dict[bytes, Any], entries: list[Any],
+        puts: set[bytes],
+    ) -> bool:  # fmt: skip
+        """Keep what a run puts for later. False where it puts over something: then the order matters."""
+        if len(self) > _MAX_ENTRIES or not puts.isdisjoint(self._puts) or not puts.isdisjoint(map(_put_of, self)):
+            return False
+        self._puts |= puts
+        self.waiting.append((loading, rows, named, entries))
+        return True
+
+    def settle(self) -> bool:
+        """Put what waits where nothing newer was put; whether anything waited."""
+        waiting, self.waiting = self.waiting, []
+        self._puts.clear()
+        for loading, rows, named, entries in waiting:
+            for number, row in enumerate(rows):
+                for index, value in _puts_of(loading, row, named, entries[2 * number], entries[2 * number + 1]):
+                    self.setdefault(index, value)
+        return bool(waiting)
+
+
+def _puts_of(
+    loading: Loading, row: tuple[bytes, ...], named: dict[bytes, Any], text: str, tensor: Any
+) -> Iterator[tuple[int, Any]]:
+    """What the opcodes of one entry put in the memo, in their order."""
+    (
+        _, _, _, name_put, _, _, cls, _, key, key_put, location, numel, id_put, offset, size, size_put, strides,
+        stride_put, grad, _, hooks_put, args_put, tensor_put,
+    ) = row  # fmt: skip
+    lengths, steps, _ = _size_and_strides(size, strides)
+    count, first = _decoded(numel), _decoded(offset)
+    hooks: dict[str, Any] = {}
+    assert loading.zip_storage is not None
+    storage = loading.zip_storage(named[cls], key.decode(), count)
+    yield _index(name_put), text
+    yield _index(key_put), key.decode()
+    yield _index(id_put), ("storage", named[cls], key.decode(), named[location], count)
+    if size_put:
+        yield _index(size_put), lengths
+    if stride_put:
+        yield _index(stride_put), steps
+    yield _index(hooks_put), hooks
+    yield _index(args_put), (storage, first, lengths, steps, grad == b"\x88", hooks)
+    yield _index(tensor_put), tensor
+
+
+def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: Any) -> tuple[list[Any], int]:
     """Key, tensor, key, tensor … from `pos` on, and where they end.
 
     Empty when there are few; when they are unusual, the end is -1 and asking again is a waste.
     """
-    find_storage = loading.zip_storage
-    if find_storage is None or loading.region.memory is not None:
+    find_place = loading.zip_place
+    if find_place is None or loading.region.memory is not None:
         return _UNUSUAL
     rows: list[tuple[bytes, ...]] = []
-    start, match = pos, _ENTRY.match(buf, pos)
+    start, entry, match = pos, _ENTRY.match, _ENTRY.match(buf, pos)
     while match is not None and len(rows) < _MAX_ENTRIES:
         rows.append(match.groups())
         pos = match.end()
-        match = _ENTRY.match(buf, pos)
+        match = entry(buf, pos)
     if len(rows) < _MIN_ENTRIES:
         return [], start
     (
         low, high, names, name_puts, functions, words, classes, key_lengths, keys, key_puts, locations, numels,
-        id_puts, offsets, sizes, size_puts, strides, stride_puts, grads, hooks, hook_puts, args_puts, tensor_puts,
+        id_puts, offsets, sizes, size_puts, strides, stride_puts, _, hooks, hook_puts, args_puts, tensor_puts,
     ) = zip(*rows, strict=True)  # fmt: skip
-    if any(a[0] + 256 * b[0] != len(name) for a, b, name in zip(low, high, names, strict=True)):
-        return _UNUSUAL
-    if any(a[0] != len(key) for a, key in zip(key_lengths, keys, strict=True)):
+    lengths = [a[0] + 256 * b[0] for a, b in zip(low, high, strict=True)]
+    if lengths != list(map(len, names)) or b"".join(key_lengths) != bytes(map(len, keys)):
         return _UNUSUAL
 
-    gets = {get: _index(get) for get in {*functions, *words, *classes, *locations, *hooks}}
-    put_columns = [_indices(column) for column in (name_puts, key_puts, id_puts, hook_puts, args_puts, tensor_puts)]
-    shape_puts = _indices([put for puts in (size_puts, stride_puts) for put in puts if put])
-    put = {*shape_puts}.union(*put_columns)
-    if len(put) != len(shape_puts) + len(put_columns) * len(rows) or not put.isdisjoint(gets.values()):
+    gets = {*functions, *words, *classes, *locations, *hooks}
+    named = {get: memo.get(_index(get)) for get in gets}
+    if None in named.values() and memo.settle():
+        named = {get: memo.get(_index(get)) for get in gets}
+    columns = (name_puts, key_puts, id_puts, hook_puts, args_puts, tensor_puts)
+    shape_puts = [put for puts in (size_puts, stride_puts) for put in puts if put]
+    put = {*shape_puts}.union(*columns)
+    if len(put) != len(shape_puts) + len(columns) * len(rows) or not put.isdisjoint(map(_put_of, map(_index, gets))):
         return _UNUSUAL
-    named = {get: memo.get(index) for get, index in gets.items()}
     if (
         any(named[get] is not rebuild for get in set(functions))
         or any(named[get] != "storage" for get in set(words))
@@ -113,37 +162,40 @@ def match_entries(loading: Loading, memo: dict[int, Any], buf: bytes, pos: int, 
     ):
         return _UNUSUAL
 
-    texts, key_texts = [name.decode() for name in names], [key.decode() for key in keys]
-    counts, firsts = list(map(_decoded, numels)), list(map(_decoded, offsets))
-    storage_classes: list[Any] = [named[get] for get in classes]
-    storages = list(map(find_storage, storage_classes, key_texts, counts))
-    shapes = list(map(_size_and_strides, sizes, strides))
-    tensors = [
-        _tensor(loading, storage, first, shape) for storage, first, shape in zip(storages, firsts, shapes, strict=True)
-    ]
-    no_hooks: list[dict[str, Any]] = [{} for _ in rows]
-    name_at, key_at, id_at, hooks_at, args_at, tensor_at = put_columns
-    memo.update(zip(name_at, texts, strict=True))
-    memo.update(zip(key_at, key_texts, strict=True))
-    where = [named[get] for get in locations]
-    memo.update(zip(id_at, zip(repeat("storage"), storage_classes, key_texts, where, counts), strict=True))
-    memo.update(zip(hooks_at, no_hooks, strict=True))
-    lengths, steps = [shape[0] for shape in shapes], [shape[1] for shape in shapes]
-    needs_grad = [grad == b"\x88" for grad in grads]
-    memo.update(zip(args_at, zip(storages, firsts, lengths, steps, needs_grad, no_hooks, strict=True), strict=True))
-    memo.update(zip(tensor_at, tensors, strict=True))
-    memo.update((_index(at), value) for at, value in zip(size_puts, lengths, strict=True) if at)
-    memo.update((_index(at), value) for at, value in zip(stride_puts, steps, strict=True) if at)
-    return list(chain.from_iterable(zip(texts, tensors, strict=True))), pos
+    entries: list[Any] = []
+    add, path, big_endian = entries.append, loading.region.path, loading.big_endian
+    for name, key, get, numel, offset, size, stride in zip(
+        names, keys, classes, numels, offsets, sizes, strides, strict=True
+    ):
+        cls: Any = named[get]
+        count, first = _decoded(numel), _decoded(offset)
+        shape, itemsize = _size_and_strides(size, stride)[2], cls.itemsize
+        place, nbytes = find_place(key)
+        add(name.decode())
+        if (
+            shape is not None
+            and cls.is_plain
+            and 0 <= count * itemsize <= nbytes
+            and 0 <= first * itemsize <= nbytes - shape[2] * itemsize
+        ):
+            start, extent = place + first * itemsize, shape[2] * itemsize
+            where = FileBytes(path, start, extent, shape[1], big_endian and itemsize > 1)
+            add(TensorRef("", cls.dtype, shape[0], where))
+        else:
+            add(_worded(loading, cls, key, count, first, size, stride))
+    if not memo.defer(loading, rows, named, entries, put):
+        return _UNUSUAL
+    return entries, pos
 
 
-def _tensor(loading: Loading, storage: Storage, first: int, shape: tuple[Any, Any, Geometry | None]) -> TensorRef:
-    """`torch_rebuild.view`, its checks folded into one line; what fails them, `view` words."""
-    (region, start, nbytes), dtype, itemsize, big_endian, _ = storage
-    lengths, steps, found = shape
-    if found is None or not itemsize or not 0 <= first <= nbytes // itemsize - found.extent:
-        return view(loading, storage, first, lengths, steps)
-    where = FileBytes(
-        region.path, start + first * itemsize, found.extent * itemsize, found.strides, big_endian and itemsize > 1
-    )
-    return TensorRef("", dtype, found.shape, where)
+def _worded(
+    loading: Loading, cls: StorageClass, key: bytes, count: int, first: int, size: bytes | None, stride: bytes | None
+) -> TensorRef:
+    """The tensor by the long way, which says what is wrong with it.
+
+    Raises:
+        DumpError: it is no view of its storage.
+    """
+    assert loading.zip_storage is not None
+    lengths, steps, _ = _size_and_strides(size, stride)
+    return view(loading, loading.zip_storage(cls, key.decode(), count), first, lengths, steps)

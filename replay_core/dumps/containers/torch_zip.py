@@ -6,6 +6,7 @@ torch zip has hundreds, and only their offsets are needed. Storages must be stor
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from typing import Any, NamedTuple
@@ -57,18 +58,21 @@ def read_torch_zip(loading: Loading) -> Any:
     prefix = name[: -len(b"data.pkl")]
     order = records.get(prefix + b"byteorder")
     big_endian = order is not None and _content(loading, order).strip() == b"big"
-    storages: dict[str, Span] = {}
+    places: dict[bytes, tuple[int, int]] = {}
     data_prefix, itemsizes, new = prefix + b"data/", ITEMSIZE.get, tuple.__new__
 
-    def storage(cls: StorageClass, key: str, numel: int) -> Storage:
-        span = storages.get(key)
-        if span is None:
-            record = records.get(data_prefix + key.encode("utf-8", "replace"))
+    def place(key: bytes) -> tuple[int, int]:
+        known = places.get(key)
+        if known is None:
+            record = records.get(data_prefix + key)
             if record is None:
-                raise loading.malformed(
-                    f"the zip has no record data/{key:.40}", expected="the storage that a tensor views"
-                )
-            span = storages[key] = new(Span, (region, _data_offset(loading, record), record.nbytes))
+                what = f"the zip has no record data/{key.decode('utf-8', 'replace'):.40}"
+                raise loading.malformed(what, expected="the storage that a tensor views")
+            known = places[key] = (_usual_offset(region, record) or _data_offset(loading, record), record[3])
+        return known
+
+    def storage(cls: StorageClass, key: str, numel: int) -> Storage:
+        span = new(Span, (region, *place(key.encode("utf-8", "replace"))))
         if type(numel) is not int or not 0 <= numel * cls.itemsize <= span.nbytes:
             raise loading.malformed(
                 f"storage {key:.40} is not the size its tensors say",
@@ -84,7 +88,8 @@ def read_torch_zip(loading: Loading) -> Any:
             raise loading.malformed("a storage key that is not text")
         return storage(pid[1], pid[2], pid[4])
 
-    loading.persistent, loading.zip_storage = persistent, storage
+    loading.persistent, loading.zip_storage, loading.zip_place = persistent, storage, place
+    loading.big_endian = big_endian
     start, nbytes = _data_offset(loading, records[name]), records[name].nbytes
     value = Machine(loading, region.part(start, nbytes)).run(start)
     loading.refuse_strangers()
@@ -102,6 +107,20 @@ def _checksum_holds(region: Region, start: int, nbytes: int, expected: int) -> b
     for offset in range(start, start + nbytes, 1 << 20):
         crc = zlib.crc32(region.read(offset, min(1 << 20, start + nbytes - offset)), crc)
     return crc == expected
+
+
+def _usual_offset(region: Region, record: ZipRecord) -> int:
+    """`_data_offset` of a stored record that lies in the file as torch lays it; 0 where anything is else."""
+    flags, method, _, nbytes, header = record
+    if method or flags & 1 or region.memory is not None:
+        return 0
+    at = region.start + header
+    head = os.pread(region.fd, _LOCAL.size, at)
+    if len(head) != _LOCAL.size or not head.startswith(b"PK\x03\x04"):
+        return 0
+    # Two little-endian lengths end the header.
+    offset = at + _LOCAL.size + head[26] + (head[27] << 8) + head[28] + (head[29] << 8)
+    return offset if offset + nbytes <= region.end else 0
 
 
 def _data_offset(loading: Loading, record: ZipRecord) -> int:
