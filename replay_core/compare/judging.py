@@ -38,6 +38,8 @@ class TensorVerdict:
     value_a: Any = None
     value_b: Any = None
     token: tuple[int, int] | None = None
+    #: What b calls the sample of `token`, where its samples stand in another order.
+    sample_b: int | None = None
     worst_token: tuple[int, int, float] | None = None
     note: str | None = None
     #: Why the pair was not compared; the verdict is then meaningless and counted as skipped.
@@ -103,7 +105,7 @@ class Judge:
         try:
             if not self._bitwise_only and lays_out(pair.name, facing):
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
-            elif pages.same_bytes(a, b):
+            elif facing.in_order(a, b) and pages.same_bytes(a, b):
                 row.reason, row.figures = "bitwise equal", PairFigures(compared=a.numel)
             else:
                 self._measure(row, Rowwise(a, b, facing), a, b)
