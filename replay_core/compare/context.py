@@ -144,9 +144,8 @@ def around(row: TensorVerdict, facing: Facing) -> Around | None:
         if found is not None:
             both = facing.batches(a, b)
             contents = both[0].contents if both is not None else None
-            if contents is not None:
-                assert row.token is not None
-            ids = contents[row.token[0]]
+            if contents is not None and row.token is not None:
+                ids = contents[row.token[0]]
                 found.token_ids = [int(ids[at]) if at < len(ids) else None for at in found.positions]
             return found
         return _along(a, b, row.raw_a, row.raw_b)
