@@ -45,7 +45,7 @@ def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
     for key in list(a):
         if key in b:
             yield TensorPair(key[0], a.pop(key), b.pop(key))
-    for same in (_same_name, _same_param):
+    for same in (_same_name, _same_param, _same_output):
         for key in list(a):
             others = [other for other in b if same(key, other)]
             if len(others) == 1 and sum(same(known, others[0]) for known in a) == 1:
@@ -70,13 +70,40 @@ def _same_param(a: tuple[str, str], b: tuple[str, str]) -> bool:
     return param == naming.canonical(f"param.{plain.removeprefix('param.')}")
 
 
+def _same_output(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """A module that returns its tensor beside another (attention weights) still returns it first."""
+    shorter, longer = sorted((a[0], b[0]), key=len)
+    return a[1] == b[1] and longer == f"{shorter}.0" and shorter.endswith(".output")
+
+
 def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
-    """A one-sided mask that only says how its side lays the same tokens out: no tensor is missing."""
+    """A one-sided tensor that only says how its side lays the same tokens out, or says them again: none is missing."""
     if (pair.a is not None and pair.b is not None) or not _same_tokens(facing):
         return False
-    if pair.name in (*_LAYOUT_NAMES, "sample_lengths", "prompt_mask"):
+    if pair.name in (*_LAYOUT_NAMES, "sample_lengths"):
         return True
-    return naming.is_module_tensor(pair.name) and naming.meaning(pair.name).kind == "mask"
+    if naming.is_module_tensor(pair.name):
+        return naming.meaning(pair.name).kind == "mask"
+    side = facing.a if pair.a is not None else facing.b
+    return _restates(pair.one[1], side)
+
+
+def _restates(ref: TensorRef, side: Side) -> bool:
+    """Whether prompt and response ids, or positions, hold nothing but what `input_ids` and its layout say."""
+    name = ref.canonical or ref.name
+    batch = side.batch(ref)
+    if name not in ("prompt_ids", "response_ids", "position_ids") or batch is None or batch.contents is None:
+        return False
+    placed = batch.place(ref) if batch.ids is not None and not ref.is_text and ref.is_readable else None
+    if placed is None or not placed.by_token or placed.axes < len(ref.shape):
+        return False
+    said = pages.array(ref).reshape(-1)[placed.rows]
+    positions, samples = positions_of(placed.tokens), samples_of(placed.tokens)
+    if name == "position_ids":
+        return bool(np.array_equal(said, positions))
+    starts = np.concatenate(([0], np.cumsum([row.size for row in batch.contents])))
+    tokens = np.concatenate(batch.contents)
+    return bool(np.array_equal(said, tokens[starts[samples] + positions]))
 
 
 def lays_out(name: str, facing: Facing) -> bool:
@@ -134,8 +161,7 @@ class Rowwise:
 
     def _place(self, facing: Facing) -> None:
         meaning = naming.meaning(self.a.canonical or self.a.name)
-        both = facing.batches(self.a, self.b)
-        if both is not None and self._by_tokens(both, facing, meaning):
+        if self._by_tokens(facing, meaning):
             return
         if self.a.rows is not None or self.b.rows is not None:
             if self.a.rows != self.b.rows:
@@ -171,21 +197,15 @@ class Rowwise:
         self.axes_a = self.axes_b = axes
         self.left_out.append("what both shapes have at the same index is compared")
 
-    def _by_tokens(self, both: tuple[Batch, Batch], facing: Facing, meaning: naming.Meaning) -> bool:
-        batch_a, batch_b = both
-        pairing = facing.pairing(batch_a, batch_b)
-        # By shape alone only where nothing else can make the two face: one order and one shape need no guess.
-        guess = not pairing.in_order or self.a.shape != self.b.shape
-        placed_a, placed_b = batch_a.place(self.a, by_shape=guess), batch_b.place(self.b, by_shape=guess)
-        if placed_a is None or placed_b is None or placed_a.by_token != placed_b.by_token:
+    def _by_tokens(self, facing: Facing, meaning: naming.Meaning) -> bool:
+        placed, both = facing.placed(self.a, self.b), facing.batches(self.a, self.b)
+        if placed is None or both is None:
             return False
-        if self.a.shape[placed_a.axes :] != self.b.shape[placed_b.axes :]:
+        placed_a, placed_b, pairing = placed
+        known = placed_a.by_token and meaning.region != "all"
+        if not known and pairing.in_order and self.a.shape == self.b.shape:
             return False
-        if not placed_a.by_token and pairing.in_order and self.a.shape == self.b.shape:
-            return False
-        if meaning.region == "all" and not guess:
-            return False
-        self._face(placed_a, placed_b, pairing, (batch_a, batch_b), meaning)
+        self._face(placed_a, placed_b, pairing, both, meaning)
         if self.rows_a is None or not self.rows_a.size:
             self.rows_a = self.rows_b = self.tokens = None
             if facing.partial or not pairing.in_order:

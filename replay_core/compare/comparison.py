@@ -23,6 +23,7 @@ from replay_core.compare.divergence import may_be_first, order_of, origin_of
 from replay_core.compare.facing import Alone, by_samples, called_alike
 from replay_core.compare.judging import Judge, TensorVerdict
 from replay_core.compare.renaming import Renames
+from replay_core.compare.summary import Summary
 from replay_core.compare.verdict import Verdict
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
@@ -49,6 +50,8 @@ class Comparison:
     samples_alone: int = 0
     #: The values beside the first divergence.
     around: Around | None = None
+    #: What NexRL's script would report; None where nobody asked.
+    summary: Summary | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -99,12 +102,14 @@ def compare_runs(
     exact: bool = False,
     names: Sequence[str] = (),
     renames: Renames | None = None,
+    summarised: bool = False,
     on_event: OnEvent = ignore,
     on_row: Callable[[TensorVerdict], None] = lambda row: None,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
     names: only tensors of these names (globs). renames: the user's own names of one run in the other's words.
+    summarised: also what NexRL's script reports.
     Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence; `on_row` hears of
     every tensor when it has been judged. Of a step nothing is read before the step in front of it was judged.
 
@@ -114,7 +119,7 @@ def compare_runs(
     """
     chosen_a = a.records if records_a is None else records_a
     chosen_b = b.records if records_b is None else records_b
-    result = Comparison(a, b, problems=[*a.problems, *b.problems])
+    result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
     work = _Work(result, chosen_a, chosen_b, names, renames)
     judge = Judge(a, b, bitwise_only=exact)
     repeated, done = 0, 0
@@ -127,6 +132,8 @@ def compare_runs(
             repeated += 1
             continue
         on_row(row)
+        if result.summary is not None:
+            result.summary.add(row, facing)
         if row.skipped is not None:
             result.skipped.append(row)
             if row.damaged is not None:
@@ -252,7 +259,7 @@ class _Work:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
         if only_layout:
             result.notes.append(
-                f"{facing.key}: {only_layout} one-sided masks only lay the same samples out differently; "
+                f"{facing.key}: {only_layout} one-sided tensors only lay the same samples out differently; "
                 "tokens are compared one by one"
             )
 

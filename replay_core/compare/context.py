@@ -36,11 +36,7 @@ class Around:
 
 def faces(a: TensorRef, b: TensorRef, facing: Facing) -> bool:
     """Whether the two are laid out by the samples of the facing, so that some of their rows face each other."""
-    both = facing.batches(a, b)
-    if both is None:
-        return False
-    placed = both[0].place(a, by_shape=True), both[1].place(b, by_shape=True)
-    return placed[0] is not None and placed[1] is not None
+    return facing.placed(a, b) is not None
 
 
 def texts_in_order(pair: TensorPair, facing: Facing) -> TensorPair:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
-from replay_core.compare.batch import Batch, batch_of
+from replay_core.compare.batch import Batch, Placed, batch_of
 from replay_core.compare.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.layout import Ints, TokenLayout
@@ -90,6 +90,10 @@ class Side:
         lent = next((batch for batch in self.batches if batch.layout is not None), None)
         return lent or own
 
+    def owns(self, ref: TensorRef) -> bool:
+        """Whether the tensor's own record says which samples there are."""
+        return id(ref) in self._of
+
     @property
     def main(self) -> Batch | None:
         """The samples this side is known by: the first record that holds tokens, else the first that holds any."""
@@ -148,17 +152,32 @@ class Facing:
         return _pairing(a, b, found.pairs)
 
     def batches(self, a: TensorRef, b: TensorRef) -> tuple[Batch, Batch] | None:
+        """The samples either tensor is laid out by; None where one side knows of none."""
         of_a, of_b = self.a.batch(a), self.b.batch(b)
         return None if of_a is None or of_b is None else (of_a, of_b)
 
+    def placed(self, a: TensorRef, b: TensorRef) -> tuple[Placed, Placed, Pairing] | None:
+        """Where the two speak of which token or sample; None where they do not, or not of the same kind of thing.
+
+        A tensor nothing is known of is taken for what its shape looks like, but only where its own record holds the
+        samples, and only where one order and one shape do not make the two face each other without a guess.
+        """
+        both = self.batches(a, b)
+        if both is None:
+            return None
+        pairing = self.pairing(*both)
+        guess = (not pairing.in_order or a.shape != b.shape) and self.a.owns(a) and self.b.owns(b)
+        placed_a, placed_b = both[0].place(a, by_shape=guess), both[1].place(b, by_shape=guess)
+        if placed_a is None or placed_b is None or placed_a.by_token != placed_b.by_token:
+            return None
+        if a.shape[placed_a.axes :] != b.shape[placed_b.axes :]:
+            return None
+        return placed_a, placed_b, pairing
+
     def in_order(self, a: TensorRef, b: TensorRef) -> bool:
         """Whether element i of one faces element i of the other, as far as their samples tell."""
-        both = self.batches(a, b)
-        return both is None or self.pairing(*both).in_order or not _placed(both, a, b)
-
-
-def _placed(both: tuple[Batch, Batch], a: TensorRef, b: TensorRef) -> bool:
-    return both[0].place(a, by_shape=True) is not None and both[1].place(b, by_shape=True) is not None
+        placed = self.placed(a, b)
+        return placed is None or placed[2].in_order
 
 
 def _pairing(a: Batch, b: Batch, pairs: Iterable[tuple[int, int]]) -> Pairing:
