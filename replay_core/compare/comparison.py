@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from replay_core import naming
-from replay_core.compare.align import Facing, Side, TensorPair, face, is_layout_only, pair_tensors
+from replay_core.compare.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
 from replay_core.compare.context import (
     Around,
     around,
@@ -157,7 +157,7 @@ def compare_runs(
 def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
     if pair.a is None or pair.b is None:
         return judge.judge(pair, facing)
-    if facing.partial and not faces(pair.a[1], pair.b[1], facing):
+    if facing.partial and not faces(pair.a[1], pair.b[1], facing) and not lays_out(pair.name, facing):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     ordered = texts_in_order(pair, facing)
