@@ -9,6 +9,8 @@ from replay_core import naming
 from replay_core.compare.align import Facing, TensorPair, face, is_layout_only, pair_tensors
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
 from replay_core.compare.judging import Judge, TensorVerdict
+from replay_core.compare.shared_gain import share_gains
+from replay_core.compare.tolerance import DEFAULT, Tolerances
 from replay_core.compare.verdict import Verdict
 from replay_core.errors import NothingComparableError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
@@ -79,6 +81,7 @@ def compare_runs(
     records_b: list[Record] | None = None,
     *,
     exact: bool = False,
+    tolerances: Tolerances = DEFAULT,
     on_event: OnEvent = ignore,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
@@ -94,10 +97,10 @@ def compare_runs(
     facings, problems = face(chosen_a, chosen_b)
     result.problems += problems
     work = _work(facings, result)
-    judge = Judge(a, b, bitwise_only=exact)
+    judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances)
     announced, repeated = False, 0
     damaged: dict[str, str] = {}
-    for done, (pair, facing) in enumerate(work):
+    for done, (pair, facing) in enumerate(judge.ahead(work)):
         on_event(Progress(done, len(work), pair.name))
         row = judge.judge(pair, facing)
         if row is None:
@@ -115,6 +118,7 @@ def compare_runs(
     on_event(Progress(len(work), len(work), "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
     if not any(_looked_at(row) for row in result.tensors):
