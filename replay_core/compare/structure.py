@@ -96,6 +96,8 @@ def _outliers(d2: F64, a2: F64, floor: float) -> tuple[int, float, float, float]
     if int(np.count_nonzero(there)) < limits.FEWEST_TYPICAL:
         return None
     rel = np.sqrt(d2[there] / a2[there])
+    if float(rel.max()) < floor:
+        return None
     norm = np.sqrt(a2[there])
     typical, typical_norm = float(np.median(rel)), float(np.median(norm))
     least = max(floor, limits.STANDING_OUT * typical)

@@ -6,6 +6,7 @@ Sums over a chunk run in the buffers' own type, sums over chunks in float64.
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,13 +38,21 @@ class _Buffers(threading.local):
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, Any], NDArray[Any]] = {}
+        self._shaped: dict[tuple[str, Any, tuple[int, ...]], NDArray[Any]] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        size = int(np.prod(shape))
+        shaped = self._shaped.get((name, dtype, shape))
+        if shaped is not None:
+            return shaped
+        size = math.prod(shape)
         held = self._held.get((name, dtype))
         if held is None or held.size < size:
             held = self._held[name, dtype] = np.empty(size, dtype=dtype)
-        return held[:size].reshape(shape)
+            self._shaped.clear()
+        if len(self._shaped) > 64:
+            self._shaped.clear()
+        shaped = self._shaped[name, dtype, shape] = held[:size].reshape(shape)
+        return shaped
 
 
 _buffers = _Buffers()
@@ -205,11 +214,11 @@ def _plain(x: Rows, d: Rows) -> Sums:
     found.row_ad = _rows(x, d)
     np.multiply(x, x, out=squares)
     found.row_a2, found.row_a4 = _rows(squares), _rows(squares, squares)
-    found.col_a2 = squares.sum(axis=0).astype(np.float64)
+    found.col_a2 = np.add.reduce(squares, axis=0).astype(np.float64)
     np.multiply(d, d, out=squares)
-    found.row_d2, found.col_d2 = _rows(squares), squares.sum(axis=0).astype(np.float64)
+    found.row_d2, found.col_d2 = _rows(squares), np.add.reduce(squares, axis=0).astype(np.float64)
     gap = np.abs(d, out=squares)
-    found.row_max = gap.max(axis=1).astype(np.float64)
+    found.row_max = np.maximum.reduce(gap, axis=1).astype(np.float64)
     row = int(found.row_max.argmax())
     found.max_abs = float(found.row_max[row])
     if found.max_abs > 0:
@@ -217,7 +226,7 @@ def _plain(x: Rows, d: Rows) -> Sums:
         # 0 / 0 is no difference; d / 0 is infinitely much.
         np.divide(d, x, out=squares)
         greatest, least = np.fmax.reduce(squares, axis=1), np.fmin.reduce(squares, axis=1)
-        found.row_max_rel = np.nan_to_num(np.fmax(greatest, -least).astype(np.float64), nan=0.0, posinf=np.inf)
+        found.row_max_rel = np.fmax(np.fmax(greatest, -least), 0.0).astype(np.float64)
     else:
         found.row_max_rel = np.zeros(x.shape[0])
     return found
@@ -230,11 +239,15 @@ def _rows(values: Rows, others: Rows | None = None) -> F64:
     """
     rows, columns = values.shape
     whole = columns - columns % _SEGMENT
-    summed = np.zeros(rows)
+    summed = None
     for start, end in ((0, whole), (whole, columns)):
-        if end > start:
-            parts = [side[:, start:end].reshape(rows, -1, min(_SEGMENT, end - start))
-                     for side in (values, others) if side is not None]  # fmt: skip
-            rule = "rkc->rk" if others is None else "rkc,rkc->rk"
-            summed += np.einsum(rule, *parts).sum(axis=1, dtype=np.float64)
-    return summed
+        if end == start:
+            continue
+        parts = [side if end - start == columns else side[:, start:end]
+                 for side in ((values,) if others is None else (values, others))]  # fmt: skip
+        if end - start > _SEGMENT:
+            parts = [part.reshape(-1, _SEGMENT) for part in parts]
+        part = np.einsum("rc->r", *parts) if others is None else np.einsum("rc,rc->r", *parts)
+        part = part.reshape(rows, -1).sum(axis=1, dtype=np.float64)
+        summed = part if summed is None else summed + part
+    return np.zeros(rows) if summed is None else summed
