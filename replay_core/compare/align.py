@@ -310,11 +310,11 @@ class Rowwise:
         if self.rows_a is None or self.rows_b is None:
             yield from self.whole()
             return
-        flat_a = pages.array(self.a).reshape(-1, _inner(self.a.shape, self.axes_a))
-        flat_b = pages.array(self.b).reshape(-1, _inner(self.b.shape, self.axes_b))
-        step = max(1, CHUNK // max(1, flat_a.shape[1]))
+        width = _inner(self.a.shape, self.axes_a)
+        rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, width)
+        step = max(1, CHUNK // max(1, width))
         for start in range(0, self.rows_a.size, step):
-            yield flat_a[self.rows_a[start : start + step]], flat_b[self.rows_b[start : start + step]]
+            yield rows_a(self.rows_a[start : start + step]), rows_b(self.rows_b[start : start + step])
 
     def whole(self) -> Iterator[tuple[Rows, Rows]]:
         width = self.width

@@ -23,11 +23,16 @@ from replay_core.compare.divergence import may_be_first, order_of, origin_of
 from replay_core.compare.facing import Alone, by_samples, called_alike
 from replay_core.compare.judging import Judge, TensorVerdict
 from replay_core.compare.renaming import Renames
+from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
+from replay_core.compare.tolerance import DEFAULT, Tolerances
 from replay_core.compare.verdict import Verdict
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
+
+#: A pair of tensors, and the computation they belong to.
+Entry = tuple[TensorPair, Facing]
 
 
 @dataclass(slots=True)
@@ -100,6 +105,7 @@ def compare_runs(
     records_b: list[Record] | None = None,
     *,
     exact: bool = False,
+    tolerances: Tolerances = DEFAULT,
     names: Sequence[str] = (),
     renames: Renames | None = None,
     summarised: bool = False,
@@ -120,11 +126,11 @@ def compare_runs(
     chosen_a = a.records if records_a is None else records_a
     chosen_b = b.records if records_b is None else records_b
     result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
+    judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances)
     work = _Work(result, chosen_a, chosen_b, names, renames)
-    judge = Judge(a, b, bitwise_only=exact)
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
-    for pair, facing in work:
+    for pair, facing in work.in_order(judge.ahead):
         on_event(Progress(done, work.total, pair.name))
         done += 1
         row = _judged(judge, pair, facing)
@@ -146,6 +152,7 @@ def compare_runs(
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
     work.finish()
@@ -192,7 +199,8 @@ class _Work:
         self._named: set[str] = set()
         self._any_name = False
 
-    def __iter__(self) -> Iterator[tuple[TensorPair, Facing]]:
+    def in_order(self, ahead: Callable[[list[Entry]], Iterator[Entry]]) -> Iterator[Entry]:
+        """Every pair; `ahead` gets the pairs of a step and gives them back, the next ones already being read."""
         steps: dict[int | None, list[Facing]] = {}
         for facing in self._facings:
             steps.setdefault(facing.key.step, []).append(facing)
@@ -201,9 +209,9 @@ class _Work:
             entries = self._of_step(facings)
             before += len(entries)
             self.total = before if number == len(steps) - 1 else None
-            yield from entries
+            yield from ahead(entries)
 
-    def _of_step(self, facings: list[Facing]) -> list[tuple[TensorPair, Facing]]:
+    def _of_step(self, facings: list[Facing]) -> list[Entry]:
         result = self._result
         for facing in facings:
             for side, is_b in ((facing.a, False), (facing.b, True)):

@@ -176,8 +176,8 @@ class Facing:
 
     def in_order(self, a: TensorRef, b: TensorRef) -> bool:
         """Whether element i of one faces element i of the other, as far as their samples tell."""
-        placed = self.placed(a, b)
-        return placed is None or placed[2].in_order
+        both = self.batches(a, b)
+        return both is None or self.pairing(*both).in_order or self.placed(a, b) is None
 
 
 def _pairing(a: Batch, b: Batch, pairs: Iterable[tuple[int, int]]) -> Pairing:
