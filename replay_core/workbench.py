@@ -153,6 +153,9 @@ def compare_dumps(
     exact: bool = False,
     name: Sequence[str] = (),
     map_file: Path | None = None,
+    tolerance_file: Path | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
     summarised: bool | None = None,
     on_event: OnEvent = ignore,
     on_row: Callable[[Document], None] | None = None,
@@ -163,17 +166,22 @@ def compare_dumps(
     Args:
         name: only tensors of these names (globs).
         map_file: the user's own names, `name in a = name in b` a line.
+        tolerance_file: the user's own limits by name (`compare/tolerance.py`).
+        atol, rtol: every |d| <= atol + rtol |a| instead of any other limit for floats.
         summarised: also what NexRL's script reports; None: where either dump is NexRL's.
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
         selection: step, rank, micro, stage, role.
 
     Raises:
         NothingComparableError: the two share no tensor.
-        RequestError: the selection leaves nothing, or the map contradicts itself.
+        RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
     from replay_core.compare.renaming import Renames
+    from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
+    tolerances = load_tolerances(tolerance_file) if tolerance_file is not None else DEFAULT
+    tolerances = tolerances.with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
     run_a, run_b = open_run(a), open_run(b)
     chosen = {part: value for part, value in selection.items() if value is not None}
@@ -186,6 +194,7 @@ def compare_dumps(
         records_a,
         records_b,
         exact=exact,
+        tolerances=tolerances,
         names=name,
         renames=renames,
         summarised=summarised,
@@ -298,6 +307,9 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
         exact=bool(params.get("exact")),
         name=tuple(params.get("name") or ()),
         map_file=Path(params["map"]) if params.get("map") else None,
+        tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,
+        atol=params.get("atol"),
+        rtol=params.get("rtol"),
         stage=params.get("stage"),
         on_event=on_event,
         **selection,

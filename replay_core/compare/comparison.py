@@ -17,6 +17,7 @@ from replay_core.compare.context import (
     faces,
     look_at_the_overlap,
     name_samples,
+    note_correlation,
     texts_in_order,
 )
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
@@ -175,6 +176,7 @@ def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | N
     if row.verdict is Verdict.SHAPE:
         look_at_the_overlap(row, facing)
     name_samples(row, ordered, facing)
+    note_correlation(row, facing)
     return row
 
 

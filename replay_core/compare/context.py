@@ -10,14 +10,19 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair
+from replay_core.compare.correlation import Values, pearson
 from replay_core.compare.judging import TensorVerdict
 from replay_core.compare.verdict import EXACT_KINDS
 from replay_core.errors import DumpError
 from replay_core.measure.pair import figures
+from replay_core.measure.statistics import as_real
 from replay_core.records import Inline, TensorRef
 
 #: Values shown on either side of an element.
 NEIGHBOURS = 4
+
+#: Elements that are correlated beside their verdict; more would cost a second reading that is felt.
+MOST_CORRELATED = 1 << 22
 
 
 @dataclass(slots=True)
@@ -125,6 +130,42 @@ def look_at_the_overlap(row: TensorVerdict, facing: Facing) -> None:
     row.raw_a, row.raw_b = rows.index(*at)
     row.token = rows.token(*at)
     row.value_a, row.value_b = pages.element(a, row.raw_a), pages.element(b, row.raw_b)
+
+
+def note_correlation(row: TensorVerdict, facing: Facing) -> None:
+    """How well two tensors correlate with and without their padding, where that is not the same question.
+
+    Correlation alone is what critics are compared by, and padding ruins it while every token that counts agrees.
+    """
+    kind = naming.meaning(row.name).kind
+    if row.unmasked is None or not row.unmasked.mismatched or kind not in ("value", "logprob", "loss"):
+        return
+    assert row.a is not None
+    assert row.b is not None
+    a, b = row.a[1], row.b[1]
+    if a.numel > MOST_CORRELATED:
+        return
+    try:
+        chunks = list(Rowwise(a, b, facing).counted())
+        x, y = (as_real(pages.array(ref).reshape(-1)) for ref in (a, b))
+    except (ShapesDifferError, DumpError):
+        return
+    counted = [np.concatenate([as_real(chunk[side].reshape(-1)) for chunk in chunks]) for side in (0, 1)]
+    inside, every = pearson(counted[0], counted[1]), pearson(x, y)
+    if inside is not None and every is not None:
+        said = f"Pearson {inside:.6g} over the tokens that count, {every:.6g} with padding"
+        row.note = "; ".join(note for note in (row.note, said, _offset(*counted)) if note)
+
+
+def _offset(a: Values, b: Values) -> str | None:
+    """The one constant between two tensors that correlation does not see: a value head's bias, say."""
+    d = b - a
+    if not np.isfinite(d).all() or d.size < 2 or not d.any():
+        return None
+    left = float(np.abs(d - d.mean()).max())
+    if left > 1e-3 * abs(float(d.mean())):
+        return None
+    return f"b is a plus {d.mean():.6g}, and apart from that within {left:.2g}: look for a bias that one side lacks"
 
 
 def around(row: TensorVerdict, facing: Facing) -> Around | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.align import Facing, Rowwise, ShapesDifferError
 from replay_core.compare.batch import Batch
+from replay_core.compare.correlation import pearson
 from replay_core.compare.judging import TensorVerdict
 from replay_core.errors import DumpError
 from replay_core.measure.statistics import as_real
@@ -178,14 +179,3 @@ def _moments(values: NDArray[np.float64]) -> dict[str, float | None]:
         return {"mean": None, "std": None, "min": None, "max": None}
     std = float(finite.std(ddof=1)) if finite.size > 1 else 0.0
     return {"mean": float(finite.mean()), "std": std, "min": float(finite.min()), "max": float(finite.max())}
-
-
-def pearson(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
-    """Pearson's correlation over the elements finite on both sides; None where one of them does not vary."""
-    both = np.isfinite(a) & np.isfinite(b)
-    x, y = a[both], b[both]
-    if x.size < 2:
-        return None
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt(np.einsum("i,i->", x, x)) * np.sqrt(np.einsum("i,i->", y, y)))
-    return float(np.einsum("i,i->", x, y) / scale) if scale else None

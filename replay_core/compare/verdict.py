@@ -97,9 +97,20 @@ def judge(
         context.name, limits.coarsest(context.dtype), context.column, known_fp32=context.known_fp32
     )  # fmt: skip
     found = _judged(counted, whole, context, limit)
+    if found.verdict is Verdict.CLOSE and whole is not None:
+        found = _beyond_padding(found, whole, context, limit)
     if limit.reason and found.verdict in (Verdict.CLOSE, Verdict.DIFF):
         found = Judgement(found.verdict, f"{found.reason}; {limit.reason}", found.suspect, found.row_limit)
     return found
+
+
+def _beyond_padding(found: Judgement, whole: PairFigures, context: Context, limit: Limits) -> Judgement:
+    """CLOSE over the tokens that count; where padding makes a divergence of it, the difference lives in padding."""
+    outside = _judged(whole, None, context, limit)
+    if not outside.verdict.diverges:
+        return found
+    reason = f"differs only in padding: with it {outside.reason}; without it {found.reason}"
+    return Judgement(Verdict.PADDING, reason, found.suspect, found.row_limit)
 
 
 def _judged(counted: PairFigures, whole: PairFigures | None, context: Context, limit: Limits) -> Judgement:

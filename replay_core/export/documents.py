@@ -142,6 +142,7 @@ def first_divergence(row: TensorVerdict, origin: str | None, around: Around | No
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "origin": origin,
         "why": row.reason,
+        "note": row.note,
         "around": None if around is None else {**asdict(around), "texts": None},
     }
 

@@ -27,6 +27,9 @@ _PATH = click.Path(path_type=Path)
 @click.option("--stage", type=click.Choice(STAGES), metavar="STAGE", help="Which dump point: forward_data, loss, ...")
 @click.option("--name", multiple=True, metavar="GLOB", help="Only tensors of this name: 'layers.*.output'.")
 @click.option("--exact", is_flag=True, help="Bitwise: any difference is a DIFF.")
+@click.option("--atol", type=float, help="With --rtol: hold every float to |b - a| <= atol + rtol |a| instead.")
+@click.option("--rtol", type=float, help="See --atol; either alone leaves the other 0.")
+@click.option("--tolerance", "tolerance_file", type=_PATH, help="Your own limits by name: TOML, a [[tolerance]] each.")
 @click.option("--map", "map_file", type=_PATH, help="Your own names: 'name in a = name in b' a line, * for any text.")
 @click.option("--allow-missing", is_flag=True, help="Tensors only one side has do not fail the comparison.")
 @click.option("--explain", metavar="NAME", help="One tensor's sentence and both values, instead of the list.")
@@ -49,6 +52,9 @@ def command(
     stage: str | None,
     name: tuple[str, ...],
     exact: bool,
+    atol: float | None,
+    rtol: float | None,
+    tolerance_file: Path | None,
     map_file: Path | None,
     allow_missing: bool,
     explain: str | None,
@@ -70,11 +76,16 @@ def command(
     Exit 0: all SAME, CLOSE or PADDING. Exit 1: a first divergence, or a tensor only one side has.
     The arguments of NexRL's compare_debug_dumps.py work too, for two runs or three.
     """
+    if exact and (atol is not None or rtol is not None or tolerance_file is not None):
+        raise click.UsageError("--exact leaves nothing to tolerate: without --atol, --rtol and --tolerance")
     if as_json and jsonl:
         raise click.UsageError("--json and --jsonl are two forms of one answer: take one")
     given = [path for path in (a, b, self_hosted_dir, weaver_dir, remote_api_dir) if path is not None]
     options: dict[str, Any] = {
         "exact": exact,
+        "atol": atol,
+        "rtol": rtol,
+        "tolerance_file": tolerance_file,
         "name": name,
         "map_file": map_file,
         "stage": stage,
@@ -108,7 +119,7 @@ def command(
 
 
 def _reopened(path: Path, options: dict[str, Any]) -> Document:
-    asked = [option for option, value in options.items() if value]
+    asked = [option for option, value in options.items() if value not in (None, False, ())]
     if asked:
         raise RequestError(
             "a written document is shown as it was",

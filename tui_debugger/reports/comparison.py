@@ -91,6 +91,8 @@ def _first(first: dict[str, Any], beginning: str) -> list[str]:
     if first["origin"]:
         lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
     lines.append(f"  why     {first['why']}")
+    if first.get("note"):
+        lines.append(f"  note    {first['note']}")
     return lines + _around(first)
 
 
@@ -166,10 +168,17 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
                 words.pair(row["shape"], words.shape),
                 words.number(metrics.get("max_abs")) if metrics else "",
                 words.number(metrics.get("rel_l2")) if metrics else "",
-                row["reason"] if row["verdict"] in ("MISSING", "SHAPE", "skipped", "PADDING") else "",
+                _why(row),
             ]
         )
     return columns(table, right=frozenset({5, 6}))
+
+
+def _why(row: dict[str, Any]) -> str:
+    """The sentence, where the figures beside it do not say it."""
+    if row["verdict"] == "PADDING":
+        return str(row["note"] or row["reason"])
+    return str(row["reason"]) if row["verdict"] in ("MISSING", "SHAPE", "skipped") else ""
 
 
 def _coverage(coverage: dict[str, int]) -> str:
