@@ -1,17 +1,21 @@
-"""Reads the bytes a TensorRef points at: zero-copy over mmap, faulted in by chunks, dropped behind.
+"""Reads the bytes a TensorRef points at: a whole tensor over mmap, a stream of chunks through one small buffer.
 
-Pages are asked for with MADV_POPULATE_READ before they are touched, so a file that was truncated
-underneath raises an error instead of killing the process with SIGBUS, and given back with
-MADV_DONTNEED after, so memory does not grow with the dump.
+Mapped pages are asked for with MADV_POPULATE_READ before they are touched, so a file that was truncated
+underneath raises an error instead of killing the process with SIGBUS. What is read front to back is read with
+pread into a buffer that stays in the processor's cache: cheaper than faulting pages in and dropping them (measured:
+.08 s against .11 s for 1.7 GB), and memory does not grow with the dump.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator
-from functools import lru_cache
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +25,9 @@ from replay_core.records import FileBytes, Inline, Parts, TensorRef, Unreadable
 if TYPE_CHECKING:
     import numpy as np
 
-#: Elements looked at together: 64-128 k keeps a chunk in the L2 cache (facts: 16 k and 1 M were 10-25 % slower).
-CHUNK = 131_072
+#: Elements looked at together: they and their scratch stay near the processor, and calls are few enough not to count.
+#: Measured on bf16 pairs, ns an element: 2.4 at 128 k, 2.1 at 256 k, 1.95 at 512 k.
+CHUNK = 262_144
 
 _POPULATE_READ = 22  # Linux 5.14; Python gives it no name before 3.14
 
@@ -76,13 +81,56 @@ class MappedFile:
             self.map.madvise(mmap.MADV_DONTNEED, start, min(length, self.size - start))
 
     def _truncated(self, offset: int, nbytes: int, size: int) -> TruncatedError:
-        return TruncatedError(
-            "the file ends inside a tensor",
-            file=str(self.path),
-            expected=f"{nbytes:,} bytes at offset {offset:,}",
-            found=f"a file of {size:,} bytes",
-            hint="was the disk full, or is the trainer still writing it?",
-        )
+        return _truncated(self.path, offset, nbytes, size)
+
+
+def _truncated(path: Path, offset: int, nbytes: int, size: int) -> TruncatedError:
+    return TruncatedError(
+        "the file ends inside a tensor",
+        file=str(path),
+        expected=f"{nbytes:,} bytes at offset {offset:,}",
+        found=f"a file of {size:,} bytes",
+        hint="was the disk full, or is the trainer still writing it?",
+    )
+
+
+class Stream:
+    """An open file whose spans are copied into a caller's buffer."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self._fd = path, fd
+
+    def into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the buffer from `offset`.
+
+        Raises:
+            TruncatedError: the file ends before.
+        """
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if not count:
+                raise _truncated(self.path, offset, len(buffer), os.fstat(self._fd).st_size)
+            done += count
+
+
+@contextmanager
+def stream(path: Path) -> Iterator[Stream]:
+    """A file opened for reading spans.
+
+    Raises:
+        DumpError: it cannot be opened or read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DumpError(f"cannot open the file: {error.strerror}", file=str(path)) from None
+    try:
+        yield Stream(path, fd)
+    except OSError as error:
+        raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
+    finally:
+        os.close(fd)
 
 
 def _page_span(offset: int, nbytes: int) -> tuple[int, int]:
@@ -158,8 +206,11 @@ def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
         flat = sum(place * stride for place, stride in zip(index, strides, strict=True))
     dtype = numpy_dtype(ref.dtype)
     stored = dtype.newbyteorder(">") if where.big_endian else dtype
-    view = mapped(where.path).view(where.offset + flat * dtype.itemsize, dtype.itemsize)
-    return np.frombuffer(view, dtype=stored)[0].item()
+    # Not by the map: one touched page brings its whole folio, megabytes of it, into what the process holds.
+    number = np.empty(dtype.itemsize, dtype=np.uint8)
+    with stream(where.path) as file:
+        file.into(number.data, where.offset + flat * dtype.itemsize)
+    return number.view(stored)[0].item()
 
 
 def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
@@ -183,7 +234,7 @@ def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
 
 
 def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """(start, flat chunk) over the tensor in C order, `elements` at a time, giving pages back behind.
+    """(start, flat chunk) over the tensor in C order, `elements` at a time. A chunk holds until the next is asked for.
 
     A tensor that is not contiguous is copied chunk by chunk of its leading axis.
     """
@@ -191,15 +242,15 @@ def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np
 
     where = ref.source
     if isinstance(where, FileBytes) and where.strides is None:
-        file = mapped(where.path)
         dtype = numpy_dtype(ref.dtype)
         if where.big_endian:
             dtype = dtype.newbyteorder(">")
-        for start in range(0, ref.numel, elements):
-            count = min(elements, ref.numel - start)
-            offset, nbytes = where.offset + start * dtype.itemsize, count * dtype.itemsize
-            yield start, np.frombuffer(file.view(offset, nbytes), dtype=dtype, count=count)
-            file.drop(offset, nbytes)
+        buffer = np.empty(min(elements, ref.numel) * dtype.itemsize, dtype=np.uint8)
+        with stream(where.path) as file:
+            for start in range(0, ref.numel, elements):
+                part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
+                file.into(part.data, where.offset + start * dtype.itemsize)
+                yield start, part.view(dtype)
         return
     if isinstance(where, Parts) and where.axis == 0:
         yield from _chunks_of_parts(where, ref.numel, elements)
@@ -207,6 +258,38 @@ def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np
     flat = array(ref).reshape(-1)
     for start in range(0, ref.numel, elements):
         yield start, flat[start : start + elements]
+
+
+def row_reader(ref: TensorRef, width: int) -> Callable[[Any], np.ndarray[Any, Any]]:
+    """Reads rows of the tensor seen as [-1, width], by their numbers: [len(numbers), width].
+
+    Rows that lie near each other in a file are read as one span; nothing else of the tensor is.
+    """
+    import numpy as np
+
+    where = ref.source
+    if not (isinstance(where, FileBytes) and where.strides is None):
+        whole = array(ref).reshape(-1, width)
+        return lambda numbers: whole[numbers]
+    dtype = numpy_dtype(ref.dtype)
+    if where.big_endian:
+        dtype = dtype.newbyteorder(">")
+    row = width * dtype.itemsize
+    path, offset = where.path, where.offset
+
+    def read(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if not len(numbers):
+            return np.empty((0, width), dtype=dtype)
+        low, high = int(numbers.min()), int(numbers.max()) + 1
+        if high - low > 4 * len(numbers) + 64:
+            return np.concatenate([read(part) for part in np.array_split(numbers, 2)])
+        span = np.empty((high - low) * row, dtype=np.uint8)
+        with stream(path) as file:
+            file.into(span.data, offset + low * row)
+        rows = span.view(dtype).reshape(-1, width)
+        return rows if high - low == len(numbers) and bool((np.diff(numbers) == 1).all()) else rows[numbers - low]
+
+    return read
 
 
 def _chunks_of_parts(source: Parts, numel: int, elements: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -227,34 +310,47 @@ def _chunks_of_parts(source: Parts, numel: int, elements: int) -> Iterator[tuple
         yield start, np.concatenate(waiting)
 
 
-def same_bytes(a: TensorRef, b: TensorRef, block: int = 8 << 20) -> bool | None:
-    """Whether two tensors of one dtype and shape hold the same bytes; None when that cannot be asked of the maps."""
+class _Blocks(threading.local):
+    """Two buffers of a thread, and where they lie in memory."""
+
+    SIZE = 1 << 18  # both fit in the L2 cache; 64 KB and 2 MB were slower
+
+    def __init__(self) -> None:
+        blocks = [(ctypes.c_char * self.SIZE)() for _ in range(2)]
+        self.a, self.b = (memoryview(block).cast("B") for block in blocks)
+        self.at_a, self.at_b = (ctypes.addressof(block) for block in blocks)
+
+
+_blocks = _Blocks()
+
+
+def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | None:
+    """Whether two tensors of one dtype and shape hold the same bytes; None when files cannot be asked that.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
     if not (isinstance(a.source, FileBytes) and isinstance(b.source, FileBytes)):
         return None
     if a.source.strides is not None or b.source.strides is not None:
         return None
     if a.dtype != b.dtype or a.shape != b.shape or a.source.big_endian != b.source.big_endian:
         return None
-    file_a, file_b = mapped(a.source.path), mapped(b.source.path)
-    for start in range(0, a.nbytes, block):
-        count = min(block, a.nbytes - start)
-        view_a = file_a.view(a.source.offset + start, count)
-        view_b = file_b.view(b.source.offset + start, count)
-        same = _memcmp(view_a, view_b)
-        file_a.drop(a.source.offset + start, count)
-        file_b.drop(b.source.offset + start, count)
-        if not same:
-            return False
+    compare, blocks = _memcmp(), _blocks
+    with stream(a.source.path) as file_a, stream(b.source.path) as file_b:
+        for start in range(0, a.nbytes, block):
+            count = min(block, a.nbytes - start)
+            file_a.into(blocks.a[:count], a.source.offset + start)
+            file_b.into(blocks.b[:count], b.source.offset + start)
+            if compare(blocks.at_a, blocks.at_b, count):
+                return False
     return True
 
 
-def _memcmp(a: memoryview, b: memoryview) -> bool:
-    """C's memcmp on the maps: memoryview's own == unpacks item by item, np.array_equal reaches a third of its speed."""
-    import ctypes
-
-    import numpy as np
-
-    pointer_a, pointer_b = (np.frombuffer(view, np.uint8).ctypes.data for view in (a, b))
+@cache
+def _memcmp() -> Callable[[int, int, int], int]:
+    """C's memcmp: memoryview's own == unpacks item by item, np.array_equal reaches a third of its speed."""
     compare = ctypes.CDLL(None).memcmp
     compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    return bool(compare(pointer_a, pointer_b, len(a)) == 0)
+    compare.restype = ctypes.c_int
+    return compare

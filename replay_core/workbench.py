@@ -6,12 +6,13 @@ Imports of what a job does not need are left to the job: a reader child never pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from replay_core.dumps import open_run
-from replay_core.errors import RequestError, RldbgError, SelectionError
+from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
@@ -29,6 +30,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "record": _record_job,
         "inspect": _inspect_job,
         "compare": _compare_job,
+        "reopen": _reopen_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
     }
@@ -145,22 +147,108 @@ def find_record(run: Run, key: RecordKey | None = None, **selection: Any) -> Rec
 
 
 def compare_dumps(
-    a: Path, b: Path, *, exact: bool = False, on_event: OnEvent = ignore, **selection: Selection | str | None
+    a: Path,
+    b: Path,
+    *,
+    exact: bool = False,
+    name: Sequence[str] = (),
+    map_file: Path | None = None,
+    tolerance_file: Path | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    summarised: bool | None = None,
+    on_event: OnEvent = ignore,
+    on_row: Callable[[Document], None] | None = None,
+    **selection: Selection | str | None,
 ) -> Document:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
 
+    Args:
+        name: only tensors of these names (globs).
+        map_file: the user's own names, `name in a = name in b` a line.
+        tolerance_file: the user's own limits by name (`compare/tolerance.py`).
+        atol, rtol: every |d| <= atol + rtol |a| instead of any other limit for floats.
+        summarised: also what NexRL's script reports; None: where either dump is NexRL's.
+        on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
+        selection: step, rank, micro, stage, role.
+
     Raises:
         NothingComparableError: the two share no tensor.
+        RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
+    from replay_core.compare.renaming import Renames
+    from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
+    tolerances = load_tolerances(tolerance_file) if tolerance_file is not None else DEFAULT
+    tolerances = tolerances.with_overrides(atol, rtol)
+    renames = Renames.read(map_file) if map_file is not None else None
     run_a, run_b = open_run(a), open_run(b)
-    chosen = {name: value for name, value in selection.items() if value is not None}
-    records_a = run_a.select(**chosen) if chosen else None  # type: ignore[arg-type]
-    records_b = run_b.select(**chosen) if chosen else None  # type: ignore[arg-type]
-    return documents.comparison_document(
-        compare_runs(run_a, run_b, records_a, records_b, exact=exact, on_event=on_event)
+    chosen = {part: value for part, value in selection.items() if value is not None}
+    records_a, records_b = (_chosen(run, chosen) for run in (run_a, run_b))
+    if summarised is None:
+        summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
+    compared = compare_runs(
+        run_a,
+        run_b,
+        records_a,
+        records_b,
+        exact=exact,
+        tolerances=tolerances,
+        names=name,
+        renames=renames,
+        summarised=summarised,
+        on_event=on_event,
+        on_row=(lambda row: on_row(clean(documents.tensor_row(row)))) if on_row else lambda row: None,
     )
+    asked = {part: str(value) for part, value in chosen.items()} | ({"name": ", ".join(name)} if name else {})
+    return _with_texts(documents.comparison_document(compared, asked), run_a)
+
+
+def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
+    return run.select(**chosen) if chosen else None
+
+
+def _with_texts(doc: Document, run: Run) -> Document:
+    """The tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
+    beside = (doc["first_divergence"] or {}).get("around")
+    if not beside or not beside["token_ids"]:
+        return doc
+    from replay_core.decoding import Decoder, find_tokenizer
+
+    path = find_tokenizer(run.path, run.models.values())
+    if path is not None:
+        with suppress(RldbgError):
+            known = [token if token is not None else -1 for token in beside["token_ids"]]
+            beside["texts"] = [piece or None for piece in Decoder(path).pieces(known)]
+    return doc
+
+
+def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any) -> Document:
+    """The comparison of a self-hosted run with a Weaver trainer's; beside it, in `others`, the same run with the
+    remote API's, and the remote API's with the Weaver trainer's where those two share anything.
+
+    Raises:
+        NothingComparableError: the self-hosted run shares no tensor with one of the two.
+    """
+    doc = compare_dumps(self_hosted, weaver, **options)
+    doc["others"] = [compare_dumps(self_hosted, remote, **options)]
+    try:
+        doc["others"].append(compare_dumps(remote, weaver, **options))
+    except NothingComparableError:
+        doc["notes"].append(f"{remote} and {weaver} share no tensor: each is compared with {self_hosted} alone")
+    return doc
+
+
+def reopen(path: Path) -> Document:
+    """A document that an earlier command wrote, as it was.
+
+    Raises:
+        DumpError: the file is no document of rldbg's, is damaged, or of a schema this version does not know.
+    """
+    from replay_core.export.reopening import read_document
+
+    return read_document(path)
 
 
 def inspect(
@@ -211,14 +299,30 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     names = ("step", "rank", "micro")
-    selection = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
+    selection: dict[str, Any] = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
     a, b = Path(params["a"]), Path(params["b"])
-    doc = compare_dumps(a, b, exact=bool(params.get("exact")), on_event=on_event, **selection)
+    doc = compare_dumps(
+        a,
+        b,
+        exact=bool(params.get("exact")),
+        name=tuple(params.get("name") or ()),
+        map_file=Path(params["map"]) if params.get("map") else None,
+        tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,
+        atol=params.get("atol"),
+        rtol=params.get("rtol"),
+        stage=params.get("stage"),
+        on_event=on_event,
+        **selection,
+    )
     if params.get("final_hidden"):
         from replay_core.replay.segments import segments
 
         doc["segments"] = clean(segments(open_run(a), open_run(b), str(params["final_hidden"])))
     return doc
+
+
+def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    return reopen(Path(params["path"]))
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:

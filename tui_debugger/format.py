@@ -114,7 +114,7 @@ def place(index: Mapping[str, Any] | None) -> str:
     """`sample 1 position 0`, or the raw index where a tensor has no tokens."""
     index = index or {}
     parts = [f"{name} {index[name]}" for name in ("sample", "position") if index.get(name) is not None]
-    if not parts and index.get("raw_a") is not None:
+    if not parts and index.get("raw_a"):
         parts = [f"index {list(index['raw_a'])}"]
     return " ".join(parts)
 

@@ -2,5 +2,7 @@
 
 from replay_core.compare.comparison import Comparison, compare_runs
 from replay_core.compare.judging import TensorVerdict
+from replay_core.compare.rejudging import rejudge, rejudged
+from replay_core.compare.tolerance import Tolerances, load_tolerances
 
-__all__ = ["Comparison", "TensorVerdict", "compare_runs"]
+__all__ = ["Comparison", "TensorVerdict", "Tolerances", "compare_runs", "load_tolerances", "rejudge", "rejudged"]

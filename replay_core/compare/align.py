@@ -1,92 +1,27 @@
-"""Which record faces which, which tensor faces which, and which rows of them are the same tokens."""
+"""Which tensor faces which, and which of their rows are about the same token of the same sample."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.errors import RldbgError
-from replay_core.layout import Ints, TokenAxes, TokenLayout
+from replay_core.compare.batch import Batch, Placed, positions_of, samples_of, token_numbers
+from replay_core.compare.facing import Facing, Pairing, Side, face
+from replay_core.compare.shapes import explain_shapes
+from replay_core.layout import Bools, Ints
 from replay_core.measure.pair import Rows
-from replay_core.records import Problem, Record, RecordKey, TensorRef
+from replay_core.records import Record, TensorRef
+
+__all__ = ["CHUNK", "Facing", "Rowwise", "ShapesDifferError", "Side", "TensorPair", "face", "is_layout_only",
+           "lays_out", "pair_tensors"]  # fmt: skip
 
 #: Elements of one chunk that is gathered and measured.
 CHUNK = pages.CHUNK
 
 _LAYOUT_NAMES = ("attention_mask", "cu_seqlens")
-
-
-@dataclass(slots=True)
-class Side:
-    """One run's part of a computation: the records of one (step, micro, rank, role), their tensors and layout."""
-
-    records: list[Record] = field(default_factory=list)
-    #: (canonical name, stage) -> (record, tensor), in file order
-    tensors: dict[tuple[str, str], tuple[Record, TensorRef]] = field(default_factory=dict)
-    layout: TokenLayout | None = None
-    problems: list[Problem] = field(default_factory=list)
-    unreadable: int = 0
-
-    def load(self) -> None:
-        for record in self.records:
-            try:
-                tensors = record.tensors()
-            except RldbgError as error:
-                self.problems.append(Problem(str(record.path), error.message))
-                self.unreadable += 1
-                continue
-            # Of two fields with one meaning (`sequences` beside `input_ids`) the one called so has the name.
-            for ref in sorted(tensors, key=lambda ref: ref.name != (ref.canonical or ref.name)):
-                self._take(record, ref)
-        try:
-            self.layout = self._layout()
-        except (ValueError, RldbgError) as error:
-            where = str(self.records[0].path) if self.records else ""
-            self.problems.append(Problem(where, f"no token layout: {error}"))
-
-    def _take(self, record: Record, ref: TensorRef) -> None:
-        stage = record.key.stage
-        for name in (ref.canonical or ref.name, ref.name, f"{ref.name} of {record.path.name}"):
-            if (name, stage) not in self.tensors:
-                self.tensors[name, stage] = (record, ref)
-                return
-        self.problems.append(Problem(str(record.path), f"{ref.name} is there more than twice; not compared"))
-        self.unreadable += 1
-
-    def find(self, name: str) -> TensorRef | None:
-        return next((ref for (known, _), (_, ref) in self.tensors.items() if known == name), None)
-
-    def _layout(self) -> TokenLayout | None:
-        mask, bounds = self.find("attention_mask"), self.find("cu_seqlens")
-        ids, response = self.find("input_ids"), self.find("response_mask")
-        response_values = pages.array(response) if response is not None and not response.is_text else None
-        if bounds is not None:
-            total = ids.shape[-1] if ids is not None else None
-            flat = response_values if response_values is not None and response_values.size == total else None
-            return TokenLayout.packed(pages.array(bounds), total, flat)
-        if mask is None or len(mask.shape) != 2:
-            return None
-        fits = response is not None and len(response.shape) == 2 and response.shape[0] == mask.shape[0]
-        if response is None or response_values is None or not fits:
-            response_values = None
-        elif response.alignment == "next" and response.shape == mask.shape:
-            # Said of the token after: one column to the right it stands under the token itself.
-            response_values = np.pad(response_values[:, :-1], ((0, 0), (1, 0)))
-        return TokenLayout.padded(pages.array(mask), response_values)
-
-
-@dataclass(slots=True)
-class Facing:
-    """Two sides of one computation."""
-
-    key: RecordKey
-    a: Side
-    b: Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,57 +39,17 @@ class TensorPair:
         return present
 
 
-def face(records_a: Iterable[Record], records_b: Iterable[Record]) -> tuple[list[Facing], list[Problem]]:
-    """Pair computations by (step, micro, rank, role). A part that is None on one side pairs with a single value."""
-    sides_a, sides_b = _sides(records_a), _sides(records_b)
-    problems: list[Problem] = []
-    paired: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [(key, key) for key in sides_a if key in sides_b]
-    left_a = [key for key in sides_a if key not in sides_b]
-    left_b = [key for key in sides_b if key not in sides_a]
-    for key in list(left_a):
-        matches = [other for other in left_b if _compatible(key, other)]
-        rivals = [other for other in left_a if matches and _compatible(other, matches[0])]
-        if len(matches) == 1 and len(rivals) == 1:
-            paired.append((key, matches[0]))
-            left_a.remove(key)
-            left_b.remove(matches[0])
-        elif matches:
-            where = str(sides_a[key].records[0].path)
-            problems.append(Problem(where, f"could face any of {len(matches)} records of the other run; faces none"))
-    facings = [Facing(_key(key_a), sides_a[key_a], sides_b[key_b]) for key_a, key_b in paired]
-    facings += [Facing(_key(key), sides_a[key], Side()) for key in left_a]
-    facings += [Facing(_key(key), Side(), sides_b[key]) for key in left_b]
-    return sorted(facings, key=lambda facing: facing.key.order), problems
-
-
-def _sides(records: Iterable[Record]) -> dict[tuple[Any, ...], Side]:
-    sides: dict[tuple[Any, ...], Side] = defaultdict(Side)
-    for record in records:
-        key = record.key
-        sides[(key.step, key.micro, key.rank, key.role)].records.append(record)
-    return dict(sides)
-
-
-def _key(parts: tuple[Any, ...]) -> RecordKey:
-    step, micro, rank, role = parts
-    return RecordKey(step, micro, rank, role)
-
-
-def _compatible(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(x is None or y is None or x == y for x, y in zip(a, b, strict=True))
-
-
 def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
     """Pairs of one computation: same name and stage, then same name across stages; then what is one-sided."""
     a, b = dict(facing.a.tensors), dict(facing.b.tensors)
     for key in list(a):
         if key in b:
             yield TensorPair(key[0], a.pop(key), b.pop(key))
-    for key in list(a):
-        name = key[0]
-        others = [other for other in b if other[0] == name]
-        if len(others) == 1 and sum(known[0] == name for known in a) == 1:
-            yield TensorPair(name, a.pop(key), b.pop(others[0]))
+    for same in (_same_name, _same_param, _same_output):
+        for key in list(a):
+            others = [other for other in b if same(key, other)]
+            if len(others) == 1 and sum(same(known, others[0]) for known in a) == 1:
+                yield TensorPair(key[0], a.pop(key), b.pop(others[0]))
     # A name whose twin in another stage was compared already adds nothing.
     for (name, _), present in a.items():
         yield TensorPair(name, present, None)
@@ -162,25 +57,71 @@ def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
         yield TensorPair(name, None, present)
 
 
+def _same_name(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    return a[0] == b[0]
+
+
+def _same_param(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """Weights in a file of no known layout face those of a model's own directory."""
+    (one, stage_a), (other, stage_b) = a, b
+    if {stage_a, stage_b} != {"param", "tensors"}:
+        return False
+    param, plain = (one, other) if stage_a == "param" else (other, one)
+    return param == naming.canonical(f"param.{plain.removeprefix('param.')}")
+
+
+def _same_output(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """A module that returns its tensor beside another (attention weights) still returns it first."""
+    shorter, longer = sorted((a[0], b[0]), key=len)
+    return a[1] == b[1] and longer == f"{shorter}.0" and shorter.endswith(".output")
+
+
 def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
-    """A one-sided mask that only says how its side lays the same tokens out: no tensor is missing."""
-    if pair.a is not None and pair.b is not None:
+    """A one-sided tensor that only says how its side lays the same tokens out, or says them again: none is missing."""
+    if (pair.a is not None and pair.b is not None) or not _same_tokens(facing):
         return False
-    if facing.a.layout is None or facing.b.layout is None or not same_samples(facing.a.layout, facing.b.layout):
-        return False
-    if pair.name in _LAYOUT_NAMES:
+    if pair.name in (*_LAYOUT_NAMES, "sample_lengths"):
         return True
-    return naming.is_module_tensor(pair.name) and naming.meaning(pair.name).kind == "mask"
+    if naming.is_module_tensor(pair.name):
+        return naming.meaning(pair.name).kind == "mask"
+    side = facing.a if pair.a is not None else facing.b
+    return _restates(pair.one[1], side)
+
+
+def _restates(ref: TensorRef, side: Side) -> bool:
+    """Whether prompt and response ids, or positions, hold nothing but what `input_ids` and its layout say."""
+    name = ref.canonical or ref.name
+    batch = side.batch(ref)
+    if name not in ("prompt_ids", "response_ids", "position_ids") or batch is None or batch.contents is None:
+        return False
+    placed = batch.place(ref) if batch.ids is not None and not ref.is_text and ref.is_readable else None
+    if placed is None or not placed.by_token or placed.axes < len(ref.shape):
+        return False
+    said = pages.array(ref).reshape(-1)[placed.rows]
+    positions, samples = positions_of(placed.tokens), samples_of(placed.tokens)
+    if name == "position_ids":
+        return bool(np.array_equal(said, positions))
+    starts = np.concatenate(([0], np.cumsum([row.size for row in batch.contents])))
+    tokens = np.concatenate(batch.contents)
+    return bool(np.array_equal(said, tokens[starts[samples] + positions]))
 
 
 def lays_out(name: str, facing: Facing) -> bool:
     """The mask or bounds from which both sides' layouts of the same samples were read."""
-    a, b = facing.a.layout, facing.b.layout
-    return name in _LAYOUT_NAMES and a is not None and b is not None and same_samples(a, b)
+    return name in _LAYOUT_NAMES and _same_tokens(facing)
 
 
-def same_samples(a: TokenLayout, b: TokenLayout) -> bool:
-    return a.samples == b.samples and bool((a.lengths == b.lengths).all())
+def _same_tokens(facing: Facing) -> bool:
+    """Whether the samples that face each other have the same number of tokens, and none stands alone."""
+    a, b = facing.a.main, facing.b.main
+    if a is None or b is None or a.layout is None or b.layout is None:
+        return False
+    pairing = facing.pairing(a, b)
+    found = np.flatnonzero(pairing.to_a >= 0)
+    if not np.array_equal(a.lengths[pairing.to_a[found]], b.lengths[found]):
+        return False
+    lone = (a.lengths[pairing.to_b < 0].any(), b.lengths[pairing.to_a < 0].any())
+    return bool(found.size or not (a.lengths.any() or b.lengths.any())) and (facing.partial or not any(lone))
 
 
 class ShapesDifferError(Exception):
@@ -192,28 +133,40 @@ class Rowwise:
 
     `counted` yields the rows that count, `whole` every element (None when the sides are laid out
     differently: their paddings do not face each other).
+
+    `overlap`: compare what both have and leave the rest; `left_out` then says what that was.
     """
 
-    def __init__(self, a: TensorRef, b: TensorRef, facing: Facing) -> None:
+    def __init__(self, a: TensorRef, b: TensorRef, facing: Facing, *, overlap: bool = False) -> None:
         self.a, self.b = a, b
-        self.layout_a, self.layout_b = facing.a.layout, facing.b.layout
         self.rows_a: Ints | None = None
         self.rows_b: Ints | None = None
-        self.slots_a: Ints | None = None
+        #: The tokens of the rows compared, as rising numbers of a's samples; None where no samples are known.
+        self.tokens: Ints | None = None
         self.axes_a, self.axes_b = 0, 0
         self.masked = False
         self.note: str | None = None
+        self.left_out: list[str] = []
+        self.pairing: Pairing | None = None
+        self._overlap = overlap
+        self._by_token = False
         #: The tensor is [sample, position] by its meaning, even where no layout is known.
         self.by_sample = naming.meaning(a.canonical or a.name).region != "all" or a.alignment is not None
         self._place(facing)
 
+    @property
+    def slots_a(self) -> Ints | None:
+        """Where rows are tokens: something to look a token up by."""
+        return self.tokens if self._by_token else None
+
     def _place(self, facing: Facing) -> None:
         meaning = naming.meaning(self.a.canonical or self.a.name)
-        if self._by_tokens(meaning):
+        if self._by_tokens(facing, meaning):
             return
         if self.a.rows is not None or self.b.rows is not None:
             if self.a.rows != self.b.rows:
-                raise ShapesDifferError(_explain_shapes(self.a, self.b))
+                self._differ()
+                return
             self.rows_a = self.rows_b = np.arange(self.a.numel)
             self.axes_a = self.axes_b = 1
             return
@@ -222,54 +175,116 @@ class Rowwise:
             return
         squeezed = _squeeze(self.a.shape) == _squeeze(self.b.shape)
         if not squeezed:
-            raise ShapesDifferError(_explain_shapes(self.a, self.b))
+            self._differ()
+            return
         self.note = f"shapes {list(self.a.shape)} and {list(self.b.shape)} differ only in axes of length 1"
 
-    def _by_tokens(self, meaning: naming.Meaning) -> bool:
-        if self.layout_a is None or self.layout_b is None or meaning.region == "all":
-            return False
-        axes_a, axes_b = self.layout_a.token_axes(self.a.shape), self.layout_b.token_axes(self.b.shape)
-        if axes_a is None or axes_b is None:
-            return False
-        inner_a, inner_b = self.a.shape[axes_a.axes :], self.b.shape[axes_b.axes :]
-        if inner_a != inner_b or not same_samples(self.layout_a, self.layout_b):
-            return False
-        said_a = self.layout_a.said(_alignment(self.a, meaning, axes_a))
-        said_b = self.layout_b.said(_alignment(self.b, meaning, axes_b))
-        _, of_a, of_b = np.intersect1d(said_a.tokens, said_b.tokens, assume_unique=True, return_indices=True)
-        known = [said.response[of] for said, of in ((said_a, of_a), (said_b, of_b)) if said.response is not None]
-        narrowed = meaning.region == "response" and bool(known)
-        if narrowed:
-            # A token counts when either side says so: where the masks part, both values are looked at.
-            counts = np.logical_or.reduce(known)
-            of_a, of_b = of_a[counts], of_b[counts]
-        rows_a = axes_a.rows(said_a.slots[of_a], self.layout_a)
-        rows_b = axes_b.rows(said_b.slots[of_b], self.layout_b)
-        inside = (rows_a >= 0) & (rows_b >= 0)
-        if not inside.any():
-            return False
-        self._one_sided(rows_a[rows_b < 0], rows_b[rows_a < 0], meaning, narrowed or meaning.region == "valid")
-        self.rows_a, self.rows_b, self.slots_a = rows_a[inside], rows_b[inside], said_a.slots[of_a][inside]
-        self.axes_a, self.axes_b = axes_a.axes, axes_b.axes
-        self.masked = True
-        return True
-
-    def _one_sided(self, only_a: Ints, only_b: Ints, meaning: naming.Meaning, sure: bool) -> None:
-        """Tokens whose slot only one of the two tensors reaches. `sure`: they are known to count.
+    def _differ(self) -> None:
+        """Shapes that nothing lines up: in an overlap, what lies at the same indices of either.
 
         Raises:
-            ShapesDifferError: tokens that count would not be compared.
+            ShapesDifferError: no overlap was asked for, or there is none to compare.
         """
-        for which, ref, rows in (("a", self.a, only_a), ("b", self.b, only_b)):
-            rows = rows[rows >= 0]
-            if meaning.kind == "mask":
-                rows = rows[pages.array(ref).reshape(-1)[rows].astype(bool)]
-            if rows.size and sure:
-                raise ShapesDifferError(
-                    f"{_explain_shapes(self.a, self.b)}; {rows.size:,} tokens stand only in {which}"
-                )
-            if rows.size:
-                self.note = f"{rows.size:,} tokens stand only in {which}: not compared"
+        a, b = self.a, self.b
+        dense = a.rows is None and b.rows is None and len(a.shape) == len(b.shape) and len(a.shape) > 0
+        if not self._overlap or not dense or a.shape[2:] != b.shape[2:]:
+            raise ShapesDifferError(explain_shapes(a, b))
+        axes = min(2, len(a.shape))
+        shared = np.indices([min(x, y) for x, y in zip(a.shape[:axes], b.shape[:axes], strict=True)]).reshape(axes, -1)
+        self.rows_a, self.rows_b = (
+            np.asarray(np.ravel_multi_index(tuple(shared), ref.shape[:axes]), np.int64) for ref in (a, b)
+        )
+        self.axes_a = self.axes_b = axes
+        self.left_out.append("what both shapes have at the same index is compared")
+
+    def _by_tokens(self, facing: Facing, meaning: naming.Meaning) -> bool:
+        placed, both = facing.placed(self.a, self.b), facing.batches(self.a, self.b)
+        if placed is None or both is None:
+            return False
+        placed_a, placed_b, pairing = placed
+        known = placed_a.by_token and meaning.region != "all"
+        if not known and pairing.in_order and self.a.shape == self.b.shape:
+            return False
+        self._face(placed_a, placed_b, pairing, both, meaning)
+        if self.rows_a is None or not self.rows_a.size:
+            self.rows_a = self.rows_b = self.tokens = None
+            if facing.partial or not pairing.in_order:
+                raise ShapesDifferError(f"{explain_shapes(self.a, self.b)}: they have no token in common")
+            return False
+        self.masked = placed_a.by_token
+        self.pairing, self._by_token = pairing, placed_a.by_token
+        return True
+
+    def _face(
+        self,
+        placed_a: Placed,
+        placed_b: Placed,
+        pairing: Pairing,
+        batches: tuple[Batch, Batch],
+        meaning: naming.Meaning,
+    ) -> None:
+        sample_b = pairing.to_a[samples_of(placed_b.tokens)]
+        tokens_b = token_numbers(np.maximum(sample_b, 0), positions_of(placed_b.tokens))
+        known_a, known_b = pairing.to_b[samples_of(placed_a.tokens)] >= 0, sample_b >= 0
+        tokens_a, rows_a = placed_a.tokens[known_a], placed_a.rows[known_a]
+        tokens_b, rows_b, own_b = tokens_b[known_b], placed_b.rows[known_b], placed_b.tokens[known_b]
+        counts_a, counts_b = self._counts(batches, tokens_a, own_b, meaning)
+        shared, of_a, of_b = np.intersect1d(tokens_a, tokens_b, assume_unique=True, return_indices=True)
+        narrowed = counts_a is not None or counts_b is not None
+        keep = np.ones(shared.size, bool)
+        if narrowed:
+            # A token counts when either side says so: where the masks part, both values are looked at.
+            said = [counts[of] for counts, of in ((counts_a, of_a), (counts_b, of_b)) if counts is not None]
+            keep = np.logical_or.reduce(said)
+        sure = narrowed or meaning.region == "valid" or meaning.kind == "ids" or not placed_a.by_token
+        for which, ref, tokens, rows, others, counts in (
+            ("a", self.a, tokens_a, rows_a, tokens_b, counts_a),
+            ("b", self.b, tokens_b, rows_b, tokens_a, counts_b),
+        ):
+            self._one_sided(which, ref, (tokens, rows, others, counts), meaning, sure)
+        self.tokens, self.rows_a, self.rows_b = shared[keep], rows_a[of_a][keep], rows_b[of_b][keep]
+        self.axes_a, self.axes_b = placed_a.axes, placed_b.axes
+
+    def _counts(
+        self, batches: tuple[Batch, Batch], tokens_a: Ints, tokens_b: Ints, meaning: naming.Meaning
+    ) -> tuple[Bools | None, Bools | None]:
+        """Whether each token was generated, as either side's response mask says; None where it has none."""
+        if meaning.region != "response":
+            return None, None
+        return batches[0].is_response(tokens_a), batches[1].is_response(tokens_b)
+
+    def _one_sided(
+        self,
+        which: str,
+        ref: TensorRef,
+        of: tuple[Ints, Ints, Ints, Bools | None],
+        meaning: naming.Meaning,
+        sure: bool,
+    ) -> None:
+        """Tokens of paired samples that only one of the two tensors reaches. `sure`: they are known to count.
+
+        Raises:
+            ShapesDifferError: tokens that count would not be compared, and no overlap was asked for.
+        """
+        tokens, rows, others, counts = of
+        only = ~np.isin(tokens, others, assume_unique=True)
+        if counts is not None:
+            only &= counts
+        tokens, rows = tokens[only], rows[only]
+        if meaning.kind == "mask" and tokens.size:
+            says = pages.array(ref).reshape(-1)[rows].astype(bool)
+            tokens, rows = tokens[says], rows[says]
+        if not tokens.size:
+            return
+        samples = np.unique(samples_of(tokens))
+        where = f"sample {samples[0]}" + (f" and {samples.size - 1} more" if samples.size > 1 else "")
+        text = f"{tokens.size:,} tokens stand only in {which} (of {where}, in a's order)"
+        if not sure:
+            self.note = f"{text}: not compared"
+        elif self._overlap:
+            self.left_out.append(text)
+        else:
+            raise ShapesDifferError(f"{explain_shapes(self.a, self.b)}; {text}")
 
     def _by_own_mask(self, facing: Facing, meaning: naming.Meaning) -> None:
         """No layout, but a response mask of the tensor's own shape narrows it (NexRL's forward_data)."""
@@ -295,11 +310,11 @@ class Rowwise:
         if self.rows_a is None or self.rows_b is None:
             yield from self.whole()
             return
-        flat_a = pages.array(self.a).reshape(-1, _inner(self.a.shape, self.axes_a))
-        flat_b = pages.array(self.b).reshape(-1, _inner(self.b.shape, self.axes_b))
-        step = max(1, CHUNK // max(1, flat_a.shape[1]))
+        width = _inner(self.a.shape, self.axes_a)
+        rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, width)
+        step = max(1, CHUNK // max(1, width))
         for start in range(0, self.rows_a.size, step):
-            yield flat_a[self.rows_a[start : start + step]], flat_b[self.rows_b[start : start + step]]
+            yield rows_a(self.rows_a[start : start + step]), rows_b(self.rows_b[start : start + step])
 
     def whole(self) -> Iterator[tuple[Rows, Rows]]:
         width = self.width
@@ -316,8 +331,8 @@ class Rowwise:
 
     def samples(self) -> Ints | None:
         """The sample of every row of `counted`, where the layout, the ragged rows or the shape tell."""
-        if self.slots_a is not None and self.layout_a is not None:
-            return self.layout_a.sample_BS.reshape(-1)[self.slots_a]
+        if self.tokens is not None:
+            return samples_of(self.tokens)
         if self.a.rows is not None:
             return np.repeat(np.arange(len(self.a.rows)), self.a.rows)
         if self.by_sample and len(self.a.shape) == 2:
@@ -335,8 +350,9 @@ class Rowwise:
 
     def token(self, row: int, column: int = 0) -> tuple[int, int] | None:
         """(sample, position) of a counted element, where the layout or the ragged rows tell."""
-        if self.slots_a is not None and self.layout_a is not None:
-            return self.layout_a.at(int(self.slots_a[row]))
+        if self.tokens is not None:
+            number = self.tokens[row]
+            return int(samples_of(number)), int(positions_of(number)) if self._by_token else 0
         if self.a.rows is not None:
             ends = np.cumsum(self.a.rows)
             flat = row * self.width + column if self.rows_a is None else int(self.rows_a[row])
@@ -346,14 +362,6 @@ class Rowwise:
             flat = row * self.a.shape[1] + column if self.rows_a is None else int(self.rows_a[row])
             return flat // self.a.shape[1], flat % self.a.shape[1]
         return None
-
-
-def _alignment(ref: TensorRef, meaning: naming.Meaning, axes: TokenAxes) -> str:
-    """full or next. A response slice [B, A] says in column j what is about response token j, whatever its kind."""
-    if axes.offset:
-        return "full"
-    alignment = {"response": "full", None: meaning.alignment}.get(ref.alignment, ref.alignment)
-    return "next" if alignment == "next" else "full"
 
 
 def _inner(shape: tuple[int, ...], axes: int) -> int:
@@ -372,16 +380,3 @@ def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
-
-
-def _explain_shapes(a: TensorRef, b: TensorRef) -> str:
-    if a.rows is not None and b.rows is not None:
-        row = next((i for i, (x, y) in enumerate(zip(a.rows, b.rows, strict=False)) if x != y), None)
-        if row is not None:
-            return f"row {row} has {a.rows[row]} elements in a and {b.rows[row]} in b"
-        return f"a has {len(a.rows)} rows, b has {len(b.rows)}"
-    if len(a.shape) == len(b.shape):
-        axis = next(i for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y)
-        longer = "a" if a.shape[axis] > b.shape[axis] else "b"
-        return f"shape {list(a.shape)} against {list(b.shape)}: {longer} is longer on axis {axis}"
-    return f"shape {list(a.shape)} against {list(b.shape)}"

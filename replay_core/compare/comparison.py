@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
 
 from replay_core import naming
-from replay_core.compare.align import Facing, TensorPair, face, is_layout_only, pair_tensors
+from replay_core.compare.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
+from replay_core.compare.context import (
+    Around,
+    around,
+    faces,
+    look_at_the_overlap,
+    name_samples,
+    note_correlation,
+    texts_in_order,
+)
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
+from replay_core.compare.facing import Alone, by_samples, called_alike
 from replay_core.compare.judging import Judge, TensorVerdict
+from replay_core.compare.renaming import Renames
+from replay_core.compare.shared_gain import share_gains
+from replay_core.compare.summary import Summary
+from replay_core.compare.tolerance import DEFAULT, Tolerances
 from replay_core.compare.verdict import Verdict
-from replay_core.errors import NothingComparableError
+from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
+
+#: A pair of tensors, and the computation they belong to.
+Entry = tuple[TensorPair, Facing]
 
 
 @dataclass(slots=True)
@@ -31,6 +52,12 @@ class Comparison:
     records_a_only: int = 0
     records_b_only: int = 0
     records_unreadable: int = 0
+    #: Samples that only one of two runs has, of records whose other samples are paired.
+    samples_alone: int = 0
+    #: The values beside the first divergence.
+    around: Around | None = None
+    #: What NexRL's script would report; None where nobody asked.
+    summary: Summary | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -79,76 +106,210 @@ def compare_runs(
     records_b: list[Record] | None = None,
     *,
     exact: bool = False,
+    tolerances: Tolerances = DEFAULT,
+    names: Sequence[str] = (),
+    renames: Renames | None = None,
+    summarised: bool = False,
     on_event: OnEvent = ignore,
+    on_row: Callable[[TensorVerdict], None] = lambda row: None,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
-    Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence.
+    names: only tensors of these names (globs). renames: the user's own names of one run in the other's words.
+    summarised: also what NexRL's script reports.
+    Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence; `on_row` hears of
+    every tensor when it has been judged. Of a step nothing is read before the step in front of it was judged.
 
     Raises:
         NothingComparableError: not one tensor of the two could be compared.
+        SelectionError: neither run has a tensor of the names asked for.
     """
     chosen_a = a.records if records_a is None else records_a
     chosen_b = b.records if records_b is None else records_b
-    result = Comparison(a, b, problems=[*a.problems, *b.problems])
-    facings, problems = face(chosen_a, chosen_b)
-    result.problems += problems
-    work = _work(facings, result)
-    judge = Judge(a, b, bitwise_only=exact)
-    announced, repeated = False, 0
+    result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
+    judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances)
+    work = _Work(result, chosen_a, chosen_b, names, renames)
+    repeated, done = 0, 0
     damaged: dict[str, str] = {}
-    for done, (pair, facing) in enumerate(work):
-        on_event(Progress(done, len(work), pair.name))
-        row = judge.judge(pair, facing)
+    for pair, facing in work.in_order(judge.ahead):
+        on_event(Progress(done, work.total, pair.name))
+        done += 1
+        row = _judged(judge, pair, facing)
         if row is None:
             repeated += 1
             continue
+        on_row(row)
+        if result.summary is not None:
+            result.summary.add(row, facing)
         if row.skipped is not None:
             result.skipped.append(row)
             if row.damaged is not None:
                 damaged.setdefault(row.damaged, row.skipped)
             continue
         result.tensors.append(row)
-        if not announced and may_be_first(row):
-            announced = True
+        if result.around is None and may_be_first(row):
+            result.around = around(row, facing)
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
-    on_event(Progress(len(work), len(work), "compared"))
+    on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
+    work.finish()
     if not any(_looked_at(row) for row in result.tensors):
         raise _nothing(result, chosen_a, chosen_b)
     return result
 
 
-def _work(facings: list[Facing], result: Comparison) -> list[tuple[TensorPair, Facing]]:
-    """Every pair with its facing, in order of computation across all facings."""
-    entries = []
-    for facing in facings:
-        for side in (facing.a, facing.b):
-            side.load()
-            result.problems += side.problems
-            result.records_unreadable += side.unreadable
-        result.records_paired += bool(facing.a.records and facing.b.records)
-        result.records_a_only += not facing.b.records
-        result.records_b_only += not facing.a.records
-        only_layout = 0
+def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
+    if pair.a is None or pair.b is None:
+        return judge.judge(pair, facing)
+    if facing.partial and not faces(pair.a[1], pair.b[1], facing) and not lays_out(pair.name, facing):
+        why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
+        return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
+    ordered = texts_in_order(pair, facing)
+    row = judge.judge(ordered, facing)
+    if row is None or row.skipped is not None:
+        return row
+    row.a, row.b = pair.a, pair.b
+    if row.verdict is Verdict.SHAPE:
+        look_at_the_overlap(row, facing)
+    name_samples(row, ordered, facing)
+    note_correlation(row, facing)
+    return row
+
+
+class _Work:
+    """Every pair with its facing, in order of computation; a step is opened when the one before it is done."""
+
+    def __init__(
+        self,
+        result: Comparison,
+        records_a: list[Record],
+        records_b: list[Record],
+        names: Sequence[str],
+        renames: Renames | None,
+    ) -> None:
+        self._result, self._names, self._renames = result, tuple(names), renames
+        steps, said = called_alike(records_a, records_b)
+        if said:
+            result.notes.append(said)
+        self._facings, self._ambiguous = face(records_a, records_b, steps)
+        #: How many pairs there are; None until the last step is open.
+        self.total: int | None = None
+        self._named: set[str] = set()
+        self._any_name = False
+
+    def in_order(self, ahead: Callable[[list[Entry]], Iterator[Entry]]) -> Iterator[Entry]:
+        """Every pair; `ahead` gets the pairs of a step and gives them back, the next ones already being read."""
+        steps: dict[int | None, list[Facing]] = {}
+        for facing in self._facings:
+            steps.setdefault(facing.key.step, []).append(facing)
+        before = 0
+        for number, facings in enumerate(steps.values()):
+            entries = self._of_step(facings)
+            before += len(entries)
+            self.total = before if number == len(steps) - 1 else None
+            yield from ahead(entries)
+
+    def _of_step(self, facings: list[Facing]) -> list[Entry]:
+        result = self._result
+        for facing in facings:
+            for side, is_b in ((facing.a, False), (facing.b, True)):
+                side.load()
+                if self._renames is not None:
+                    side.tensors = self._renames.applied(side.tensors, is_b=is_b)
+                result.problems += side.problems
+                result.records_unreadable += side.unreadable
+        again, alone = by_samples(facings)
+        self._count(again)
+        entries: list[tuple[Any, TensorPair, Facing]] = []
+        once: set[tuple[int, str]] = set()
+        for facing in again:
+            entries += self._of_facing(facing, once)
+        entries.sort(key=lambda entry: entry[0])
+        for facing in again:
+            result.notes += facing.notes
+            facing.notes = []
+        self._lone(alone)
+        return [(pair, facing) for _, pair, facing in entries]
+
+    def _count(self, facings: list[Facing]) -> None:
+        """Records paired and one-sided, each once; a record that could face several and now does is no problem."""
+        paired: dict[int, Side] = {}
+        for facing in facings:
+            if facing.a.records and facing.b.records:
+                paired |= {id(facing.a): facing.a, id(facing.b): facing.b}
+                self._result.records_paired += 1
+        sides = {id(side): (side, which) for f in facings for which, side in (("a", f.a), ("b", f.b)) if side.records}
+        for key, (_, which) in sides.items():
+            if key not in paired:
+                self._result.records_a_only += which == "a"
+                self._result.records_b_only += which == "b"
+        found = {str(record.path) for side in paired.values() for record in side.records}
+        self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]
+
+    def _of_facing(self, facing: Facing, once: set[tuple[int, str]]) -> Iterator[tuple[Any, TensorPair, Facing]]:
+        result, only_layout = self._result, 0
         for pair in pair_tensors(facing):
             record, ref = pair.one
+            if not self._is_asked(pair):
+                continue
+            if facing.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], facing)):
+                # Its side stands in several facings: said once.
+                if (id(record), ref.name) in once:
+                    continue
+                once.add((id(record), ref.name))
             if naming.meaning(pair.name).kind == "note":
                 result.notes_not_compared += 1
             elif is_layout_only(pair, facing):
                 only_layout += 1
             else:
-                entries.append((order_of(record.key, pair.name, ref.order), pair, facing))
+                yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
         if only_layout:
             result.notes.append(
-                f"{facing.key}: {only_layout} one-sided masks only lay the same samples out differently; "
+                f"{facing.key}: {only_layout} one-sided tensors only lay the same samples out differently; "
                 "tokens are compared one by one"
             )
-    entries.sort(key=lambda entry: entry[0])
-    return [(pair, facing) for _, pair, facing in entries]
+
+    def _is_asked(self, pair: TensorPair) -> bool:
+        if not self._names:
+            return True
+        called = {pair.name, *(side[1].name for side in (pair.a, pair.b) if side is not None)}
+        matched = any(fnmatchcase(name, pattern) for name in called for pattern in self._names)
+        self._any_name |= matched
+        if len(self._named) < 200:
+            self._named.add(pair.name)
+        return matched
+
+    def _lone(self, alone: list[Alone]) -> None:
+        for one in alone:
+            record = one.batch.record
+            ref = one.batch.ids or record.tensors()[0]
+            of = f"{len(one.samples)} of its {one.batch.count} samples are"
+            numbers = ", ".join(map(str, one.samples[:8])) + (", ..." if len(one.samples) > 8 else "")
+            name = ref.canonical or ref.name
+            self._result.samples_alone += len(one.samples)
+            side = (record, ref)
+            a, b = (side, None) if one.which == "a" else (None, side)
+            reason = f"{of} in no record of the other run: sample {numbers}"
+            self._result.tensors.append(TensorVerdict(name, Verdict.MISSING, reason, a=a, b=b))
+
+    def finish(self) -> None:
+        """Say what could face several and faced none; refuse names that nothing has."""
+        self._result.problems += self._ambiguous
+        if self._names and not self._any_name:
+            near = difflib.get_close_matches(self._names[0], self._named, 6, 0.3) or sorted(self._named)[:6]
+            raise SelectionError(
+                f"neither has a tensor of the name {', '.join(self._names)}",
+                file=f"{self._result.a.path} and {self._result.b.path}",
+                expected=", ".join(near),
+                found=", ".join(self._names),
+                hint=f"rldbg show {self._result.a.path}",
+            )
+        if self._renames is not None:
+            self._result.notes += self._renames.unused()
 
 
 def _looked_at(row: TensorVerdict) -> bool:

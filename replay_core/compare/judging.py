@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import tolerance
-from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair, lays_out
-from replay_core.compare.verdict import EXACT_KINDS, Context, Judgement, Verdict, judge
+from replay_core.compare import limits
+from replay_core.compare.align import Facing, ShapesDifferError, TensorPair, lays_out
+from replay_core.compare.locating import locate
+from replay_core.compare.measuring import LookAhead, Measured
+from replay_core.compare.tolerance import DEFAULT, Tolerances
+from replay_core.compare.verdict import Context, Verdict, judge
 from replay_core.errors import DumpError
-from replay_core.measure.pair import PairFigures, figures
-from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
+from replay_core.measure.pair import PairFigures
+from replay_core.records import Record, RecordKey, Run, TensorRef
 
 
 @dataclass(slots=True)
@@ -38,8 +42,12 @@ class TensorVerdict:
     value_a: Any = None
     value_b: Any = None
     token: tuple[int, int] | None = None
+    #: What b calls the sample of `token`, where its samples stand in another order.
+    sample_b: int | None = None
     worst_token: tuple[int, int, float] | None = None
     note: str | None = None
+    #: What the verdict rests on beside the figures; None where no tolerance could change it.
+    context: Context | None = None
     #: Why the pair was not compared; the verdict is then meaningless and counted as skipped.
     skipped: str | None = None
     #: The file whose bytes could not be read when the pair was compared.
@@ -67,13 +75,21 @@ def place_of(key: RecordKey) -> Place:
 class Judge:
     """Judges the pairs of two runs. Pairs must come in order of computation: later ones lean on earlier verdicts."""
 
-    def __init__(self, a: Run, b: Run, *, bitwise_only: bool = False) -> None:
-        self._computed = [dtype for dtype in (_computed_dtype(a), _computed_dtype(b)) if dtype]
-        self._known_fp32 = self._computed == ["float32", "float32"]
+    def __init__(self, a: Run, b: Run, *, bitwise_only: bool = False, tolerances: Tolerances = DEFAULT) -> None:
+        self._said = [dtype for dtype in (_computed_dtype(a), _computed_dtype(b)) if dtype]
+        self._known_fp32 = self._said == ["float32", "float32"]
         self._bitwise_only = bitwise_only
+        self._tolerances = tolerances
+        self._look = LookAhead(tolerances, bitwise=bitwise_only)
         #: Whether every recorded input of a module was bitwise equal so far.
         self._inputs_same: dict[tuple[Place, str], bool] = {}
         self._compared: dict[Place, set[str]] = defaultdict(set)
+        #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
+        self._shown: dict[Place, str] = {}
+
+    def ahead(self, work: Sequence[tuple[TensorPair, Facing]]) -> Iterator[tuple[TensorPair, Facing]]:
+        """The pairs of a list in its order, the next ones being read while one is judged."""
+        return self._look.over(work)
 
     def judge(self, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
         """The row of a pair; None when its one-sided twin was compared from another stage already."""
@@ -103,47 +119,56 @@ class Judge:
         try:
             if not self._bitwise_only and lays_out(pair.name, facing):
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
-            elif pages.same_bytes(a, b):
-                row.reason, row.figures = "bitwise equal", PairFigures(compared=a.numel)
             else:
-                self._measure(row, Rowwise(a, b, facing), a, b)
+                self._numbers(row, self._look.measured(pair, facing))
         except ShapesDifferError as error:
             row.verdict, row.reason = Verdict.SHAPE, str(error)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file or str(row.a[0].path if row.a else "")
         return row
 
-    def _measure(self, row: TensorVerdict, rows: Rowwise, a: TensorRef, b: TensorRef) -> None:
-        meaning = naming.meaning(row.name)
-        positions = meaning.kind == "positions"
-        exact = meaning.kind in EXACT_KINDS or (_is_integral(a) and _is_integral(b) and not positions)
-        logprobs = meaning.kind == "logprob"
-        how = {"exact": exact, "logprobs": logprobs, "bitwise": self._bitwise_only}
-        counted = row.figures = figures(rows.counted(), **how)
-        if rows.masked and rows.paddings_face:
-            row.unmasked = figures(rows.whole(), **how)
-        dtypes = _claimed(a), _claimed(b)
-        mixed = _mixed_precision(a, b)
-        context = Context(
-            meaning,
-            tolerance.finest(*dtypes) if mixed else tolerance.coarsest(*dtypes, *self._computed),
-            exact=exact,
+    def _numbers(self, row: TensorVerdict, found: Measured) -> None:
+        assert row.a is not None and row.b is not None
+        a, b = row.a[1], row.b[1]
+        self._note_precision(row, found.dtypes)
+        if found.figures is None or found.rows is None:
+            row.reason, row.figures = "bitwise equal", PairFigures(compared=a.numel)
+            return
+        row.figures, row.unmasked = found.figures, found.unmasked
+        shown = self._shown.get(row.place)
+        computed = self._said or ([shown] if shown else [])
+        mixed = found.rounded is not None
+        row.context = Context(
+            naming.meaning(row.name),
+            limits.finest(*found.dtypes) if mixed else limits.coarsest(*found.dtypes, *computed),
+            exact=found.exact,
             local=self._is_local(row),
             known_fp32=self._known_fp32 or mixed,
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
-            worst_sample=_worst_sample(rows, counted) if logprobs else None,
+            worst_sample=found.worst_sample,
+            name=row.name,
+            rounded=found.rounded,
+            settled=found.positions,
         )
-        if positions and not self._bitwise_only:
-            judgement = _judge_positions(rows, counted)
-        else:
-            judgement = judge(counted, row.unmasked, context)
-        if mixed and not self._bitwise_only:
-            judgement = _judge_mixed(judgement, a, b, rows)
+        judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
         row.verdict, row.reason, row.suspect = judgement.verdict, judgement.reason, judgement.suspect
-        drift = f"dtype {a.dtype} against {b.dtype}, compared in the wider" if a.dtype != b.dtype else None
-        row.note = "; ".join(note for note in (rows.note, drift) if note) or None
-        _locate(row, rows, judgement.row_limit)
+        notes = [found.rows.note, *found.notes]
+        if a.dtype != b.dtype:
+            notes.append(f"dtype {a.dtype} against {b.dtype}, compared in the wider")
+        if shown and not self._said and limits.coarsest(*found.dtypes) != limits.coarsest(*found.dtypes, shown):
+            notes.append(f"judged as {shown}: the modules it was computed from show that precision")
+        row.note = "; ".join(note for note in notes if note) or None
+        locate(row, found.rows, judgement.row_limit)
+
+    def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
+        """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""
+        if naming.meaning(row.name).kind not in ("activation", "gradient", "param"):
+            return
+        halves = [dtype for dtype in dtypes if limits.family(dtype) in ("bfloat16", "float16")]
+        if halves:
+            known = self._shown.get(row.place)
+            self._shown[row.place] = limits.coarsest(*halves, *([known] if known else []))
 
     def _is_local(self, row: TensorVerdict) -> bool:
         """Whether what the tensor was computed from is recorded and bitwise equal: then its own error is all there is.
@@ -163,10 +188,6 @@ def _computed_dtype(run: Run) -> str | None:
     effective = (run.flags or {}).get("effective")
     dtype = effective.get("dtype") if isinstance(effective, dict) else None
     return str(dtype) if dtype else None
-
-
-def _is_integral(ref: TensorRef) -> bool:
-    return ref.dtype == "bool" or ref.dtype.startswith(("int", "uint"))
 
 
 def _judge_layout(a: TensorRef, b: TensorRef, facing: Facing) -> tuple[Verdict, str, PairFigures]:
@@ -190,96 +211,3 @@ def _judge_text(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _claimed(ref: TensorRef) -> str:
-    """The precision a tensor claims. Python and JSON keep every number as a double, whatever computed it."""
-    return "float32" if isinstance(ref.source, Inline) and ref.dtype == "float64" else ref.dtype
-
-
-def _mixed_precision(a: TensorRef, b: TensorRef) -> bool:
-    """Two floating dtypes of different resolution."""
-    floating = all(ref.dtype.startswith(("float", "bfloat")) for ref in (a, b))
-    return floating and tolerance.family(_claimed(a)) != tolerance.family(_claimed(b))
-
-
-def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:
-    """(sample, mean exp|d|) of the sample furthest off, among those with enough tokens to have a mean."""
-    samples = rows.samples()
-    if samples is None or samples.size != counted.row_exp.size or not samples.size:
-        return None
-    tokens = np.bincount(samples) * counted.row_width
-    mean = np.bincount(samples, counted.row_exp) / np.maximum(tokens, 1)
-    mean[tokens < tolerance.SAMPLE_TOKENS] = 0.0
-    worst = int(mean.argmax())
-    return worst, float(mean[worst])
-
-
-def _judge_mixed(judgement: Judgement, a: TensorRef, b: TensorRef, rows: Rowwise) -> Judgement:
-    """A cast is harmless: equal after rounding to the narrower dtype is CLOSE. More than a cast was computed in it."""
-    if judgement.verdict is not Verdict.DIFF:
-        return judgement
-    name = next(ref.dtype for ref in (a, b) if tolerance.family(ref.dtype) == tolerance.coarsest(a.dtype, b.dtype))
-    narrow = pages.numpy_dtype(name)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = (
-            (x.astype(narrow).astype(np.float64), y.astype(narrow).astype(np.float64)) for x, y in rows.counted()
-        )
-        unequal = sum(int(np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y)))) for x, y in rounded)
-    if unequal == 0:
-        return Judgement(Verdict.CLOSE, f"equal after rounding to {name}")
-    reason = f"{judgement.reason}; more than a cast: {unequal:,} elements differ after rounding to {name} too"
-    return Judgement(Verdict.DIFF, reason, row_limit=judgement.row_limit)
-
-
-def _judge_positions(rows: Rowwise, counted: PairFigures) -> Judgement:
-    """Positions compare per token; one constant shift per sample is named, anything else is DIFF (replay.md rule 4)."""
-    if counted.mismatched == 0:
-        return Judgement(Verdict.SAME, f"equal at all {counted.compared:,} tokens that count")
-    shifts: dict[int, set[int]] = defaultdict(set)
-    row = 0
-    for chunk_a, chunk_b in rows.counted():
-        for delta in (chunk_b.astype(np.int64) - chunk_a.astype(np.int64)).reshape(chunk_a.shape[0], -1):
-            token = rows.token(row)
-            shifts[token[0] if token else 0].update(int(value) for value in delta)
-            row += 1
-    if all(len(values) == 1 for values in shifts.values()):
-        moved = [(sample, next(iter(values))) for sample, values in sorted(shifts.items()) if values != {0}]
-        named = ", ".join(f"sample {sample} by {shift:+d}" for sample, shift in moved[:4])
-        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
-        cost = "measured cost up to 2.1e-4 nats in fp32, .21 in bf16"
-        return Judgement(Verdict.CLOSE, f"shifted by a constant: {named}{more} ({cost})", suspect=True)
-    return Judgement(Verdict.DIFF, f"positions differ at {counted.mismatched:,} of {counted.compared:,} tokens")
-
-
-def _locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:
-    """Where to look: what is not finite, else the first mismatch of exact kinds, else the first token past its
-    limit, else the largest difference."""
-    counted = row.figures
-    assert counted is not None
-    at = counted.max_abs_at or counted.first_at
-    if counted.nonfinite_at is not None:
-        at = counted.nonfinite_at
-    elif naming.meaning(row.name).kind in EXACT_KINDS | {"positions"} and counted.first_at is not None:
-        at = counted.first_at
-    elif row.verdict is Verdict.DIFF and row_limit is not None and rows.slots_a is not None:
-        past = np.flatnonzero(counted.row_rel > row_limit)
-        at = _largest_in_row(rows, int(past[0]), at) if past.size else at
-    worst = counted.worst_row
-    if worst is not None and (token := rows.token(worst[0])) is not None:
-        row.worst_token = (*token, worst[1])
-    if at is not None:
-        row.raw_a, row.raw_b = rows.index(*at)
-        row.token = rows.token(*at)
-        row.value_a = pages.element(rows.a, row.raw_a)
-        row.value_b = pages.element(rows.b, row.raw_b)
-
-
-def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -> tuple[int, int] | None:
-    start = 0
-    for chunk_a, chunk_b in rows.counted():
-        if row < start + chunk_a.shape[0]:
-            gap = np.abs(chunk_b[row - start].astype(np.float64) - chunk_a[row - start].astype(np.float64))
-            return (row, int(np.nanargmax(gap))) if not np.isnan(gap).all() else fallback
-        start += chunk_a.shape[0]
-    return fallback

@@ -1,128 +1,209 @@
-"""How far two tensors may part before it is a bug: one table, the reason beside each number.
+"""Tolerances a person gives instead of the table's: `--atol`, `--rtol`, or a file of rules by name.
 
-Every limit scales with the tensor (relative L2, per-row relative L2, outliers in units of its rms), so
-a gradient of 1e-8 is judged like a hidden state of 1e2. Two columns: *local* where a module's recorded
-inputs are bitwise equal, *end-to-end* where error may have accumulated before (compare.md section 5,
-replay.md rules 2 and 3).
+A file is TOML, a table per rule; the last rule that fits a tensor decides what it names, the table the rest:
+
+    [[tolerance]]
+    name = "layers.*.mlp.*"      # a glob over canonical names
+    dtype = "bfloat16"           # optional: bfloat16, float16, float32, float64, float8
+    column = "end-to-end"        # optional: local, end-to-end, gradient
+    reason = "experts in fp8"    # shown beside the verdict
+    rel_l2 = 0.2                 # DIFF from here on; also suspect, worst_row, outlier
+    # atol = 1e-3, rtol = 1e-2   # instead of all these: every |d| <= atol + rtol |a|
+    # max_abs = 0.5              # of log probabilities: nats; also mean_exp_abs, k3
+    # exact = true               # no difference at all
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import sys
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from replay_core.compare.limits import (
+    COARSENESS,
+    END_TO_END,
+    GRADIENT,
+    LOCAL,
+    LOGPROB,
+    LOGPROB_FP32,
+    LogprobTolerance,
+    Tolerance,
+    coarsest,
+    family,
+)
+from replay_core.errors import RequestError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+__all__ = ["DEFAULT", "END_TO_END", "Limits", "Rule", "Tolerances", "coarsest", "family", "load_tolerances"]
+
+#: The table by column.
+_COLUMNS = {"local": LOCAL, "end-to-end": END_TO_END, "gradient": GRADIENT}
+COLUMNS = tuple(_COLUMNS)
+#: Names of a rule's numbers, and which field of the tables each one sets.
+_TABLE = {"rel_l2": "bug", "suspect": "suspect", "worst_row": "worst_row", "outlier": "outlier"}
+_LOGPROB = ("max_abs", "mean_exp_abs", "k3")
+_ELEMENTWISE = ("atol", "rtol")
+_NUMBERS = (*_TABLE, *_LOGPROB, *_ELEMENTWISE)
+_TEXTS = ("name", "dtype", "column", "reason")
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Limits of one dtype and column. rel_l2 <= noise is CLOSE; up to bug CLOSE, suspect past `suspect`; then DIFF.
+class Rule:
+    """One rule of a tolerance file."""
 
-    worst_row: largest ||d_row|| / ||a_row|| of one token (one row).
-    outlier: largest |d| in units of the tensor's rms.
+    name: str
+    reason: str
+    dtype: str | None = None
+    column: str | None = None
+    exact: bool = False
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def fits(self, name: str, dtype: str, column: str) -> bool:
+        return (
+            fnmatchcase(name, self.name)
+            and self.dtype in (None, dtype)
+            and self.column in (None, column)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one tensor is held to. `elementwise`: (atol, rtol), instead of everything else."""
+
+    table: Tolerance
+    logprob: LogprobTolerance
+    column: str
+    elementwise: tuple[float, float] | None = None
+    exact: bool = False
+    #: The reason of the rule that changed the table's limits.
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """All that judges a comparison: the table, rules of a file over it, and one atol and rtol over both."""
+
+    rules: tuple[Rule, ...] = ()
+    elementwise: tuple[float, float] | None = None
+
+    def with_overrides(self, atol: float | None = None, rtol: float | None = None) -> Tolerances:
+        """The same with every |d| <= atol + rtol |a| in place of limits for floats. One alone leaves the other 0.
+
+        Raises:
+            RequestError: one is negative or not a number.
+        """
+        if atol is None and rtol is None:
+            return self
+        pair = (_checked("--atol", 0.0 if atol is None else atol), _checked("--rtol", 0.0 if rtol is None else rtol))
+        return replace(self, elementwise=pair)
+
+    def elementwise_of(self, name: str, dtype: str) -> tuple[float, float] | None:
+        """The (atol, rtol) that a tensor will be held to in any column, to be counted while it is read."""
+        if self.elementwise is not None:
+            return self.elementwise
+        for column in COLUMNS:
+            asked = self.of(name, dtype, column).elementwise
+            if asked is not None:
+                return asked
+        return None
+
+    def of(self, name: str, dtype: str, column: str, *, known_fp32: bool = False) -> Limits:
+        """The limits of a tensor by canonical name, dtype family and column."""
+        logprob = LOGPROB_FP32 if known_fp32 else LOGPROB
+        limits = Limits(_COLUMNS[column][dtype], logprob, column, self.elementwise)
+        for rule in self.rules:
+            if rule.fits(name, dtype, column):
+                limits = _changed(limits, rule, self.elementwise)
+        return limits
+
+
+def _changed(limits: Limits, rule: Rule, outer: tuple[float, float] | None) -> Limits:
+    given = rule.numbers
+    table = replace(limits.table, **{_TABLE[name]: value for name, value in given.items() if name in _TABLE})
+    if table.suspect > table.bug:
+        table = replace(table, suspect=table.bug)
+    bounds = {}
+    for name in _LOGPROB:
+        if name in given:
+            noise, suspect, _ = getattr(limits.logprob, name)
+            bounds[name] = (min(noise, given[name]), min(suspect, given[name]), given[name])
+    elementwise = limits.elementwise
+    if any(name in given for name in _ELEMENTWISE):
+        elementwise = (given.get("atol", 0.0), given.get("rtol", 0.0))
+    elif any(name in given for name in _TABLE):
+        elementwise = None
+    return replace(
+        limits, table=table, logprob=replace(limits.logprob, **bounds), reason=rule.reason,
+        exact=rule.exact, elementwise=outer or elementwise,
+    )  # fmt: skip
+
+
+def load_tolerances(path: Path) -> Tolerances:
+    """The rules of a tolerance file.
+
+    Raises:
+        RequestError: it cannot be read, or a rule is not one; names the rule and the key.
     """
-
-    noise: float
-    suspect: float
-    bug: float
-    worst_row: float
-    outlier: float
-
-
-# Harmless bf16 noise reaches .29 rms, the weakest leak starts at 1.7 (replay.md rule 3).
-_OUTLIER = 1.0
-
-LOCAL: dict[str, Tolerance] = {
-    # compare.md section 5; fp64 needs no worst row of its own: 1e3 x its bug column.
-    "float64": Tolerance(1e-14, 1e-12, 1e-10, 1e-7, _OUTLIER),
-    "float32": Tolerance(1e-6, 1e-5, 1e-4, 1e-4, _OUTLIER),
-    "float16": Tolerance(1e-3, 4e-3, 1.5e-2, 1.5e-2, _OUTLIER),
-    "bfloat16": Tolerance(5e-3, 8e-3, 1.5e-2, 0.1, _OUTLIER),
-    # fp8: a quarter of the mantissa step of e4m3 (eps .125) and e5m2 (.25) is already rounding.
-    "float8": Tolerance(5e-2, 0.1, 0.25, 0.5, 2.0),
-}
-
-END_TO_END: dict[str, Tolerance] = {
-    "float64": Tolerance(1e-12, 1e-10, 1e-8, 1e-6, _OUTLIER),
-    # worst token of a right pack or pad: up to 9.2e-5; weakest leak .75 (replay.md, numbers)
-    "float32": Tolerance(1e-5, 5e-5, 1e-4, 1e-3, _OUTLIER),
-    # fp16 carries 3 bits more than bf16: an eighth of bf16's limits.
-    "float16": Tolerance(2.5e-3, 6e-3, 1.5e-2, 3e-2, _OUTLIER),
-    # harmless eager <-> sdpa is 7.5e-3 at the first attention and 2.3e-2 at the second layer
-    "bfloat16": Tolerance(2e-2, 5e-2, 0.1, 0.25, _OUTLIER),
-    "float8": Tolerance(0.1, 0.25, 0.5, 1.0, 2.0),
-}
-
-#: Gradients: noise of a right pack is 1.6e-6 fp32 and 1.3e-2 bf16 on the worst parameter, the weakest leak .12.
-GRADIENT: dict[str, Tolerance] = {
-    "float64": Tolerance(1e-12, 1e-10, 1e-8, 1e-6, 2.0),
-    "float32": Tolerance(1e-5, 5e-5, 2e-4, 2e-3, 2.0),
-    "float16": Tolerance(2.5e-3, 6e-3, 1.5e-2, 0.1, 2.0),
-    "bfloat16": Tolerance(2e-2, 2.5e-2, 3e-2, 0.5, 2.0),
-    "float8": Tolerance(0.1, 0.25, 0.5, 1.0, 4.0),
-}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RequestError("the tolerance file cannot be read", file=str(path), found=str(error)) from None
+    rules = content.pop("tolerance", None)
+    if content or not isinstance(rules, list) or not rules or not all(isinstance(rule, dict) for rule in rules):
+        raise RequestError(
+            "a tolerance file holds tables [[tolerance]] and nothing else",
+            file=str(path),
+            expected="[[tolerance]] with name, reason and limits",
+            found=", ".join(content) or "no [[tolerance]]",
+        )
+    return Tolerances(tuple(_rule(path, number, rule) for number, rule in enumerate(rules, start=1)))
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTolerance:
-    """Limits in nats (and mean exp|d|, unitless) for log probabilities: noise, suspect, bug."""
+def _rule(path: Path, number: int, table: dict[str, Any]) -> Rule:
+    where = f"rule {number} ({table.get('name', 'without name')})"
 
-    max_abs: tuple[float, float, float]
-    mean_exp_abs: tuple[float, float, float]
-    k3: tuple[float, float, float]
+    def refuse(what: str, expected: str, found: object) -> RequestError:
+        return RequestError(f"{where}: {what}", file=str(path), expected=expected, found=str(found))
 
-
-#: NeMo-RL investigates past mean exp|d| 1.05; seed frameworks warn past .1 nats (compare.md section 5).
-LOGPROB = LogprobTolerance((0.1, 0.5, 3.0), (1.01, 1.05, 1.2), (1e-3, 5e-3, 5e-2))
-
-#: Both sides known to be computed in fp32: noise is at most 2.1e-4 nats, the weakest leak .10 on valid
-#: tokens and 2.5e-3 on response tokens (replay.md, numbers).
-LOGPROB_FP32 = LogprobTolerance((2.5e-4, 1e-3, 2.5e-3), (1.00025, 1.001, 1.0025), (1e-7, 1e-6, 1e-5))
-
-#: Scalars the trainer reduced itself (losses, metrics): relative, the dtype they were computed in unknown.
-SCALAR = Tolerance(1e-5, 1e-3, 1e-2, 1e-2, float("inf"))
-
-#: A loss is a sum that cancels: below this absolute difference two of them agree (seed 003's own 1e-5, tightened).
-SCALAR_FLOOR = 1e-6
-
-#: Gain b = (1 + beta) a: a bug when it explains most of the difference and is larger than rounding can make it.
-GAIN_SHARE = 0.5
-GAIN_FLOOR = {"float64": 1e-9, "float32": 5e-5, "float16": 1e-3, "bfloat16": 4e-3, "float8": 3e-2}
-
-#: One row's own factor: rounding inside a norm scales a row by up to u, over the layers by a few u.
-ROW_GAIN_SHARE = 0.8
-ROW_GAIN_FLOOR = {name: 4 * floor for name, floor in GAIN_FLOOR.items()}
-
-#: A factor or a constant is read off no fewer elements than these.
-PATTERN_ELEMENTS = 16
-
-#: Rows of fewer numbers have no norm to speak of.
-NARROW_ROW = 8
-
-#: Smallest normal numbers: what is smaller, a kernel may flush to zero. fp16 is not flushed: gradients live there.
-VANISHING = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38}
-
-#: A sum of squares this small has lost digits to underflow: doubles of less than 1e-145.
-UNSUMMABLE = 1e-290
-
-#: A sample of fewer tokens says too little of its own for a mean.
-SAMPLE_TOKENS = 8
-
-#: From finest to coarsest: the coarser dtype of a pair sets its limits.
-COARSENESS = ("float64", "float32", "float16", "bfloat16", "float8")
+    unknown = sorted(set(table) - {*_TEXTS, *_NUMBERS, "exact"})
+    if unknown:
+        raise refuse("unknown key", "one of " + ", ".join((*_TEXTS, *_NUMBERS, "exact")), ", ".join(unknown))
+    for name in ("name", "reason"):
+        if not isinstance(table.get(name), str) or not table[name].strip():
+            raise refuse(f"{name} is missing", f"{name} = a text", table.get(name, "nothing"))
+    for name, known in (("dtype", COARSENESS), ("column", COLUMNS)):
+        if name in table and table[name] not in known:
+            raise refuse(f"{name} is none", "one of " + ", ".join(known), table[name])
+    if not isinstance(table.get("exact", False), bool):
+        raise refuse("exact is a switch", "true or false", table["exact"])
+    numbers = {name: table[name] for name in _NUMBERS if name in table}
+    if not numbers and not table.get("exact"):
+        raise refuse("it limits nothing", "one of " + ", ".join((*_NUMBERS, "exact")), ", ".join(table))
+    if any(name in numbers for name in _ELEMENTWISE) and len(numbers.keys() - set(_ELEMENTWISE)):
+        raise refuse("atol and rtol replace all other limits", "atol and rtol alone", ", ".join(numbers))
+    checked = {name: _checked(f"{where}: {name}", value, path) for name, value in numbers.items()}
+    return Rule(
+        table["name"], table["reason"], table.get("dtype"), table.get("column"), bool(table.get("exact")), checked
+    )
 
 
-def family(dtype: str) -> str:
-    """The row of the tables a dtype is judged by."""
-    if dtype.startswith("float8"):
-        return "float8"
-    if dtype == "complex64":
-        return "float32"
-    return dtype if dtype in COARSENESS else "float64"
+def _checked(what: str, value: Any, path: Path | None = None) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+        raise RequestError(
+            f"{what} is no tolerance",
+            file=None if path is None else str(path),
+            expected="a number from 0 upwards",
+            found=str(value),
+        )
+    return float(value)
 
 
-def coarsest(*dtypes: str) -> str:
-    """The coarsest family among dtypes: what a pair of them can be held to."""
-    return max((family(dtype) for dtype in dtypes), key=COARSENESS.index)
-
-
-def finest(*dtypes: str) -> str:
-    """The finest family among dtypes: what a baseline claims."""
-    return min((family(dtype) for dtype in dtypes), key=COARSENESS.index)
+#: The table alone.
+DEFAULT = Tolerances()

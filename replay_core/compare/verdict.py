@@ -10,8 +10,9 @@ from enum import Enum
 
 import numpy as np
 
-from replay_core.compare import tolerance
-from replay_core.compare.tolerance import LogprobTolerance, Tolerance
+from replay_core.compare import elementwise, limits, structure
+from replay_core.compare.limits import LogprobTolerance
+from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.measure.pair import PairFigures
 from replay_core.naming import Meaning
 
@@ -49,6 +50,14 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounded:
+    """Two resolutions rounded to the narrower dtype: how many elements still differ."""
+
+    dtype: str
+    unequal: int
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """What the judge knows beside the figures."""
 
@@ -63,10 +72,48 @@ class Context:
     bitwise_only: bool = False
     #: Of logprobs: (sample, mean exp|d| over its tokens) of the sample furthest off.
     worst_sample: tuple[int, float] | None = None
+    #: The canonical name, for rules that go by it.
+    name: str = ""
+    #: Two resolutions: what is more than a cast.
+    rounded: Rounded | None = None
+    #: A judgement that no tolerance changes (positions).
+    settled: Judgement | None = None
+
+    @property
+    def column(self) -> str:
+        """The column of the table."""
+        if self.meaning.kind == "gradient":
+            return "gradient"
+        return "local" if self.local else "end-to-end"
 
 
-def judge(counted: PairFigures, whole: PairFigures | None, context: Context) -> Judgement:
+def judge(
+    counted: PairFigures, whole: PairFigures | None, context: Context, tolerances: Tolerances = DEFAULT
+) -> Judgement:
     """Verdict of a pair. `counted`: over the tokens that count; `whole`: over every element, where masked apart."""
+    if context.settled is not None:
+        return context.settled
+    limit = tolerances.of(
+        context.name, limits.coarsest(context.dtype), context.column, known_fp32=context.known_fp32
+    )  # fmt: skip
+    found = _judged(counted, whole, context, limit)
+    if found.verdict is Verdict.CLOSE and whole is not None:
+        found = _beyond_padding(found, whole, context, limit)
+    if limit.reason and found.verdict in (Verdict.CLOSE, Verdict.DIFF):
+        found = Judgement(found.verdict, f"{found.reason}; {limit.reason}", found.suspect, found.row_limit)
+    return found
+
+
+def _beyond_padding(found: Judgement, whole: PairFigures, context: Context, limit: Limits) -> Judgement:
+    """CLOSE over the tokens that count; where padding makes a divergence of it, the difference lives in padding."""
+    outside = _judged(whole, None, context, limit)
+    if not outside.verdict.diverges:
+        return found
+    reason = f"differs only in padding: with it {outside.reason}; without it {found.reason}"
+    return Judgement(Verdict.PADDING, reason, found.suspect, found.row_limit)
+
+
+def _judged(counted: PairFigures, whole: PairFigures | None, context: Context, limit: Limits) -> Judgement:
     if counted.mismatched == 0:
         if whole is not None and whole.mismatched:
             return _padding(whole, context)
@@ -77,14 +124,31 @@ def judge(counted: PairFigures, whole: PairFigures | None, context: Context) -> 
             f"{counted.nonfinite_mismatched:,} of {counted.compared:,} elements are NaN or infinite on one side only "
             f"({counted.nonfinite_a:g} against {counted.nonfinite_b:g})",
         )
-    if context.exact or context.bitwise_only:
-        rule = "bitwise equality was asked for" if context.bitwise_only else "they must be equal"
+    if context.exact or context.bitwise_only or limit.exact:
+        rule = "they must be equal" if context.exact else "bitwise equality was asked for"
         return Judgement(Verdict.DIFF, f"{_mismatched(counted)}; {rule}")
+    if limit.elementwise is not None:
+        within, reason = elementwise.judge(counted, *limit.elementwise)
+        return Judgement(Verdict.CLOSE if within else Verdict.DIFF, reason)
     if context.scalar and context.meaning.kind in SCALAR_KINDS:
-        return _scalar(counted)
-    if context.meaning.kind == "logprob":
-        return _logprob(counted, tolerance.LOGPROB_FP32 if context.known_fp32 else tolerance.LOGPROB, context)
-    return _elementwise(counted, context)
+        found = _scalar(counted)
+    elif context.meaning.kind == "logprob":
+        found = _logprob(counted, limit.logprob, context)
+    else:
+        found = _scaled(counted, context, limit)
+    return found if context.rounded is None else _mixed(found, context.rounded)
+
+
+def _mixed(found: Judgement, rounded: Rounded) -> Judgement:
+    """A cast is harmless: equal after rounding to the narrower dtype is CLOSE. More than a cast was computed in it."""
+    if found.verdict is not Verdict.DIFF:
+        return found
+    if rounded.unequal == 0:
+        return Judgement(Verdict.CLOSE, f"equal after rounding to {rounded.dtype}")
+    reason = (
+        f"{found.reason}; more than a cast: {rounded.unequal:,} elements differ after rounding to {rounded.dtype} too"
+    )
+    return Judgement(Verdict.DIFF, reason, row_limit=found.row_limit)
 
 
 def _padding(whole: PairFigures, context: Context) -> Judgement:
@@ -102,10 +166,10 @@ def _mismatched(pair: PairFigures) -> str:
 
 
 def _scalar(pair: PairFigures) -> Judgement:
-    limit = tolerance.SCALAR
-    if pair.max_abs <= tolerance.SCALAR_FLOOR:
+    limit = limits.SCALAR
+    if pair.max_abs <= limits.SCALAR_FLOOR:
         return Judgement(
-            Verdict.CLOSE, f"absolute difference {pair.max_abs:.3g} (up to {tolerance.SCALAR_FLOOR:g} allowed)"
+            Verdict.CLOSE, f"absolute difference {pair.max_abs:.3g} (up to {limits.SCALAR_FLOOR:g} allowed)"
         )
     reason = f"relative difference {pair.max_rel:.3g} (up to {limit.bug:g} allowed), absolute {pair.max_abs:.3g}"
     if pair.max_rel >= limit.bug:
@@ -128,99 +192,61 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
         return Judgement(Verdict.DIFF, f"sample {sample} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
     suspect = any(value > middle for _, value, (_, middle, _), _ in measured)
     reason = f"greatest absolute difference {pair.max_abs:.3g} nats (up to {limit.max_abs[2]:g} allowed)"
-    pattern = _pattern(pair, context)
+    pattern = structure.pattern(pair, limits.coarsest(context.dtype))
     return Judgement(Verdict.DIFF, pattern) if pattern else Judgement(Verdict.CLOSE, reason, suspect)
 
 
-def _elementwise(pair: PairFigures, context: Context) -> Judgement:
-    limit, column = _limit(context)
-    held_to = f"{tolerance.coarsest(context.dtype)} {column}"
-    vanishing = tolerance.VANISHING.get(tolerance.coarsest(context.dtype), 0.0)
+def _scaled(pair: PairFigures, context: Context, limit: Limits) -> Judgement:
+    """Limits that scale with the tensor: as a whole, by row, by column, by element, and by the shape of the error."""
+    row = limits.coarsest(context.dtype)
+    vanishing = limits.VANISHING.get(row, 0.0)
+    one_is_zero = pair.sum_a2 == 0.0 or pair.sum_b2 == 0.0
+    if context.meaning.kind == "gradient" and one_is_zero:
+        vanishing = max(vanishing, limits.VANISHING_GRADIENT)
     if pair.max_abs < vanishing:
-        reason = f"greatest absolute difference {pair.max_abs:.3g}: below the smallest normal number {vanishing:.3g}"
+        what = "the square of which an optimizer cannot hold" if vanishing > 1e-30 else "the smallest normal number"
+        reason = f"greatest absolute difference {pair.max_abs:.3g}: below {vanishing:.3g}, {what}"
         return Judgement(Verdict.CLOSE, reason)
-    if pair.sum_d2 < tolerance.UNSUMMABLE and pair.max_rel >= limit.bug:
-        reason = f"relative difference {pair.max_rel:.3g} (up to {limit.bug:g} allowed); too small to be squared"
+    table, held_to = limit.table, f"{row} {limit.column}"
+    if pair.sum_d2 < limits.UNSUMMABLE and pair.max_rel >= table.bug:
+        reason = f"relative difference {pair.max_rel:.3g} (up to {table.bug:g} allowed); too small to be squared"
         return Judgement(Verdict.DIFF, reason)
-    worst = _worst_row(pair)
-    # What exceeds the element's own allowance: a massive activation rounds by more than the tensor's rms.
-    excess = pair.max_abs - limit.bug * abs(pair.max_abs_a or 0.0)
-    outlier = excess / pair.rms_a if pair.rms_a else float("inf")
-    if pair.rel_l2 >= limit.bug:
-        reason = f"relative L2 {pair.rel_l2:.3g} (up to {limit.bug:g} allowed, {held_to}); {_mismatched(pair)}"
-        return Judgement(Verdict.DIFF, reason, row_limit=limit.worst_row)
-    if worst > limit.worst_row:
-        reason = (
-            f"one row is off by {worst:.3g} of its own norm (up to {limit.worst_row:g} allowed, {held_to}), "
-            f"the tensor as a whole only by {pair.rel_l2:.2g}"
-        )
-        return Judgement(Verdict.DIFF, reason, row_limit=limit.worst_row)
-    if outlier > limit.outlier:
-        reason = f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {limit.outlier:g} allowed)"
-        return Judgement(Verdict.DIFF, reason)
-    pattern = _pattern(pair, context)
-    if pattern:
-        return Judgement(Verdict.DIFF, pattern)
-    reason = f"relative L2 {pair.rel_l2:.2g} (up to {limit.bug:g} allowed, {held_to})"
-    suspect = pair.rel_l2 > limit.suspect
+    found = _against(pair, limit, row, held_to)
+    if found is None and pair.rest is not None and pair.rest.sum_d2 > 0:
+        # A channel that outweighs all others hides them; what is left is held to the same limits.
+        found = _against(pair.rest, limit, row, held_to)
+        if found is not None:
+            some = ", ".join(map(str, pair.massive[:4])) + (", ..." if len(pair.massive) > 4 else "")
+            apart = f"apart from {len(pair.massive)} channels that outweigh all others ({some}): "
+            found = Judgement(found.verdict, apart + found.reason, found.suspect, found.row_limit)
+    if found is not None:
+        return found
+    reason = f"relative L2 {pair.rel_l2:.2g} (up to {table.bug:g} allowed, {held_to})"
+    suspect = pair.rel_l2 > table.suspect
     return Judgement(Verdict.CLOSE, reason + (", above the noise expected" if suspect else ""), suspect)
 
 
-def _limit(context: Context) -> tuple[Tolerance, str]:
-    row = tolerance.coarsest(context.dtype)
-    if context.meaning.kind == "gradient":
-        return tolerance.GRADIENT[row], "gradient"
-    if context.local:
-        return tolerance.LOCAL[row], "local"
-    return tolerance.END_TO_END[row], "end-to-end"
-
-
-def _worst_row(pair: PairFigures) -> float:
-    """Largest ||d|| / ||a|| of a row that carries weight.
-
-    A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
-    and a row of a few numbers may cross zero: it is held against the typical row instead of itself.
-    """
-    if not pair.row_d2.any():
-        return 0.0
-    if pair.row_width < tolerance.NARROW_ROW:
-        typical = float(pair.row_a2.mean())
-        if not typical:
-            return float("inf")
-        return float(np.sqrt((pair.row_d2 / np.maximum(pair.row_a2, typical)).max()))
-    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * float(np.median(pair.row_a2))
-    return float(pair.row_rel[weight].max(initial=0.0))
-
-
-def _pattern(pair: PairFigures, context: Context) -> str | None:
-    """The sentence of a structured error, or None: noise is neither proportional to the tensor nor a constant."""
-    row = tolerance.coarsest(context.dtype)
-    floor = tolerance.GAIN_FLOOR[row]
-    if pair.finite < tolerance.PATTERN_ELEMENTS:
-        return None
-    # An element that outweighs all others (a massive activation) makes its own rounding look like a factor.
-    spread = pair.weighty >= tolerance.PATTERN_ELEMENTS
-    if spread and pair.gain_share >= tolerance.GAIN_SHARE and abs(pair.gain) >= floor:
-        return f"b is a times {1 + pair.gain:.6g}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
-    if pair.bias_share >= tolerance.GAIN_SHARE and abs(pair.mean_signed) >= floor * pair.rms_a:
-        return (
-            f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
+def _against(pair: PairFigures, limit: Limits, row: str, held_to: str) -> Judgement | None:
+    """The DIFF of a pair, or None."""
+    table = limit.table
+    if pair.rel_l2 >= table.bug:
+        reason = f"relative L2 {pair.rel_l2:.3g} (up to {table.bug:g} allowed, {held_to}); {_mismatched(pair)}"
+        return Judgement(Verdict.DIFF, reason, row_limit=table.worst_row)
+    worst = structure.worst_row(pair)
+    if worst > table.worst_row:
+        reason = (
+            f"one row is off by {worst:.3g} of its own norm (up to {table.worst_row:g} allowed, {held_to}), "
+            f"the tensor as a whole only by {pair.rel_l2:.2g}"
         )
-    return _scaled_rows(pair, tolerance.ROW_GAIN_FLOOR[row])
-
-
-def _scaled_rows(pair: PairFigures, floor: float) -> str | None:
-    """Rows that are each a times a factor of their own."""
-    if pair.row_width < tolerance.PATTERN_ELEMENTS:
-        return None
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        beta = pair.row_ad / pair.row_a2
-        share = pair.row_ad**2 / (pair.row_a2 * pair.row_d2)
-        weighty = pair.row_a2**2 / pair.row_a4
-    scaled = (np.abs(beta) >= floor) & (share >= tolerance.ROW_GAIN_SHARE) & (weighty >= tolerance.PATTERN_ELEMENTS)
-    if not scaled.any():
-        return None
-    factors = 1 + beta[scaled]
-    return f"{int(scaled.sum()):,} of {scaled.size:,} rows are a times a factor: {float(factors.min()):.4g}" + (
-        f" to {float(factors.max()):.4g}" if factors.size > 1 else ""
-    )
+        return Judgement(Verdict.DIFF, reason, row_limit=table.worst_row)
+    # What exceeds the element's own allowance: a massive activation rounds by more than the tensor's rms.
+    excess = pair.max_abs - table.bug * abs(pair.max_abs_a or 0.0)
+    outlier = excess / pair.rms_a if pair.rms_a else float("inf")
+    if outlier > table.outlier:
+        reason = f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {table.outlier:g} allowed)"
+        return Judgement(Verdict.DIFF, reason)
+    found = structure.pattern(pair, row)
+    if found is not None:
+        return Judgement(Verdict.DIFF, found)
+    found, least = structure.standing_out(pair, row)
+    return None if found is None else Judgement(Verdict.DIFF, found, row_limit=least)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
+    from replay_core.compare.context import Around
     from replay_core.measure.pair import PairFigures
     from replay_core.measure.statistics import Statistics
 
@@ -91,18 +93,23 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
     }
 
 
-def comparison_document(comparison: Comparison) -> Document:
+def comparison_document(comparison: Comparison, selection: dict[str, str] | None = None) -> Document:
+    """`selection`: what was asked for where it was not everything, in the words of the command line."""
+    from replay_core.compare.hints import hints
+
     first, difference = comparison.first, comparison.first_difference
     return document(
         "comparison",
         a=_side(comparison.a),
         b=_side(comparison.b),
         counts=comparison.counts,
-        first_divergence=None if first is None else first_divergence(first, comparison.origin),
+        first_divergence=None if first is None else first_divergence(first, comparison.origin, comparison.around),
         first_difference=None if difference is None else first_divergence(difference, None),
         tensors=[tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
         problems=_problems(comparison.problems),
         notes=comparison.notes,
+        hints=hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
+        selection=selection or {},
         coverage={
             "records_paired": comparison.records_paired,
             "records_only_in_a": comparison.records_a_only,
@@ -112,7 +119,10 @@ def comparison_document(comparison: Comparison) -> Document:
             "records_unreadable": comparison.records_unreadable,
             "elements_compared": comparison.elements,
             "bookkeeping_fields_not_compared": comparison.notes_not_compared,
+            "samples_on_one_side": comparison.samples_alone,
         },
+        summary=None if comparison.summary is None else comparison.summary.to_mapping(),
+        others=[],
         segments=None,
         ruling=None,
     )
@@ -122,8 +132,8 @@ def _side(run: Run) -> dict[str, Any]:
     return {"path": str(run.path), "dialect": run.dialect, "flags": run.flags}
 
 
-def first_divergence(row: TensorVerdict, origin: str | None) -> dict[str, Any]:
-    """Where two runs first part: name, place, both values, and the sentence why."""
+def first_divergence(row: TensorVerdict, origin: str | None, around: Around | None = None) -> dict[str, Any]:
+    """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
     return {
         "name": row.name,
         **_keys(row),
@@ -132,6 +142,8 @@ def first_divergence(row: TensorVerdict, origin: str | None) -> dict[str, Any]:
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "origin": origin,
         "why": row.reason,
+        "note": row.note,
+        "around": None if around is None else {**asdict(around), "texts": None},
     }
 
 
@@ -158,7 +170,7 @@ def _place(row: TensorVerdict) -> dict[str, Any]:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
     sample, position = row.token or (None, None)
     raw_a, raw_b = (None if raw is None else list(raw) for raw in (row.raw_a, row.raw_b))
-    index = {"sample": sample, "position": position, "raw_a": raw_a, "raw_b": raw_b}
+    index = {"sample": sample, "position": position, "raw_a": raw_a, "raw_b": raw_b, "sample_b": row.sample_b}
     return {"index": index, "a": row.value_a, "b": row.value_b}
 
 

@@ -13,6 +13,11 @@ def exit_code(doc: Document, *, allow_missing: bool = False) -> ExitCode:
 
 
 def _comparison(doc: Document, allow_missing: bool) -> ExitCode:
+    codes = [_one(doc, allow_missing), *(_comparison(other, allow_missing) for other in doc.get("others", ()))]
+    return max(codes)  # 3 before 1 before 0, as their precedence is
+
+
+def _one(doc: Document, allow_missing: bool) -> ExitCode:
     if doc["coverage"]["records_unreadable"]:
         return ExitCode.BAD_BYTES
     counts = doc["counts"]

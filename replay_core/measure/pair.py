@@ -1,7 +1,7 @@
 """Tier 1 figures of a pair: one chunked pass over rows that face each other. A is the baseline, d = b - a.
 
 The figures hold all a verdict needs, so judging them again with other tolerances reads nothing.
-Formulas: compare.md section 5; 1 - cosine follows from sum d^2 because the ratio of norms loses it.
+Formulas: compare.md section 5. `measure/sums.py` does the arithmetic of one chunk.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_core.measure.equality import is_plain_float, unequal, unequal_bits
+from replay_core.measure.precision import Precision
 from replay_core.measure.statistics import as_real
+from replay_core.measure.sums import Sums, massive_columns, smooth_sums, sums
 
 Rows = NDArray[Any]
 F64 = NDArray[np.float64]
+
+#: Columns are only added up where every chunk has as many, and no more than this.
+MOST_COLUMNS = 1 << 18
+
+
+def _none() -> F64:
+    return np.zeros(0)
 
 
 @dataclass(slots=True)
@@ -44,25 +54,43 @@ class PairFigures:
     sum_d: float = 0.0
     sum_d2: float = 0.0
     sum_a2: float = 0.0
-    sum_b2: float = 0.0
     sum_ad: float = 0.0
     sum_a4: float = 0.0
     sum_exp_abs: float = 0.0
     sum_k1: float = 0.0
     sum_k3: float = 0.0
     finite: int = 0
+    #: Elements past |d| <= atol + rtol |a|, where such `limits` (atol, rtol) were given.
+    beyond: int | None = None
+    limits: tuple[float, float] | None = None
     #: Elements of a row (of the first; the end of a long vector may be a shorter one).
     row_width: int = 0
     #: Per row: sums of d^2, a^2, a d, a^4, and of exp|d| where logprobs were asked for, in the order compared.
-    row_d2: F64 = field(default_factory=lambda: np.zeros(0))
-    row_a2: F64 = field(default_factory=lambda: np.zeros(0))
-    row_ad: F64 = field(default_factory=lambda: np.zeros(0))
-    row_a4: F64 = field(default_factory=lambda: np.zeros(0))
-    row_exp: F64 = field(default_factory=lambda: np.zeros(0))
+    row_d2: F64 = field(default_factory=_none)
+    row_a2: F64 = field(default_factory=_none)
+    row_ad: F64 = field(default_factory=_none)
+    row_a4: F64 = field(default_factory=_none)
+    row_exp: F64 = field(default_factory=_none)
+    #: Per row: the greatest |d| and the greatest |d| / |a|.
+    row_max: F64 = field(default_factory=_none)
+    row_max_rel: F64 = field(default_factory=_none)
+    #: Per column: sums of d^2 and a^2; empty where rows are not equally long.
+    col_d2: F64 = field(default_factory=_none)
+    col_a2: F64 = field(default_factory=_none)
+    #: Columns that outweigh all others, and the same figures without them; None where there are none.
+    massive: tuple[int, ...] = ()
+    rest: PairFigures | None = None
+    #: What the trailing bits of either side show of the precision its numbers were computed in.
+    precision: tuple[Precision, Precision] = field(default_factory=lambda: (Precision(), Precision()))
 
     @property
     def rms_a(self) -> float:
-        return float(np.sqrt(self.sum_a2 / self.finite)) if self.finite else 0.0
+        return math.sqrt(self.sum_a2 / self.finite) if self.finite else 0.0
+
+    @property
+    def sum_b2(self) -> float:
+        """||b||^2 = ||a||^2 + 2 <a, d> + ||d||^2."""
+        return max(0.0, self.sum_a2 + 2 * self.sum_ad + self.sum_d2)
 
     @property
     def rel_l2(self) -> float:
@@ -71,10 +99,12 @@ class PairFigures:
 
     @property
     def one_minus_cosine(self) -> float:
+        """From ||d||^2 less the part that only the lengths explain: a ratio of norms would lose small angles."""
         norms = math.sqrt(self.sum_a2) * math.sqrt(self.sum_b2)
         if norms == 0 or not np.isfinite(norms + self.sum_d2):
             return 0.0 if self.sum_d2 == 0 else 1.0
-        gap = math.sqrt(self.sum_a2) - math.sqrt(self.sum_b2)
+        # ||b|| - ||a|| = (||b||^2 - ||a||^2) / (||b|| + ||a||), which cancels nothing.
+        gap = (2 * self.sum_ad + self.sum_d2) / (math.sqrt(self.sum_a2) + math.sqrt(self.sum_b2))
         return float(max(0.0, (self.sum_d2 - gap * gap) / (2 * norms)))
 
     @property
@@ -104,9 +134,12 @@ class PairFigures:
     @property
     def row_rel(self) -> F64:
         """||d|| / ||a|| per row; a row of zeros on both sides is 0."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rel = np.sqrt(self.row_d2) / np.sqrt(self.row_a2)
-        return np.where(self.row_d2 == 0, 0.0, rel)
+        return _rel(self.row_d2, self.row_a2)
+
+    @property
+    def col_rel(self) -> F64:
+        """||d|| / ||a|| per column."""
+        return _rel(self.col_d2, self.col_a2)
 
     @property
     def worst_row(self) -> tuple[int, float] | None:
@@ -131,6 +164,12 @@ class PairFigures:
         return self.sum_k3 / self.finite if self.finite else 0.0
 
 
+def _rel(d2: F64, a2: F64) -> F64:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rel = np.sqrt(d2) / np.sqrt(a2)
+    return np.where(d2 == 0, 0.0, rel)
+
+
 def _share(product: float, one: float, other: float) -> float:
     """product^2 / (one * other), 0..1; square roots first, or large doubles overflow."""
     if not one or not other:
@@ -147,117 +186,141 @@ def _ratio(top: float, bottom: float) -> float:
 
 
 def figures(
-    chunks: Iterable[tuple[Rows, Rows]], *, exact: bool = False, logprobs: bool = False, bitwise: bool = False
+    chunks: Iterable[tuple[Rows, Rows]],
+    *,
+    exact: bool = False,
+    logprobs: bool = False,
+    bitwise: bool = False,
+    limits: tuple[float, float] | None = None,
 ) -> PairFigures:
-    """Figures over (a, b) chunks of rows [r, c], dtype as stored.
+    """Figures over (a, b) chunks of rows [r, c], dtype as stored. A chunk is looked at before the next is asked for.
+
+    Arithmetic is in float64. bf16 and fp16 are added up in float32 as long as nothing under- or overflows there: their
+    differences and squares are exact in it, and a sum is off by less than 2e-6 of the sum of its magnitudes.
 
     exact: count mismatches in the tensors' own type (ids, masks, ints); the float figures then only illustrate.
     logprobs: also mean exp|d|, k1 and k3 of B against A, in nats.
     bitwise: elements are equal when their bits are: 0 differs from -0, one NaN from another, 7 from 7.0.
+    limits: (atol, rtol): also count the elements past |d| <= atol + rtol |a|.
     """
-    pair = PairFigures()
-    rows: list[tuple[F64, ...]] = []
-    start = 0
-    for a_RC, b_RC in chunks:
-        unequal = _unequal_bits(a_RC, b_RC) if bitwise else _unequal(a_RC, b_RC)
-        x, y = as_real(a_RC), as_real(b_RC)
+    return _Pass(exact=exact, logprobs=logprobs, bitwise=bitwise, limits=limits).over(chunks)
+
+
+class _Pass:
+    """One pass over the chunks of a pair."""
+
+    def __init__(self, *, exact: bool, logprobs: bool, bitwise: bool, limits: tuple[float, float] | None) -> None:
+        self.exact, self.logprobs, self.bitwise, self.limits = exact, logprobs, bitwise, limits
+        self.pair = PairFigures(beyond=None if limits is None else 0, limits=limits)
+        self.total, self.rest = Sums(), Sums()
+        self.massive: NDArray[np.intp] | None = None
+        self.start = 0
+
+    def over(self, chunks: Iterable[tuple[Rows, Rows]]) -> PairFigures:
+        pair = self.pair
+        for a_RC, b_RC in chunks:
+            if not a_RC.size:
+                continue
+            self._chunk(a_RC, b_RC)
+            pair.row_width = pair.row_width or a_RC.shape[1]
+            self.start += a_RC.shape[0]
+        self.total.fill(pair)
+        if self.massive is not None and self.massive.size:
+            pair.massive = tuple(int(column) for column in self.massive)
+            # As if those columns were equal and empty.
+            rest = pair.rest = PairFigures(compared=pair.compared, mismatched=pair.mismatched, finite=pair.finite)
+            rest.row_width = pair.row_width
+            self.rest.fill(rest)
+        return pair
+
+    def _chunk(self, a_RC: Rows, b_RC: Rows) -> None:
+        pair = self.pair
         pair.compared += a_RC.size
-        pair.mismatched += int(unequal.sum())
+        for precision, side in zip(pair.precision, (a_RC, b_RC), strict=True):
+            precision.look(side)
+        plain = is_plain_float(a_RC) and is_plain_float(b_RC)
+        if self.massive is None:
+            self.massive = massive_columns(a_RC) if plain and not self.exact else np.zeros(0, dtype=np.intp)
+        if plain and not (self.exact or self.logprobs or self.bitwise or self.limits):
+            found = smooth_sums(a_RC, b_RC, self.massive)
+            if found is not None:
+                self._smooth(a_RC, b_RC, *found)
+                return
+        self._general(a_RC, b_RC)
+
+    def _smooth(self, a_RC: Rows, b_RC: Rows, total: Sums, rest: Sums | None) -> None:
+        """A chunk of finite floats: what is unequal is what has a difference."""
+        pair = self.pair
+        pair.finite += a_RC.size
+        if total.mismatched and pair.first_at is None:
+            row = int((total.row_max > 0).argmax())
+            column = int(unequal(a_RC[row], b_RC[row]).argmax())
+            pair.first_at = (self.start + row, column)
+            pair.first_a, pair.first_b = float(a_RC[row, column]), float(b_RC[row, column])
+        if total.max_abs > pair.max_abs and total.max_at is not None:
+            row, column = total.max_at
+            pair.max_abs, pair.max_abs_at = total.max_abs, (self.start + row, column)
+            pair.max_abs_a, pair.max_abs_b = float(a_RC[row, column]), float(b_RC[row, column])
+        pair.mismatched += total.mismatched
+        self._add(total, rest)
+
+    def _general(self, a_RC: Rows, b_RC: Rows) -> None:
+        """Any chunk: integers, complex numbers, what is not finite, magnitudes that squares cannot hold."""
+        pair = self.pair
+        differs = unequal_bits(a_RC, b_RC) if self.bitwise else unequal(a_RC, b_RC)
+        pair.mismatched += int(np.count_nonzero(differs))
         parts = 2 if np.iscomplexobj(a_RC) else 1
+        x, y = as_real(a_RC), as_real(b_RC)
         if parts == 2:  # x and y hold real and imaginary parts side by side
-            unequal = np.repeat(unequal, 2, axis=1)
-        _count(pair, x, y, unequal, start, exact, parts)
+            differs = np.repeat(differs, 2, axis=1)
         both = np.isfinite(x) & np.isfinite(y)
+        self._odd(x, y, differs, both, parts)
+        if self.limits is not None:
+            atol, rtol = self.limits
+            with np.errstate(invalid="ignore", over="ignore"):
+                past = differs & ~(np.abs(y - x) <= atol + rtol * np.abs(x))
+            pair.beyond = (pair.beyond or 0) + int(np.count_nonzero(past))
         if not both.all():
             # What is not finite is counted above; sums are over the rest.
             x, y = np.where(both, x, 0.0), np.where(both, y, 0.0)
-        pair.finite += int(both.sum())
-        with np.errstate(over="ignore"):
-            d = y - x
-            d2, a2 = d * d, x * x
-            _sums(pair, y, d, logprobs)
-            row_exp = np.exp(np.minimum(np.abs(d), 700)).sum(axis=1) if logprobs else np.zeros(0)
-            # einsum, not @: a BLAS dot wakes its threads, and beside a busy trainer that is 100 x slower.
-            products = (np.einsum("rc,rc->r", x, d), np.einsum("rc,rc->r", a2, a2))
-            rows.append((d2.sum(axis=1), a2.sum(axis=1), *products, row_exp))
-        pair.row_width = pair.row_width or a_RC.shape[1]
-        start += a_RC.shape[0]
-    if rows:
-        per_row = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-        pair.row_d2, pair.row_a2, pair.row_ad, pair.row_a4, pair.row_exp = per_row
-        pair.sum_d2, pair.sum_a2 = float(pair.row_d2.sum()), float(pair.row_a2.sum())
-        pair.sum_ad, pair.sum_a4 = float(pair.row_ad.sum()), float(pair.row_a4.sum())
-        pair.sum_exp_abs = float(pair.row_exp.sum())
-    return pair
+        pair.finite += int(np.count_nonzero(both))
+        assert self.massive is not None
+        total, rest, d = sums(x, y, self.massive)
+        if total.max_abs > pair.max_abs and total.max_at is not None:
+            row, column = total.max_at
+            pair.max_abs, pair.max_abs_at = total.max_abs, (self.start + row, column // parts)
+            pair.max_abs_a, pair.max_abs_b = float(x[row, column]), float(y[row, column])
+        if self.logprobs:
+            total.row_exp = np.exp(np.minimum(np.abs(d), 700)).sum(axis=1)
+            pair.sum_k1 += float(-d.sum())
+            pair.sum_k3 += float((np.exp(np.minimum(d, 700)) - 1 - d).sum())
+        self._add(total, rest)
 
+    def _odd(self, x: F64, y: F64, differs: NDArray[np.bool_], both: NDArray[np.bool_], parts: int) -> None:
+        """Counts NaN and infinities, and notes the first of what is unequal."""
+        pair = self.pair
+        if not self.exact and not both.all():
+            pair.nan_a += int(np.count_nonzero(np.isnan(x)))
+            pair.nan_b += int(np.count_nonzero(np.isnan(y)))
+            odd = differs & ~both
+            if odd.any():
+                pair.nonfinite_mismatched += int(np.count_nonzero(odd))
+                if pair.nonfinite_at is None:
+                    row, column = _first(odd)
+                    pair.nonfinite_at = (self.start + row, column // parts)
+                    pair.nonfinite_a, pair.nonfinite_b = float(x[row, column]), float(y[row, column])
+        if pair.first_at is None and differs.any():
+            row, column = _first(differs)
+            pair.first_at = (self.start + row, column // parts)
+            pair.first_a, pair.first_b = float(x[row, column]), float(y[row, column])
 
-def _unequal(a: Rows, b: Rows) -> NDArray[np.bool_]:
-    """Elements that differ, each in its own type: NaN equals NaN, 0 equals -0, 2**63 is not a float."""
-    if {a.dtype.kind, b.dtype.kind} == {"i", "u"} and np.dtype(np.uint64) in (a.dtype, b.dtype):
-        signed, unsigned = (a, b) if a.dtype.kind == "i" else (b, a)
-        differs: NDArray[np.bool_] = (signed < 0) | (signed.astype(np.uint64) != unsigned.astype(np.uint64))
-        return differs
-    if a.dtype != b.dtype and "V" in (a.dtype.kind, b.dtype.kind):  # ml_dtypes' own kinds
-        a, b = a.astype(np.float64), b.astype(np.float64)
-    differs = np.asarray(a != b)
-    if differs.any() and a.dtype.kind not in "iub" and b.dtype.kind not in "iub":
-        differs &= ~(_isnan(a) & _isnan(b))
-    return differs
-
-
-def _isnan(values: Rows) -> NDArray[np.bool_]:
-    missing: NDArray[np.bool_] = np.isnan(values if values.dtype.kind in "fc" else values.astype(np.float64))
-    return missing
-
-
-def _unequal_bits(a: Rows, b: Rows) -> NDArray[np.bool_]:
-    a, b = (values.astype(values.dtype.newbyteorder("="), order="C") for values in (a, b))
-    if a.dtype != b.dtype:
-        return np.ones(a.shape, dtype=np.bool_)
-    raw_a, raw_b = (values.view(np.uint8).reshape(*values.shape, -1) for values in (a, b))
-    return np.asarray((raw_a != raw_b).any(axis=-1))
-
-
-def _count(pair: PairFigures, x: F64, y: F64, unequal: NDArray[np.bool_], start: int, exact: bool, parts: int) -> None:
-    if not exact:
-        nan_x, nan_y = np.isnan(x), np.isnan(y)
-        pair.nan_a += int(nan_x.sum())
-        pair.nan_b += int(nan_y.sum())
-        odd = unequal & ~(np.isfinite(x) & np.isfinite(y))
-        if odd.any():
-            pair.nonfinite_mismatched += int(odd.sum())
-            if pair.nonfinite_at is None:
-                row, column = _first(odd)
-                pair.nonfinite_at = (start + row, column // parts)
-                pair.nonfinite_a, pair.nonfinite_b = float(x[row, column]), float(y[row, column])
-    if pair.first_at is None and unequal.any():
-        row, column = _first(unequal)
-        pair.first_at = (start + row, column // parts)
-        pair.first_a, pair.first_b = float(x[row, column]), float(y[row, column])
-    with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.where(unequal, np.abs(y - x), 0.0)
-    if not np.isfinite(gap).all():
-        # What is not finite is counted apart; a difference of finite doubles may still pass the largest one.
-        gap = np.where(np.isfinite(x) & np.isfinite(y), np.minimum(gap, np.finfo(np.float64).max), 0.0)
-    if gap.size and gap.max() > pair.max_abs:
-        row, column = (int(part) for part in np.unravel_index(int(gap.argmax()), gap.shape))
-        pair.max_abs = float(gap[row, column])
-        pair.max_abs_at = (start + row, column // parts)
-        pair.max_abs_a, pair.max_abs_b = float(x[row, column]), float(y[row, column])
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        relative = np.where(gap > 0, gap / np.abs(x), 0.0)
-    if relative.size:
-        pair.max_rel = max(pair.max_rel, float(np.nanmax(relative)))
+    def _add(self, total: Sums, rest: Sums | None) -> None:
+        self.total.add(total)
+        if rest is not None:
+            self.rest.add(rest)
+        self.pair.max_rel = max(self.pair.max_rel, float(total.row_max_rel.max(initial=0.0)))
 
 
 def _first(mask: NDArray[np.bool_]) -> tuple[int, int]:
     row, column = np.unravel_index(int(mask.argmax()), mask.shape)
     return int(row), int(column)
-
-
-def _sums(pair: PairFigures, y: F64, d: F64, logprobs: bool) -> None:
-    pair.sum_d += float(d.sum())
-    pair.sum_b2 += float(np.einsum("rc,rc->", y, y))
-    if logprobs:
-        pair.sum_k1 += float(-d.sum())
-        pair.sum_k3 += float((np.exp(np.minimum(d, 700)) - 1 - d).sum())

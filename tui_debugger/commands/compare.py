@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from replay_core import workbench
-from replay_core.records import Selection
+from replay_core.errors import RequestError
+from replay_core.export.outcome import exit_code
+from replay_core.export.reopening import is_document
+from replay_core.jobs import Document, Event, Partial
+from replay_core.records import STAGES, Selection
 from tui_debugger.commands import ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.comparison import comparison_report, explanation
 
+_PATH = click.Path(path_type=Path)
+
 
 @click.command("compare")
-@click.argument("a", type=click.Path(path_type=Path), required=False)
-@click.argument("b", type=click.Path(path_type=Path), required=False)
+@click.argument("a", type=_PATH, required=False)
+@click.argument("b", type=_PATH, required=False)
 @selectors
+@click.option("--stage", type=click.Choice(STAGES), metavar="STAGE", help="Which dump point: forward_data, loss, ...")
+@click.option("--name", multiple=True, metavar="GLOB", help="Only tensors of this name: 'layers.*.output'.")
 @click.option("--exact", is_flag=True, help="Bitwise: any difference is a DIFF.")
+@click.option("--atol", type=float, help="With --rtol: hold every float to |b - a| <= atol + rtol |a| instead.")
+@click.option("--rtol", type=float, help="See --atol; either alone leaves the other 0.")
+@click.option("--tolerance", "tolerance_file", type=_PATH, help="Your own limits by name: TOML, a [[tolerance]] each.")
+@click.option("--map", "map_file", type=_PATH, help="Your own names: 'name in a = name in b' a line, * for any text.")
 @click.option("--allow-missing", is_flag=True, help="Tensors only one side has do not fail the comparison.")
 @click.option("--explain", metavar="NAME", help="One tensor's sentence and both values, instead of the list.")
 @click.option("--all", "show_all", is_flag=True, help="List SAME tensors too.")
-@click.option("--self_hosted_dir", type=click.Path(path_type=Path), hidden=True)
-@click.option("--weaver_dir", type=click.Path(path_type=Path), hidden=True)
-@click.option("--remote_api_dir", type=click.Path(path_type=Path), hidden=True)
+@click.option(
+    "--jsonl", is_flag=True, help="Print a JSON line per tensor as it is judged, then the rest of the document."
+)
+@click.option("--self_hosted_dir", type=_PATH, hidden=True)
+@click.option("--weaver_dir", type=_PATH, hidden=True)
+@click.option("--remote_api_dir", type=_PATH, hidden=True)
 @click.option("--num_ranks", type=click.IntRange(min=1), hidden=True)
 @click.option("--num_micros", type=click.IntRange(min=1), hidden=True)
 @document_output
@@ -32,10 +49,17 @@ def command(
     step: Selection | None,
     rank: Selection | None,
     micro: Selection | None,
+    stage: str | None,
+    name: tuple[str, ...],
     exact: bool,
+    atol: float | None,
+    rtol: float | None,
+    tolerance_file: Path | None,
+    map_file: Path | None,
     allow_missing: bool,
     explain: str | None,
     show_all: bool,
+    jsonl: bool,
     self_hosted_dir: Path | None,
     weaver_dir: Path | None,
     remote_api_dir: Path | None,
@@ -46,21 +70,83 @@ def command(
 ) -> int:
     """Compare dump A (the baseline) with dump B, in order of computation.
 
+    Samples are paired by their ids, then by their tokens: other orders, paddings, packings and micro-batch sizes are
+    no difference. A alone may be a document that --output wrote: it is shown again.
+
     Exit 0: all SAME, CLOSE or PADDING. Exit 1: a first divergence, or a tensor only one side has.
-    The arguments of NexRL's compare_debug_dumps.py work too.
+    The arguments of NexRL's compare_debug_dumps.py work too, for two runs or three.
     """
+    if exact and (atol is not None or rtol is not None or tolerance_file is not None):
+        raise click.UsageError("--exact leaves nothing to tolerate: without --atol, --rtol and --tolerance")
+    if as_json and jsonl:
+        raise click.UsageError("--json and --jsonl are two forms of one answer: take one")
     given = [path for path in (a, b, self_hosted_dir, weaver_dir, remote_api_dir) if path is not None]
-    if len(given) != 2:
-        raise click.UsageError(f"compare needs two dumps, A and B; got {len(given)}")
-    rank = rank or (Selection.parse(f"0:{num_ranks}") if num_ranks else None)
-    micro = micro or (Selection.parse(f"0:{num_micros}") if num_micros else None)
-    progress = ProgressLine()
-    doc = workbench.compare_dumps(*given, exact=exact, on_event=progress, step=step, rank=rank, micro=micro)
-    progress.clear()
+    options: dict[str, Any] = {
+        "exact": exact,
+        "atol": atol,
+        "rtol": rtol,
+        "tolerance_file": tolerance_file,
+        "name": name,
+        "map_file": map_file,
+        "stage": stage,
+        "step": step,
+        "rank": rank or (Selection.parse(f"0:{num_ranks}") if num_ranks else None),
+        "micro": micro or (Selection.parse(f"0:{num_micros}") if num_micros else None),
+    }
+    if a is not None and len(given) == 1 and is_document(a):
+        doc = _reopened(a, options)
+    else:
+        progress, lines = ProgressLine(), _Lines() if jsonl else None
+        options["on_event"] = lines if lines else progress
+        options["on_row"] = lines.row if lines else None
+        if self_hosted_dir and weaver_dir and remote_api_dir and len(given) == 3:
+            doc = workbench.compare_three(self_hosted_dir, weaver_dir, remote_api_dir, summarised=True, **options)
+        elif len(given) == 2:
+            scripted = True if self_hosted_dir else None
+            doc = workbench.compare_dumps(*given, summarised=scripted, **options)
+        else:
+            raise click.UsageError(f"compare needs two dumps, A and B; got {len(given)}")
+        progress.clear()
     if explain:
         explanation(doc, explain)  # an unknown name is an error in every form of output
+    if jsonl:
+        return _last_line(doc, output, allow_missing)
 
-    def report(document: dict[str, object]) -> str:
+    def report(document: Document) -> str:
         return explanation(document, explain) if explain else comparison_report(document, show_all=show_all)
 
     return finish(doc, report, as_json=as_json, output=output, allow_missing=allow_missing)
+
+
+def _reopened(path: Path, options: dict[str, Any]) -> Document:
+    asked = [option for option, value in options.items() if value not in (None, False, ())]
+    if asked:
+        raise RequestError(
+            "a written document is shown as it was",
+            file=str(path),
+            expected="the dumps, to select or to judge again",
+            found=", ".join(f"--{option.removesuffix('_file')}" for option in asked),
+        )
+    doc = workbench.reopen(path)
+    if doc["kind"] != "comparison":
+        raise RequestError("the document is no comparison", file=str(path), expected="comparison", found=doc["kind"])
+    return doc
+
+
+class _Lines:
+    """A JSON line per tensor, and one for the first divergence, each as soon as it is known."""
+
+    def row(self, row: Document) -> None:
+        click.echo(json.dumps({"tensor": row}, allow_nan=False))
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Partial) and event.document.get("first_divergence"):
+            click.echo(json.dumps(event.document, allow_nan=False))
+
+
+def _last_line(doc: Document, output: Path | None, allow_missing: bool) -> int:
+    """The document without its tensors, which have been said."""
+    rest = {name: value for name, value in doc.items() if name != "tensors"}
+    code = int(exit_code(doc, allow_missing=allow_missing))
+    finish(doc, lambda _doc: json.dumps({"comparison": rest}, allow_nan=False), as_json=False, output=output)
+    return code

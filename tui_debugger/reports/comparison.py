@@ -8,23 +8,47 @@ from replay_core.errors import SelectionError
 from replay_core.jobs import Document
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
+from tui_debugger.reports.summary import summary_lines
 
 #: Rows printed of each list; what is left out is counted.
 ROWS = 30
 
+#: Worst first.
+_WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CLOSE", "SAME")
+
 
 def comparison_report(doc: Document, *, show_all: bool = False) -> str:
     lines = [headline(doc), words.counts(doc["counts"]), f"a  {doc['a']['path']}", f"b  {doc['b']['path']}"]
+    if doc["selection"]:
+        lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
     lines += [f"note: {note}" for note in doc["notes"][:5]]
-    rows = [row for row in doc["tensors"] if show_all or row["verdict"] != "SAME"]
+    if len(doc["notes"]) > 5:
+        lines.append(f"note: ... and {len(doc['notes']) - 5} more in the document (--json)")
+    rows = sorted((row for row in doc["tensors"] if show_all or row["verdict"] != "SAME"), key=_badness)
     if rows:
         lines += ["", *_table(rows if show_all else rows[:ROWS])]
         if len(rows) > ROWS and not show_all:
             lines.append(f"... and {len(rows) - ROWS} more that are not SAME (--all lists every tensor)")
-    coverage = doc["coverage"]
-    lines += ["", _coverage(coverage)]
+    if doc["summary"]:
+        lines += summary_lines(doc["summary"])
+    if doc["hints"]:
+        lines += ["", *(f"hint: {hint}" for hint in doc["hints"])]
+    lines += ["", _coverage(doc["coverage"])]
     lines += [f"problem: {problem['what']}\n  {problem['where']}" for problem in doc["problems"]]
+    for other in doc["others"]:
+        lines += ["", "=" * 20, comparison_report(other, show_all=show_all)]
     return "\n".join(lines)
+
+
+def _badness(row: dict[str, Any]) -> tuple[int, float]:
+    """Sorts the worst first; within a verdict by relative L2, what is equally bad as it was computed."""
+    rel = (row["metrics"] or {}).get("rel_l2")
+    size = float(rel) if isinstance(rel, (int, float, str)) else 0.0
+    return _WORST.index(_word(row)), -size if size == size else -float("inf")
+
+
+def _word(row: dict[str, Any]) -> str:
+    return str(row["verdict"]) + ("?" if row["suspect"] else "")
 
 
 def headline(doc: Document) -> str:
@@ -37,7 +61,9 @@ def headline(doc: Document) -> str:
         return f"DIFF  only masks differ, nothing that was computed: {', '.join(apart[:3])}{more}"
     difference = doc.get("first_difference")
     if difference and difference["verdict"] != "SAME":
-        beginning = f"no divergence; {difference['verdict']} first from {difference['name']}"
+        lone = doc["counts"]["MISSING"] + doc["counts"]["skipped"]
+        rest = f"; {lone} not compared" if lone else ""
+        beginning = f"no divergence{rest}; {difference['verdict']} first from {difference['name']}"
         return "\n".join(_first(difference, beginning))
     return words.comparison_answer(doc).sentence
 
@@ -49,17 +75,41 @@ def divergence(first: dict[str, Any]) -> str:
 
 def _first(first: dict[str, Any], beginning: str) -> list[str]:
     scope = words.scope(first["a_key"] or first["b_key"])
-    place = words.place(first["index"])
+    index = first["index"]
+    place = words.place(index)
+    if index.get("sample_b") is not None:
+        place += f" (sample {index['sample_b']} of b)"
     lines = [beginning, f"  at      {' · '.join(part for part in (scope, place) if part)}"]
+    other = words.scope(first["b_key"])
+    if first["a_key"] and first["b_key"] and other != scope:
+        lines.append(f"  in b    {other}")
     if first["a"] is not None or first["b"] is not None:
-        raw = first["index"]["raw_a"], first["index"]["raw_b"]
+        raw = index["raw_a"], index["raw_b"]
         lines.append(
             f"  values  a{raw[0] or ''} = {words.exact(first['a'])}   b{raw[1] or ''} = {words.exact(first['b'])}"
         )
     if first["origin"]:
         lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
     lines.append(f"  why     {first['why']}")
-    return lines
+    if first.get("note"):
+        lines.append(f"  note    {first['note']}")
+    return lines + _around(first)
+
+
+def _around(first: dict[str, Any]) -> list[str]:
+    """The values beside the element, a column per token; the element itself in brackets."""
+    beside = first.get("around")
+    if not beside or len(beside["positions"]) < 2:
+        return []
+    at = first["index"]["position"] if beside["by_token"] else (first["index"]["raw_a"] or [None])[-1]
+    marked = [f"[{position}]" if position == at else str(position) for position in beside["positions"]]
+    table = [["position" if beside["by_token"] else "index", *marked]]
+    if beside["texts"]:
+        table.append(["token", *(words.middle(repr(text or "")[1:-1], 10) for text in beside["texts"])])
+    elif beside["token_ids"]:
+        table.append(["token", *("" if token is None else str(token) for token in beside["token_ids"])])
+    table += [[which, *(words.number(value) for value in beside[which])] for which in ("a", "b")]
+    return ["  around", *(f"    {line}" for line in columns(table, right=frozenset(range(1, len(marked) + 1))))]
 
 
 def explanation(doc: Document, name: str) -> str:
@@ -84,22 +134,25 @@ def explanation(doc: Document, name: str) -> str:
 def _explained(row: dict[str, Any]) -> str:
     lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {_at(row)}"]
     if row.get("index") is not None:
-        lines.append(
-            f"  values  a = {words.exact(row['a'])}   b = {words.exact(row['b'])}   {words.place(row['index'])}"
-        )
+        place = words.place(row["index"])
+        if row["index"]["sample_b"] is not None:
+            place += f" (sample {row['index']['sample_b']} of b)"
+        lines.append(f"  values  a = {words.exact(row['a'])}   b = {words.exact(row['b'])}   {place}")
     lines.append(f"  why     {row['reason']}")
-    metrics = row["metrics"]
-    if metrics and metrics["mismatched"]:
-        named = ("mismatched", "compared", "max_abs", "max_rel", "rel_l2", "gain")
-        lines.append("  " + "  ".join(f"{label} {words.number(metrics[label])}" for label in named))
+    for label, metrics in (("", row["metrics"]), ("  unmasked, padding included:", row["unmasked"])):
+        if metrics and metrics["mismatched"]:
+            named = ("mismatched", "compared", "max_abs", "max_rel", "rel_l2", "gain")
+            lines.append(label + "  " + "  ".join(f"{name} {words.number(metrics[name])}" for name in named))
     if row["note"]:
         lines.append(f"  note    {row['note']}")
     return "\n".join(lines)
 
 
 def _at(row: dict[str, Any]) -> str:
-    key = row["a_key"] or row["b_key"]
-    return f"{words.scope(key)} {key['stage']}".strip()
+    key, other = row["a_key"] or row["b_key"], row["b_key"] or row["a_key"]
+    place = f"{words.scope(key)} {key['stage']}".strip()
+    same = all(key[part] == other[part] for part in ("step", "rank", "micro"))
+    return place if same else f"{place} → {words.scope(other)}"
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
@@ -108,17 +161,24 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
         metrics = row["metrics"] or {}
         table.append(
             [
-                row["verdict"] + ("?" if row["suspect"] else ""),
+                _word(row),
                 words.middle(row["name"], 48),
                 _at(row),
                 words.pair(row["dtype"], words.short_dtype),
                 words.pair(row["shape"], words.shape),
                 words.number(metrics.get("max_abs")) if metrics else "",
                 words.number(metrics.get("rel_l2")) if metrics else "",
-                row["reason"] if row["verdict"] in ("MISSING", "SHAPE", "skipped") else "",
+                _why(row),
             ]
         )
     return columns(table, right=frozenset({5, 6}))
+
+
+def _why(row: dict[str, Any]) -> str:
+    """The sentence, where the figures beside it do not say it."""
+    if row["verdict"] == "PADDING":
+        return str(row["note"] or row["reason"])
+    return str(row["reason"]) if row["verdict"] in ("MISSING", "SHAPE", "skipped") else ""
 
 
 def _coverage(coverage: dict[str, int]) -> str:
@@ -129,6 +189,7 @@ def _coverage(coverage: dict[str, int]) -> str:
     for label, what in (
         ("records_only_in_a", "only in a"),
         ("records_only_in_b", "only in b"),
+        ("samples_on_one_side", "samples on one side alone"),
         ("records_unreadable", "records unreadable"),
         ("tensors_skipped", "tensors skipped"),
         ("bookkeeping_fields_not_compared", "bookkeeping fields not compared"),

@@ -1,0 +1,226 @@
+"""What is said of a pair beside its verdict: which samples face each other, the values around an element, and what
+two tensors of different shapes have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from replay_core import naming, pages
+from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair
+from replay_core.compare.correlation import Values, pearson
+from replay_core.compare.judging import TensorVerdict
+from replay_core.compare.verdict import EXACT_KINDS
+from replay_core.errors import DumpError
+from replay_core.measure.pair import figures
+from replay_core.measure.statistics import as_real
+from replay_core.records import Inline, TensorRef
+
+#: Values shown on either side of an element.
+NEIGHBOURS = 4
+
+#: Elements that are correlated beside their verdict; more would cost a second reading that is felt.
+MOST_CORRELATED = 1 << 22
+
+
+@dataclass(slots=True)
+class Around:
+    """Values beside an element, both sides: of the tokens before and after it, else along the last axis.
+
+    positions: tokens of its sample, or indices into the last axis; token_ids: None where no ids are known.
+    """
+
+    by_token: bool
+    positions: list[int] = field(default_factory=list)
+    a: list[Any] = field(default_factory=list)
+    b: list[Any] = field(default_factory=list)
+    token_ids: list[int | None] | None = None
+
+
+def faces(a: TensorRef, b: TensorRef, facing: Facing) -> bool:
+    """Whether the two are laid out by the samples of the facing, so that some of their rows face each other."""
+    return facing.placed(a, b) is not None
+
+
+def texts_in_order(pair: TensorPair, facing: Facing) -> TensorPair:
+    """The pair, or, of texts whose samples are paired otherwise than in order, those that face each other."""
+    assert pair.a is not None
+    assert pair.b is not None
+    a, b = pair.a[1], pair.b[1]
+    both = facing.batches(a, b) if a.is_text and b.is_text else None
+    if both is None or not faces(a, b, facing):
+        return pair
+    pairing = facing.pairing(*both)
+    if pairing.in_order:
+        return pair
+    shared = np.flatnonzero(pairing.to_b >= 0)
+    picked = _picked(a, shared.tolist()), _picked(b, pairing.to_b[shared].tolist())
+    return TensorPair(pair.name, (pair.a[0], picked[0]), (pair.b[0], picked[1]))
+
+
+def _picked(ref: TensorRef, samples: list[int]) -> TensorRef:
+    values = pages.array(ref).tolist()
+    return ref.with_(source=Inline([values[sample] for sample in samples]), shape=(len(samples),))
+
+
+def name_samples(row: TensorVerdict, pair: TensorPair, facing: Facing) -> None:
+    """Say which text of a list differs, and what b calls a sample that stands elsewhere in it."""
+    assert pair.a is not None
+    assert pair.b is not None
+    a, b = pair.a[1], pair.b[1]
+    both = facing.batches(a, b)
+    if a.is_text and b.is_text and isinstance(row.value_a, list) and isinstance(row.value_b, list):
+        _first_text(row)
+    if both is None or row.token is None:
+        return
+    pairing = facing.pairing(*both)
+    sample = row.token[0]
+    if a.is_text and not pairing.in_order:
+        sample = int(np.flatnonzero(pairing.to_b >= 0)[sample])
+        row.token, row.raw_a = (sample, 0), (sample,)
+        row.raw_b = (int(pairing.to_b[sample]),)
+    if sample < pairing.to_b.size and pairing.to_b[sample] != sample and faces(a, b, facing):
+        row.sample_b = int(pairing.to_b[sample])
+
+
+def _first_text(row: TensorVerdict) -> None:
+    texts_a, texts_b = row.value_a, row.value_b
+    differing = [i for i, (x, y) in enumerate(zip(texts_a, texts_b, strict=False)) if x != y]
+    if len(texts_a) != len(texts_b) or not differing:
+        return
+    first = differing[0]
+    row.token, row.raw_a, row.raw_b = (first, 0), (first,), (first,)
+    row.value_a, row.value_b = texts_a[first], texts_b[first]
+    if row.figures is not None:
+        row.figures.compared, row.figures.mismatched = len(texts_a), len(differing)
+    row.reason = f"{len(differing)} of {len(texts_a)} texts differ; {_short(row.value_a)} against {_short(row.value_b)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def look_at_the_overlap(row: TensorVerdict, facing: Facing) -> None:
+    """Compare what two tensors of different shapes have in common; the verdict stays SHAPE."""
+    assert row.a is not None
+    assert row.b is not None
+    a, b = row.a[1], row.b[1]
+    kind = naming.meaning(row.name).kind
+    integral = all(ref.dtype == "bool" or ref.dtype.startswith(("int", "uint")) for ref in (a, b))
+    try:
+        rows = Rowwise(a, b, facing, overlap=True)
+        found = figures(rows.counted(), exact=integral or kind in EXACT_KINDS, logprobs=kind == "logprob")
+    except (ShapesDifferError, DumpError):
+        return
+    if not found.compared:
+        return
+    row.figures = found
+    at = (found.first_at if integral else found.max_abs_at) or found.nonfinite_at
+    equal = f"what both have ({found.compared:,} elements) is equal"
+    differ = (
+        f"of the {found.compared:,} elements that both have {found.mismatched:,} differ, by up to {found.max_abs:.3g}"
+    )
+    said = [*rows.left_out, differ if found.mismatched else equal]
+    row.note = "; ".join([note for note in (row.note, *said) if note])
+    if at is None:
+        return
+    row.raw_a, row.raw_b = rows.index(*at)
+    row.token = rows.token(*at)
+    row.value_a, row.value_b = pages.element(a, row.raw_a), pages.element(b, row.raw_b)
+
+
+def note_correlation(row: TensorVerdict, facing: Facing) -> None:
+    """How well two tensors correlate with and without their padding, where that is not the same question.
+
+    Correlation alone is what critics are compared by, and padding ruins it while every token that counts agrees.
+    """
+    kind = naming.meaning(row.name).kind
+    if row.unmasked is None or not row.unmasked.mismatched or kind not in ("value", "logprob", "loss"):
+        return
+    assert row.a is not None
+    assert row.b is not None
+    a, b = row.a[1], row.b[1]
+    if a.numel > MOST_CORRELATED:
+        return
+    try:
+        chunks = list(Rowwise(a, b, facing).counted())
+        x, y = (as_real(pages.array(ref).reshape(-1)) for ref in (a, b))
+    except (ShapesDifferError, DumpError):
+        return
+    counted = [np.concatenate([as_real(chunk[side].reshape(-1)) for chunk in chunks]) for side in (0, 1)]
+    inside, every = pearson(counted[0], counted[1]), pearson(x, y)
+    if inside is not None and every is not None:
+        said = f"Pearson {inside:.6g} over the tokens that count, {every:.6g} with padding"
+        row.note = "; ".join(note for note in (row.note, said, _offset(*counted)) if note)
+
+
+def _offset(a: Values, b: Values) -> str | None:
+    """The one constant between two tensors that correlation does not see: a value head's bias, say."""
+    d = b - a
+    if not np.isfinite(d).all() or d.size < 2 or not d.any():
+        return None
+    left = float(np.abs(d - d.mean()).max())
+    if left > 1e-3 * abs(float(d.mean())):
+        return None
+    return f"b is a plus {d.mean():.6g}, and apart from that within {left:.2g}: look for a bias that one side lacks"
+
+
+def around(row: TensorVerdict, facing: Facing) -> Around | None:
+    """The values beside the element a row shows; None where it shows none."""
+    if row.a is None or row.b is None or row.raw_a is None or row.raw_b is None:
+        return None
+    a, b = row.a[1], row.b[1]
+    if a.is_text or b.is_text or not a.shape:
+        return None
+    try:
+        rows = Rowwise(a, b, facing, overlap=True)
+        found = _by_token(row, rows) if rows.slots_a is not None and row.token is not None else None
+        if found is not None:
+            both = facing.batches(a, b)
+            contents = both[0].contents if both is not None else None
+            if contents is not None and row.token is not None:
+                ids = contents[row.token[0]]
+                found.token_ids = [int(ids[at]) if at < len(ids) else None for at in found.positions]
+            return found
+        return _along(a, b, row.raw_a, row.raw_b)
+    except (ShapesDifferError, DumpError):
+        return None
+
+
+def _by_token(row: TensorVerdict, rows: Rowwise) -> Around | None:
+    assert row.token is not None
+    assert row.raw_a is not None
+    sample, position = row.token
+    inner = (
+        int(np.ravel_multi_index(row.raw_a[rows.axes_a :], rows.a.shape[rows.axes_a :]))
+        if rows.a.shape[rows.axes_a :]
+        else 0
+    )
+    found = Around(by_token=True)
+    assert rows.tokens is not None
+    of_sample = rows.samples()
+    for number in np.flatnonzero(of_sample == sample).tolist():
+        token = rows.token(number)
+        if token is None or abs(token[1] - position) > NEIGHBOURS:
+            continue
+        raw_a, raw_b = rows.index(number, inner)
+        found.positions.append(token[1])
+        found.a.append(pages.element(rows.a, raw_a))
+        found.b.append(pages.element(rows.b, raw_b))
+    return found if found.positions else None
+
+
+def _along(a: TensorRef, b: TensorRef, raw_a: tuple[int, ...], raw_b: tuple[int, ...]) -> Around:
+    found = Around(by_token=False)
+    if not raw_a or not raw_b:
+        return found
+    for step in range(-NEIGHBOURS, NEIGHBOURS + 1):
+        at_a, at_b = raw_a[-1] + step, raw_b[-1] + step
+        if 0 <= at_a < a.shape[-1] and 0 <= at_b < b.shape[-1]:
+            found.positions.append(at_a)
+            found.a.append(pages.element(a, (*raw_a[:-1], at_a)))
+            found.b.append(pages.element(b, (*raw_b[:-1], at_b)))
+    return found

@@ -1,0 +1,141 @@
+"""How far two tensors may part before it is a bug: one table, the reason beside each number.
+
+Every limit scales with the tensor (relative L2, per-row relative L2, outliers in units of its rms), so
+a gradient of 1e-8 is judged like a hidden state of 1e2. Two columns: *local* where a module's recorded
+inputs are bitwise equal, *end-to-end* where error may have accumulated before (compare.md section 5,
+replay.md rules 2 and 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Limits of one dtype and column. rel_l2 <= noise is CLOSE; up to bug CLOSE, suspect past `suspect`; then DIFF.
+
+    worst_row: largest ||d_row|| / ||a_row|| of one token (one row).
+    outlier: largest |d| in units of the tensor's rms.
+    """
+
+    noise: float
+    suspect: float
+    bug: float
+    worst_row: float
+    outlier: float
+
+
+# Harmless bf16 noise reaches .29 rms, the weakest leak starts at 1.7 (replay.md rule 3).
+_OUTLIER = 1.0
+
+LOCAL: dict[str, Tolerance] = {
+    # compare.md section 5; fp64 needs no worst row of its own: 1e3 x its bug column.
+    "float64": Tolerance(1e-14, 1e-12, 1e-10, 1e-7, _OUTLIER),
+    "float32": Tolerance(1e-6, 1e-5, 1e-4, 1e-4, _OUTLIER),
+    "float16": Tolerance(1e-3, 4e-3, 1.5e-2, 1.5e-2, _OUTLIER),
+    "bfloat16": Tolerance(5e-3, 8e-3, 1.5e-2, 0.1, _OUTLIER),
+    # fp8: a quarter of the mantissa step of e4m3 (eps .125) and e5m2 (.25) is already rounding.
+    "float8": Tolerance(5e-2, 0.1, 0.25, 0.5, 2.0),
+}
+
+END_TO_END: dict[str, Tolerance] = {
+    "float64": Tolerance(1e-12, 1e-10, 1e-8, 1e-6, _OUTLIER),
+    # worst token of a right pack or pad: up to 9.2e-5; weakest leak .75 (replay.md, numbers)
+    "float32": Tolerance(1e-5, 5e-5, 1e-4, 1e-3, _OUTLIER),
+    # fp16 carries 3 bits more than bf16: an eighth of bf16's limits.
+    "float16": Tolerance(2.5e-3, 6e-3, 1.5e-2, 3e-2, _OUTLIER),
+    # harmless eager <-> sdpa is 7.5e-3 at the first attention and 2.3e-2 at the second layer
+    "bfloat16": Tolerance(2e-2, 5e-2, 0.1, 0.25, _OUTLIER),
+    "float8": Tolerance(0.1, 0.25, 0.5, 1.0, 2.0),
+}
+
+#: Gradients: noise of a right pack is 1.6e-6 fp32 and 1.3e-2 bf16 on the worst parameter, the weakest leak .12.
+GRADIENT: dict[str, Tolerance] = {
+    "float64": Tolerance(1e-12, 1e-10, 1e-8, 1e-6, 2.0),
+    "float32": Tolerance(1e-5, 5e-5, 2e-4, 2e-3, 2.0),
+    "float16": Tolerance(2.5e-3, 6e-3, 1.5e-2, 0.1, 2.0),
+    "bfloat16": Tolerance(2e-2, 2.5e-2, 3e-2, 0.5, 2.0),
+    "float8": Tolerance(0.1, 0.25, 0.5, 1.0, 4.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTolerance:
+    """Limits in nats (and mean exp|d|, unitless) for log probabilities: noise, suspect, bug."""
+
+    max_abs: tuple[float, float, float]
+    mean_exp_abs: tuple[float, float, float]
+    k3: tuple[float, float, float]
+
+
+#: NeMo-RL investigates past mean exp|d| 1.05; seed frameworks warn past .1 nats (compare.md section 5).
+LOGPROB = LogprobTolerance((0.1, 0.5, 3.0), (1.01, 1.05, 1.2), (1e-3, 5e-3, 5e-2))
+
+#: Both sides known to be computed in fp32: noise is at most 2.1e-4 nats, the weakest leak .10 on valid
+#: tokens and 2.5e-3 on response tokens (replay.md, numbers).
+LOGPROB_FP32 = LogprobTolerance((2.5e-4, 1e-3, 2.5e-3), (1.00025, 1.001, 1.0025), (1e-7, 1e-6, 1e-5))
+
+#: Scalars the trainer reduced itself (losses, metrics): relative, the dtype they were computed in unknown.
+SCALAR = Tolerance(1e-5, 1e-3, 1e-2, 1e-2, float("inf"))
+
+#: A loss is a sum that cancels: below this absolute difference two of them agree (seed 003's own 1e-5, tightened).
+SCALAR_FLOOR = 1e-6
+
+#: Gain b = (1 + beta) a: a bug when it explains most of the difference and is larger than rounding can make it.
+GAIN_SHARE = 0.5
+GAIN_FLOOR = {"float64": 1e-9, "float32": 5e-5, "float16": 1e-3, "bfloat16": 4e-3, "float8": 3e-2}
+
+#: One row's own factor: rounding inside a norm scales a row by up to u, over the layers by a few u.
+ROW_GAIN_SHARE = 0.8
+ROW_GAIN_FLOOR = {name: 4 * floor for name, floor in GAIN_FLOOR.items()}
+
+#: A factor or a constant is read off no fewer elements than these.
+PATTERN_ELEMENTS = 16
+
+#: A row or column standing out from the others: its relative L2 is this many times the typical one's, and so is its
+#: difference against a typical row's norm (a row that is small itself proves nothing by its ratio). Measured on
+#: harmless eager <-> sdpa and padded <-> alone, bf16, 6 and 16 layers: up to 2.2 (4.8 where noise passes 13 %). A row
+#: off by 5 % among bf16 noise is 10 to 30.
+STANDING_OUT = 6.0
+#: ... and no less than this many roundings of the dtype (its GAIN_FLOOR is one).
+STANDING_OUT_FLOOR = 4.0
+#: Rows or columns below which there is nothing typical, and the part of them that may stand out.
+FEWEST_TYPICAL, MOST_STANDING_OUT = 16, 0.25
+
+#: fp32 gradients whose squares an optimizer cannot hold: beside zeros they are zeros.
+VANISHING_GRADIENT = 1e-19
+
+#: Rows of fewer numbers have no norm to speak of.
+NARROW_ROW = 8
+
+#: Smallest normal numbers: what is smaller, a kernel may flush to zero. fp16 is not flushed: gradients live there.
+VANISHING = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38}
+
+#: A sum of squares this small has lost digits to underflow: doubles of less than 1e-145.
+UNSUMMABLE = 1e-290
+
+#: A sample of fewer tokens says too little of its own for a mean.
+SAMPLE_TOKENS = 8
+
+#: From finest to coarsest: the coarser dtype of a pair sets its limits.
+COARSENESS = ("float64", "float32", "float16", "bfloat16", "float8")
+
+
+def family(dtype: str) -> str:
+    """The row of the tables a dtype is judged by."""
+    if dtype.startswith("float8"):
+        return "float8"
+    if dtype == "complex64":
+        return "float32"
+    return dtype if dtype in COARSENESS else "float64"
+
+
+def coarsest(*dtypes: str) -> str:
+    """The coarsest family among dtypes: what a pair of them can be held to."""
+    return max((family(dtype) for dtype in dtypes), key=COARSENESS.index)
+
+
+def finest(*dtypes: str) -> str:
+    """The finest family among dtypes: what a baseline claims."""
+    return min((family(dtype) for dtype in dtypes), key=COARSENESS.index)

@@ -1,0 +1,118 @@
+"""Gradients that all share one factor are one finding: a sum where a mean belongs, a loss scale left in.
+
+The factor is held against the ratios the two runs offer (replay.md rule 12).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay_core import naming, pages
+from replay_core.compare import structure
+from replay_core.errors import RldbgError
+from replay_core.records import Record, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging import Place, TensorVerdict
+
+#: Gradients from which on a shared factor is no coincidence.
+FEWEST = 2
+#: How closely factors must agree, and an offered ratio the factor: bf16 gradients round to 4e-3.
+AGREEMENT = 1e-2
+#: Parts of all compared gradients of a micro-batch that must share it.
+SHARE = 0.9
+
+_SCALES = ("loss_scale", "grad_scale", "gradient_accumulation_steps")
+
+
+def share_gains(rows: Sequence[TensorVerdict], records_a: list[Record], records_b: list[Record]) -> list[str]:
+    """A sentence per micro-batch whose gradients all share one factor, with the ratios that equal it."""
+    places: dict[Place, list[TensorVerdict]] = defaultdict(list)
+    for row in rows:
+        if naming.meaning(row.name).kind == "gradient" and row.figures is not None and row.figures.compared > 1:
+            places[row.place].append(row)
+    sentences = []
+    for gradients in places.values():
+        factor = _factor(gradients)
+        if factor is None:
+            continue
+        explained = [f"{name} {ratio:g}" for name, ratio in _ratios(records_a, records_b, gradients[0])
+                     if abs(ratio / factor - 1) <= AGREEMENT]  # fmt: skip
+        because = f", which is {' and '.join(explained)}" if explained else "; no count of the runs explains it"
+        sentences.append(
+            f"{gradients[0].key}: all {len(gradients)} gradients of b are a times {factor:.6g}{because}: one cause"
+        )
+    return sentences
+
+
+def _factor(gradients: list[TensorVerdict]) -> float | None:
+    """The factor that (nearly) all gradients of a micro-batch share and that explains them, else None."""
+    factors = [
+        1 + row.figures.gain
+        for row in gradients
+        if row.figures is not None and row.figures.mismatched and row.verdict.value == "DIFF"
+        and structure.explains_gain(row.figures, "bfloat16")
+    ]  # fmt: skip
+    if len(factors) < FEWEST or len(factors) < SHARE * len(gradients):
+        return None
+    middle = float(np.median(factors))
+    if not middle or max(abs(factor / middle - 1) for factor in factors) > AGREEMENT:
+        return None
+    return middle
+
+
+def _ratios(records_a: list[Record], records_b: list[Record], of: TensorVerdict) -> Iterator[tuple[str, float]]:
+    """Ratios the runs offer, b against a and the other way round, and counts that both share."""
+    counts_a, counts_b = (_counts(records, of.key.step) for records in (records_a, records_b))
+    for name in counts_a.keys() | counts_b.keys():
+        one, other = counts_a.get(name), counts_b.get(name)
+        if one and other and one != other:
+            yield f"{name}, {one:g} in a and {other:g} in b: the ratio", other / one
+            yield f"{name}, {one:g} in a and {other:g} in b: the inverse ratio", one / other
+        elif one and other and one > 1:
+            yield f"the number of {name}", one
+            yield f"one over the number of {name},", 1 / one
+
+
+def _counts(records: Iterable[Record], step: int | None) -> dict[str, float]:
+    """What a step can be divided by: micro-batches, ranks, samples, tokens, and scales the trainer recorded."""
+    here = [record for record in records if record.key.step == step]
+    counts: dict[str, float] = {
+        "micro-batches": len({record.key.micro for record in here if record.key.micro is not None}),
+        "ranks": len({record.key.rank for record in here if record.key.rank is not None}),
+    }
+    for record in here:
+        try:
+            fields = record.tensors()
+        except RldbgError:
+            continue  # counted as unreadable by the comparison itself
+        for ref in fields:
+            _count(counts, ref)
+    return {name: value for name, value in counts.items() if value}
+
+
+def _count(counts: dict[str, float], ref: TensorRef) -> None:
+    name = ref.canonical or ref.name
+    last = name.rpartition(".")[2]
+    if not ref.is_readable or ref.is_text:
+        return
+    if name == "attention_mask" and len(ref.shape) == 2:
+        counts["samples"] = counts.get("samples", 0) + ref.shape[0]
+        counts["tokens"] = counts.get("tokens", 0) + _total(ref)
+        counts["tokens with padding"] = counts.get("tokens with padding", 0) + ref.numel
+    elif name in ("response_mask", "loss_mask"):
+        counts["response tokens"] = counts.get("response tokens", 0) + _total(ref)
+    elif last in _SCALES and ref.numel == 1:
+        counts[last] = _total(ref)
+
+
+def _total(ref: TensorRef) -> float:
+    try:
+        values: Any = pages.array(ref)
+    except RldbgError:
+        return 0.0
+    return float(np.asarray(values, dtype=np.float64).sum())
