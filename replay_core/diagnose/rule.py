@@ -19,7 +19,7 @@ from replay_core.diagnose.finding import LINKS, Finding
 Scope = Literal["batch", "signals", "case"]
 
 
-class Skip(Exception):
+class Skip(Exception):  # noqa: N818 - it is no error, it is an answer
     """The rule cannot judge this input; the message says why, and what it would need."""
 
 
