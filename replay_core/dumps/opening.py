@@ -108,6 +108,15 @@ def _parts(path: Path) -> list[Run]:
         raise DumpError(f"cannot read the directory: {error.strerror}", file=str(error.filename or path)) from None
     if parts:
         return parts
+    if path.is_file() and _is_text(path):
+        raise NotADumpError(
+            "there is no metric in this text",
+            file=str(path),
+            expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
+            "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
+            found=_contents(path),
+            hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
+        )
     raise NotADumpError(
         "no dialect knows this path as a dump",
         file=str(path),
@@ -209,6 +218,16 @@ def _duplicates(records: list[Record]) -> list[Problem]:
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
         problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {first_path.name}"))
     return problems
+
+
+def _is_text(path: Path) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    try:
+        # A character may be cut at the end of what was read.
+        return b"\0" not in head and bool(head[:-3].decode() or head)
+    except UnicodeDecodeError:
+        return False
 
 
 def _contents(path: Path) -> str:
