@@ -1,0 +1,150 @@
+"""Runs the rules, ranks what they find, and tells a cause from its echoes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import LINKS, SEVERITIES, Diagnosis, Finding, Skipped
+from replay_core.diagnose.rule import RULES, Rule, Skip
+from replay_core.errors import RequestError, RldbgError
+from replay_core.jobs import OnEvent, Progress, ignore
+
+#: The families of rules, by module: importing one registers its rules.
+FAMILIES: tuple[str, ...] = ()
+
+#: What a finding makes look broken further down the chain: no second opinion, only its echo.
+EXPLAINS: dict[str, tuple[str, ...]] = {}
+
+
+def rules() -> dict[str, Rule]:
+    """Every rule of the catalogue, by id, in order of the catalogue."""
+    for family in FAMILIES:
+        import_module(f"replay_core.diagnose.{family}")
+    return dict(sorted(RULES.items()))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one rule met: how often it looked, and why it could not."""
+
+    looked: int = 0
+    whys: dict[str, int] = field(default_factory=dict)
+
+
+def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -> Diagnosis:
+    """Run the rules over a case.
+
+    Args:
+        only: ids of the rules to run; all where empty.
+
+    Raises:
+        RequestError: there is no rule of such an id.
+        SelectionError: there is no such step.
+    """
+    catalogue = rules()
+    asked = [name.upper() for name in only]
+    unknown = [name for name in asked if name not in catalogue]
+    if unknown:
+        raise RequestError(
+            f"there is no rule {unknown[0]}", expected=", ".join(catalogue), hint="rldbg diagnose --explain D01"
+        )
+    chosen = [rule for name, rule in catalogue.items() if not asked or name in asked]
+    seen = {rule.id: _Seen() for rule in chosen}
+    found: list[Finding] = []
+    steps = len(case.steps())
+    for done, batch in enumerate(case.batches()):
+        on_event(Progress(min(done, steps), steps, f"diagnosing {batch.name}"))
+        for rule in chosen:
+            if rule.scope == "batch":
+                found += _run(rule, batch, batch.has, seen[rule.id])
+    for rule in chosen:
+        if rule.scope == "signals":
+            if case.signals is None:
+                seen[rule.id].whys["there is no log and no metrics"] = 1
+            else:
+                found += _run(rule, case.signals, case.signals.has, seen[rule.id])
+        elif rule.scope == "case":
+            found += _run(rule, case, lambda _name: True, seen[rule.id])
+    checked = tuple(rule.id for rule in chosen if seen[rule.id].looked)
+    skipped = tuple(Skipped(rule.id, _why(rule, seen[rule.id])) for rule in chosen if not seen[rule.id].looked)
+    notes = (*(f"not read: {what}" for what in case.unreadable), *case.run.notes)
+    return Diagnosis(tuple(ranked(merged(found))), checked, skipped, tuple(dict.fromkeys(notes)))
+
+
+def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> list[Finding]:
+    missing = [need for need in rule.needs if not any(has(name) for name in need.split("|"))]
+    if missing:
+        why = "needs " + ", ".join(need.replace("|", " or ") for need in missing)
+        seen.whys[why] = seen.whys.get(why, 0) + 1
+        return []
+    try:
+        found = list(rule.check(subject))
+    except Skip as skip:
+        seen.whys[str(skip)] = seen.whys.get(str(skip), 0) + 1
+        return []
+    except RldbgError as error:
+        why = f"could not be read: {error.message}"
+        seen.whys[why] = seen.whys.get(why, 0) + 1
+        return []
+    seen.looked += 1
+    step = subject.step if isinstance(subject, Batch) else None
+    return [one if one.steps or step is None else replace(one, steps=(step,)) for one in found]
+
+
+def _why(rule: Rule, seen: _Seen) -> str:
+    if seen.whys:
+        return "; ".join(sorted(seen.whys, key=lambda why: -seen.whys[why])[:2])
+    return "there is no batch of samples in the dump" if rule.scope == "batch" else "nothing to look at"
+
+
+def merged(found: Iterable[Finding]) -> list[Finding]:
+    """One finding per id and link: the worst one, with the steps of all."""
+    kept: dict[tuple[str, str], Finding] = {}
+    for one in found:
+        key = (one.id, one.link)
+        before = kept.get(key)
+        if before is None:
+            kept[key] = one
+            continue
+        worse = one if SEVERITIES.index(one.severity) < SEVERITIES.index(before.severity) else before
+        # The steps are those that show it as badly: an info of step 3 is no warning of step 3.
+        same = [each for each in (before, one) if each.severity == worse.severity]
+        steps = tuple(sorted({step for each in same for step in each.steps}))
+        kept[key] = replace(worse, steps=steps)
+    return list(kept.values())
+
+
+def ranked(found: list[Finding]) -> list[Finding]:
+    """Causes before echoes, worse before milder, earlier links before later ones."""
+    marked = _echoes(found)
+    return sorted(
+        marked,
+        key=lambda one: (
+            one.echo_of is not None,
+            SEVERITIES.index(one.severity),
+            LINKS.index(one.link),
+            one.id,
+        ),
+    )
+
+
+def _echoes(found: list[Finding]) -> list[Finding]:
+    """Findings that another explains carry its id. An explanation is no milder than a warning, and shares a step."""
+    causes = sorted((one for one in found if one.severity != "info"), key=lambda one: LINKS.index(one.link))
+    out = []
+    for one in found:
+        cause = next(
+            (each for each in causes if one.id in EXPLAINS.get(each.id, ()) and each.id != one.id and _meet(each, one)),
+            None,
+        )
+        out.append(one if cause is None else replace(one, echo_of=cause.id))
+    return out
+
+
+def _meet(a: Finding, b: Finding) -> bool:
+    return not a.steps or not b.steps or bool(set(a.steps) & set(b.steps))
