@@ -15,7 +15,15 @@ from replay_core.errors import RequestError, RldbgError
 from replay_core.jobs import OnEvent, Progress, ignore
 
 #: The families of rules, by module: importing one registers its rules.
-FAMILIES: tuple[str, ...] = ()
+FAMILIES: tuple[str, ...] = (
+    "log_loss",
+    "log_numerics",
+    "log_policy",
+    "log_mismatch",
+    "log_compile",
+    "log_memory",
+    "log_time",
+)
 
 #: What a finding makes look broken further down the chain: no second opinion, only its echo.
 EXPLAINS: dict[str, tuple[str, ...]] = {}

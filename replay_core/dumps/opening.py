@@ -96,7 +96,7 @@ def _parts(path: Path) -> list[Run]:
                 continue
             if not dialect.detect(path):
                 continue
-            index = dialect.index(path)
+            index = _index(dialect, path)
             index.files = claimed.free(index.files)
             if parts and not index.files:
                 continue
@@ -108,15 +108,6 @@ def _parts(path: Path) -> list[Run]:
         raise DumpError(f"cannot read the directory: {error.strerror}", file=str(error.filename or path)) from None
     if parts:
         return parts
-    if path.is_file() and _is_text(path):
-        raise NotADumpError(
-            "there is no metric in this text",
-            file=str(path),
-            expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
-            "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
-            found=_contents(path),
-            hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
-        )
     raise NotADumpError(
         "no dialect knows this path as a dump",
         file=str(path),
@@ -124,6 +115,23 @@ def _parts(path: Path) -> list[Run]:
         found=_contents(path),
         hint="name the directory your framework wrote, or one of its files",
     )
+
+
+def _index(dialect: Dialect, path: Path) -> Index:
+    """The dialect's index. A text that is no container is a log without a metric, and that is what is said of it."""
+    try:
+        return dialect.index(path)
+    except NotADumpError:
+        if dialect is not loose or not path.is_file() or not _is_text(path):
+            raise
+        raise NotADumpError(
+            "there is no metric in this text",
+            file=str(path),
+            expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
+            "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
+            found=_contents(path),
+            hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
+        ) from None
 
 
 class _Claims:
