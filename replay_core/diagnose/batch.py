@@ -68,6 +68,8 @@ class Batch:
         self.flags = flags or {}
         own: list[int | None] = list(range(len(spine)))
         self.sheets: list[tuple[Sheet, list[int | None]]] = [(spine, own), *others]
+        #: Sheets of the step with tokens that share none with these samples.
+        self.strangers: list[Sheet] = []
         self._columns: dict[str, Column | None] = {}
 
     def __len__(self) -> int:
@@ -188,6 +190,16 @@ class Batch:
                     return part.pad_id
         return None
 
+    @property
+    def after_B(self) -> list[int | None]:
+        """The id in the column after each sample's last token, None where there is none."""
+        spine = self.spine
+        found: list[int | None] = []
+        for part, row in spine.index:
+            after = spine.parts[part].after
+            found.append(None if after is None else after[row])
+        return found
+
     @cached_property
     def eos_id(self) -> int | None:
         """The id that ends a response: of those that stopped, else what most responses shorter than the longest end on."""
@@ -207,6 +219,29 @@ class Batch:
         return int(ids[counts.argmax()])
 
     @property
+    def padded_end(self) -> int | None:
+        """The end token where padding may be held as tokens: as known, else the id before one trailing repeated id."""
+        if self.eos_id is not None and self.eos_id != self.pad_id:
+            known = self._before_the_tail()
+            return self.eos_id if known is None else known
+        return self._before_the_tail() or self.eos_id
+
+    def _before_the_tail(self) -> int | None:
+        """Of samples that end on one id at least twice: the id before it, where most agree on both."""
+        if self.tokens_N is None or len(self) < 2:
+            return None
+        tails, heads = [], []
+        for start, length in zip(self.starts_B, self.lengths_B, strict=True):
+            row = self.tokens_N[start : start + length]
+            other = np.flatnonzero(row != row[-1]) if length else np.zeros(0)
+            if length and other.size and length - 1 - other[-1] >= 2:
+                tails.append(int(row[-1]))
+                heads.append(int(row[other[-1]]))
+        if len(tails) < 2 or len(set(tails)) > 1 or len(set(heads)) > 1:
+            return None
+        return heads[0]
+
+    @property
     def truncated_flag_B(self) -> Array | None:
         """Whether each response was cut off, as the dump itself says it."""
         for name in ("truncated", "is_truncated"):
@@ -222,6 +257,20 @@ class Batch:
                     return np.array([word in cut for word in words])
         return None
 
+    @staticmethod
+    def ids_by_sample(sheet: Sheet) -> dict[str, int]:
+        """A sheet's samples by the id the trainer gave them; empty where they have none, or share one."""
+        found: dict[str, int] = {}
+        for sample, (part, row) in enumerate(sheet.index):
+            ref = next((ref for ref in sheet.parts[part].fields() if ref.canonical == "sample_id"), None)
+            if ref is None or ref.shape != (len(sheet.parts[part]),):
+                return {}
+            name = str(np.asarray(pages.array(ref)).reshape(-1)[row])
+            if name in found:
+                return {}
+            found[name] = sample
+        return found
+
     # ---- columns
 
     def column(self, name: str) -> Column | None:
@@ -232,9 +281,12 @@ class Batch:
 
     def columns(self, name: str) -> Iterator[Column]:
         """The tensor of that name of every sheet that has it."""
+        trained_here = any(sheet.name == "forward_data" for sheet, _ in self.sheets)
         for sheet, places in self.sheets:
+            if sheet.name == "datums" and trained_here and name.endswith("logprobs"):
+                continue  # what a remote trainer was sent, beside the forward of another trainer
             found = self._gather(sheet, places, name)
-            if found is not None:
+            if found is not None and found.said_N.any():
                 yield found
 
     def _gather(self, sheet: Sheet, places: list[int | None], name: str) -> Column | None:
@@ -312,7 +364,27 @@ class Batch:
                 found = self.per_sample(name)
             if found is not None and len(found):
                 return np.unique(np.asarray(found), return_inverse=True)[1].reshape(-1)
-        return None
+        return self.prompt_B
+
+    @property
+    def group_is_named(self) -> bool:
+        """Whether the dump says which group a sample is of; else equal prompts are one group."""
+        return any(self.ref(name) is not None for name in GROUP_NAMES)
+
+    @property
+    def prompt_B(self) -> Array | None:
+        """The number of each sample's prompt: equal prompt tokens have one number."""
+        if self.tokens_N is None or self.response_N is None:
+            return None
+        starts_B, numbers = self.starts_B, {}
+        heads_B = self.first(self.response_N)
+        if not heads_B.all():
+            return None
+        found = []
+        for start, head in zip(starts_B, heads_B, strict=True):
+            prompt = self.tokens_N[start : start + head].tobytes()
+            found.append(numbers.setdefault(prompt, len(numbers)))
+        return np.array(found)
 
     @cached_property
     def reward_B(self) -> Array | None:
@@ -437,4 +509,7 @@ def batches_of(step: int | None, records: list[Record], flags: dict[str, Any] | 
     """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside."""
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
     sheets, unreadable = sheets_of(trained)
-    return [Batch(step, spine, others, trained, unreadable, flags) for spine, others in joined(sheets)]
+    batches = [Batch(step, spine, others, trained, unreadable, flags) for spine, others in joined(sheets)]
+    for batch in batches:
+        batch.strangers = [each.spine for each in batches if each is not batch and each.spine.has_tokens]
+    return batches

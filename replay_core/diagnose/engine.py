@@ -29,11 +29,11 @@ FAMILIES: tuple[str, ...] = (
 EXPLAINS: dict[str, tuple[str, ...]] = {}
 
 
-def rules() -> dict[str, Rule]:
-    """Every rule of the catalogue, by id, in order of the catalogue."""
+def rules() -> list[Rule]:
+    """Every rule of the catalogue, in its order."""
     for family in FAMILIES:
         import_module(f"replay_core.diagnose.{family}")
-    return dict(sorted(RULES.items()))
+    return [RULES[key] for key in sorted(RULES)]
 
 
 @dataclass(slots=True)
@@ -54,15 +54,8 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
         RequestError: there is no rule of such an id.
         SelectionError: there is no such step.
     """
-    catalogue = rules()
-    asked = [name.upper() for name in only]
-    unknown = [name for name in asked if name not in catalogue]
-    if unknown:
-        raise RequestError(
-            f"there is no rule {unknown[0]}", expected=", ".join(catalogue), hint="rldbg diagnose --explain D01"
-        )
-    chosen = [rule for name, rule in catalogue.items() if not asked or name in asked]
-    seen = {rule.id: _Seen() for rule in chosen}
+    chosen = chosen_rules(only)
+    seen: dict[str, _Seen] = {rule.id: _Seen() for rule in chosen}
     found: list[Finding] = []
     steps = len(case.steps())
     for done, batch in enumerate(case.batches()):
@@ -78,10 +71,25 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
                 found += _run(rule, case.signals, case.signals.has, seen[rule.id])
         elif rule.scope == "case":
             found += _run(rule, case, lambda _name: True, seen[rule.id])
-    checked = tuple(rule.id for rule in chosen if seen[rule.id].looked)
-    skipped = tuple(Skipped(rule.id, _why(rule, seen[rule.id])) for rule in chosen if not seen[rule.id].looked)
+    checked = tuple(dict.fromkeys(rule.id for rule in chosen if seen[rule.id].looked))
+    skipped = tuple(Skipped(id, _why(met)) for id, met in seen.items() if not met.looked)
     notes = (*(f"not read: {what}" for what in case.unreadable), *case.run.notes)
     return Diagnosis(tuple(ranked(merged(found))), checked, skipped, tuple(dict.fromkeys(notes)))
+
+
+def chosen_rules(only: Iterable[str] = ()) -> list[Rule]:
+    """The rules of these ids; all of them where none is named.
+
+    Raises:
+        RequestError: there is no rule of such an id.
+    """
+    catalogue = rules()
+    asked = [name.upper() for name in only]
+    known = list(dict.fromkeys(rule.id for rule in catalogue))
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise RequestError(f"there is no rule {unknown[0]}", expected=", ".join(known), hint="rldbg diagnose --explain D01")
+    return [rule for rule in catalogue if not asked or rule.id in asked]
 
 
 def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> list[Finding]:
@@ -104,10 +112,10 @@ def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> l
     return [one if one.steps or step is None else replace(one, steps=(step,)) for one in found]
 
 
-def _why(rule: Rule, seen: _Seen) -> str:
+def _why(seen: _Seen) -> str:
     if seen.whys:
         return "; ".join(sorted(seen.whys, key=lambda why: -seen.whys[why])[:2])
-    return "there is no batch of samples in the dump" if rule.scope == "batch" else "nothing to look at"
+    return "the dump holds no batch of samples"
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:

@@ -51,6 +51,8 @@ class Rows:
     pad_id: int | None = None
     padding_known: bool = True
     pack: list[int] | None = None
+    after: list[int | None] | None = None
+    """The id in the column after each sample's last token, None at the edge: an end that the mask left out."""
     siblings: list[Record] = field(default_factory=list)
     """Records of the same micro-batch whose rows are these samples: its losses."""
 
@@ -81,7 +83,7 @@ class Rows:
         return self._place_ragged(ref, rows)
 
     def outside(self, ref: TensorRef) -> tuple[int, int] | None:
-        """(row, column) of the first entry of a padded mask that is set where the batch holds no token."""
+        """Entries of a padded mask that are set where the batch holds no token, and the first one's row."""
         if self.slots is None or self.width is None or ref.rows is not None or len(ref.shape) != 2:
             return None
         shift = self._shift(ref)
@@ -92,7 +94,7 @@ class Rows:
         for row, columns in enumerate(self.slots):
             held_BS[row, columns] = True
         strays = np.argwhere(set_BT & ~held_BS[:, shift : shift + ref.shape[1]])
-        return (int(strays[0][0]), int(strays[0][1])) if strays.size else None
+        return (len(strays), int(strays[0][0])) if strays.size else None
 
     def _shift(self, ref: TensorRef) -> int | None:
         """The column of the batch that the tensor's first column is about."""
@@ -191,9 +193,14 @@ def _with_ids(record: Record, fields: Sequence[TensorRef]) -> Rows | None:
     slots = [np.flatnonzero(row) for row in held_BS]
     tokens = [row[at] for row, at in zip(ids_BS, slots, strict=True)]
     found = Rows(record, [at.size for at in slots], tokens, slots, width, pad_id=pad_id, padding_known=known)
+    ends = [int(at[-1]) + 1 if at.size else width for at in slots]
+    found.after = [int(row[end]) if end < width else None for row, end in zip(ids_BS, ends, strict=True)]
     prompts, responses = find(fields, "prompt_ids"), find(fields, "response_ids")
     if prompts is not None and responses is not None and len(prompts.shape) == len(responses.shape) == 2:
-        if prompts.shape[1] + responses.shape[1] == width:
+        # Some frameworks shift a sample left after joining: then the columns no longer tell.
+        if prompts.shape[1] + responses.shape[1] == width and np.array_equal(
+            ids_BS[:, prompts.shape[1] :], pages.array(responses)
+        ):
             found.response_start = [int(np.searchsorted(at, prompts.shape[1])) for at in slots]
     return found
 
@@ -269,9 +276,6 @@ def _response_starts(rows: Rows, fields: Sequence[TensorRef]) -> list[int] | Non
         if all(size <= length for size, length in zip(mask.rows, rows.lengths, strict=True)):
             starts = [length - size for size, length in zip(mask.rows, rows.lengths, strict=True)]
             return starts if any(starts) else None
-    if rows.slots is not None and rows.width is not None and len(mask.shape) == 2 and mask.shape[1] < rows.width - 1:
-        begin = rows.width - mask.shape[1]
-        return [int(np.searchsorted(at, begin)) for at in rows.slots]
     return None
 
 

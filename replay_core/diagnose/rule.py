@@ -41,8 +41,8 @@ class Rule:
     explain: str
 
 
-#: Every rule by id, in the order of registration.
-RULES: dict[str, Rule] = {}
+#: Every rule by id and scope, in the order of registration: one id may be told from a dump and from a log.
+RULES: dict[tuple[str, Scope], Rule] = {}
 
 
 def rule(
@@ -51,13 +51,13 @@ def rule(
     """Register a rule.
 
     Raises:
-        ValueError: the id is taken, the link is unknown, or the function has no docstring.
+        ValueError: the id is taken in this scope, the link is unknown, or the function has no docstring.
     """
 
     def register(check: Callable[[Any], Iterable[Finding]]) -> Callable[[Any], Iterable[Finding]]:
-        if id in RULES or link not in LINKS or not check.__doc__:
-            raise ValueError(f"rule {id}: ids are unique, links are of LINKS, and a rule explains itself")
-        RULES[id] = Rule(id, title, link, scope, needs, source, check, check.__doc__)
+        if (id, scope) in RULES or link not in LINKS or not check.__doc__:
+            raise ValueError(f"rule {id}: ids are unique within a scope, links are of LINKS, and a rule explains itself")
+        RULES[id, scope] = Rule(id, title, link, scope, needs, source, check, check.__doc__)
         return check
 
     return register
