@@ -16,6 +16,8 @@ from replay_core.jobs import OnEvent, Progress, ignore
 
 #: The families of rules, by module: importing one registers its rules.
 FAMILIES: tuple[str, ...] = (
+    "log_groups",
+    "log_masks",
     "log_loss",
     "log_numerics",
     "log_policy",

@@ -1,7 +1,7 @@
 """What seed 002 expects of a healthy run, as data: expected beside seen, and what the facts correct.
 
-Ranges hold for one GPU, batch_size 1, group_size 8, gradient_accumulation_steps 16; per-iteration ranges are scaled to the
-micro-batches that are logged. They are an orientation: a smaller model is faster and no anomaly.
+Ranges hold for one GPU, batch_size 1, group_size 8, gradient_accumulation_steps 16; per-iteration ranges are
+scaled to the micro-batches that are logged. They are an orientation: a smaller model is faster and no anomaly.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ EXPECTED: tuple[Expectation, ...] = (
     ),
     Expectation(
         "loss", "loss", None, None, "", "seed 002: not 0",
-        "0 with an on-policy ratio of 1 is normal while grad_norm is not 0; not 0 does not prove learning (KL alone); the "
-        "displayed loss may be the last micro-batch's",
+        "0 with an on-policy ratio of 1 is normal while grad_norm is not 0; not 0 does not prove learning (KL alone); "
+        "the displayed loss may be the last micro-batch's",
     ),
 )  # fmt: skip
 
@@ -76,7 +76,8 @@ def seen(part: Part, micros: int) -> list[dict[str, Any]]:
         middle = values[len(values) // 2]
         rows.append(
             {
-                "what": expectation.what, "signal": expectation.signal, "expected": [low, high], "unit": expectation.unit,
+                "what": expectation.what, "signal": expectation.signal, "expected": [low, high],
+                "unit": expectation.unit,
                 "seen": {"min": values[0], "median": middle, "max": values[-1]},
                 "holds": None if high is None else middle <= high,
                 "source": expectation.source, "correction": expectation.correction,

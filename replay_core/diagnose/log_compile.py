@@ -19,9 +19,12 @@ _UNPAD = re.compile(r"unpad|flash|varlen|max_seqlen|cu_seq", re.IGNORECASE)
 
 
 @signal_rule(
-    "D32", "compiled code is compiled again and again", link="time", needs=("event:recompile,recompile_limit",),
+    "D32",
+    "compiled code is compiled again and again",
+    link="time",
+    needs=("event:recompile,recompile_limit",),
     source="torchtitan#2823, #3898; torch 2.x: recompile_limit 8",
-)  # fmt: skip
+)
 def recompiles(part: Part) -> Iterable[Finding]:
     """D32. More than one recompile of a function is a warning; the recompile limit (8) is an error.
 
@@ -33,14 +36,23 @@ def recompiles(part: Part) -> Iterable[Finding]:
     if hit:
         limit = _LIMIT.search(hit[0].text)
         yield Finding(
-            "D32", "error", "the recompile limit is reached: the function runs without compilation from here on",
-            (Evidence("limit", limit.group(2) or limit.group(1) if limit else "8", source=f"line {hit[0].point.line}"),
-             Evidence("recompiles logged", len(part.events("recompile")), source="log")),
+            "D32",
+            "error",
+            "the recompile limit is reached: the function runs without compilation from here on",
+            (
+                Evidence(
+                    "limit", limit.group(2) or limit.group(1) if limit else "8", source=f"line {hit[0].point.line}"
+                ),
+                Evidence("recompiles logged", len(part.events("recompile")), source="log"),
+            ),
             "a new graph for every length or every value of a Python number",
-            "torch.compile(dynamic=True) or mark_dynamic on the token axis, or pad to few lengths; TORCH_LOGS=recompiles "
-            "names the guard; rldbg replay DUMP --compile inductor --dynamic on times it",
-            "time", "torch._dynamo.config.recompile_limit", hit[0].point.where(), _steps(hit),
-        )  # fmt: skip
+            "torch.compile(dynamic=True) or mark_dynamic on the token axis, or pad to few lengths; "
+            "TORCH_LOGS=recompiles names the guard; rldbg replay DUMP --compile inductor --dynamic on times it",
+            "time",
+            "torch._dynamo.config.recompile_limit",
+            hit[0].point.where(),
+            _steps(hit),
+        )
         return
     counts: Counter[str] = Counter()
     first: dict[str, Told] = {}
@@ -55,18 +67,27 @@ def recompiles(part: Part) -> Iterable[Finding]:
     if most > NORMAL_RECOMPILES:
         told = first[key]
         yield Finding(
-            "D32", "warning", f"{key.rpartition('#')[0]} is compiled {most + 1} times",
+            "D32",
+            "warning",
+            f"{key.rpartition('#')[0]} is compiled {most + 1} times",
             (Evidence("recompiles", most, f"<= {NORMAL_RECOMPILES}", f"from line {told.point.line}"),),
             "its inputs differ in a length or a Python number that Dynamo guards on",
-            "torch.compile(dynamic=True) or mark_dynamic on the token axis; rldbg replay DUMP --compile inductor --dynamic on",
-            "time", "torchtitan#3898", told.point.where(), _steps(part.events("recompile")),
-        )  # fmt: skip
+            "torch.compile(dynamic=True) or mark_dynamic on the token axis; "
+            "rldbg replay DUMP --compile inductor --dynamic on",
+            "time",
+            "torchtitan#3898",
+            told.point.where(),
+            _steps(part.events("recompile")),
+        )
 
 
 @signal_rule(
-    "D33", "the graph breaks", link="time", needs=("event:graph_break",),
+    "D33",
+    "the graph breaks",
+    link="time",
+    needs=("event:graph_break",),
     source="transformers#35588, #33932, #41827; pytorch#148845",
-)  # fmt: skip
+)
 def graph_breaks(part: Part) -> Iterable[Finding]:
     """D33. A break at .item() (an unpadding attention reads its longest length) is a warning, other breaks are info.
 
@@ -77,18 +98,27 @@ def graph_breaks(part: Part) -> Iterable[Finding]:
     told = (items or breaks)[0]
     unpad = _UNPAD.search(told.text) is not None
     yield Finding(
-        "D33", "warning" if items else "info",
-        "the compiled graph breaks at .item()" + (" while attention is unpadded" if unpad else "") if items
+        "D33",
+        "warning" if items else "info",
+        "the compiled graph breaks at .item()" + (" while attention is unpadded" if unpad else "")
+        if items
         else "the compiled graph breaks",
-        (Evidence("graph breaks", len(breaks), "0", f"line {told.point.line}"),
-         Evidence("the first", told.text.splitlines()[0][:160], source=f"line {told.point.line}")),
-        "a tensor's value is needed in Python: in flash attention's unpadding it is the longest length" if items
+        (
+            Evidence("graph breaks", len(breaks), "0", f"line {told.point.line}"),
+            Evidence("the first", told.text.splitlines()[0][:160], source=f"line {told.point.line}"),
+        ),
+        "a tensor's value is needed in Python: in flash attention's unpadding it is the longest length"
+        if items
         else "code that Dynamo does not trace; each break ends a graph and starts another",
         "pass cu_seq_lens_q/k and max_length_q/k as arguments, or torch._dynamo.config.capture_scalar_outputs = True; "
-        "rldbg replay DUMP --matrix shows what each setting costs" if items
+        "rldbg replay DUMP --matrix shows what each setting costs"
+        if items
         else "TORCH_LOGS=graph_breaks names the lines; rldbg replay DUMP --compile inductor",
-        "time", "transformers#35588", told.point.where(), _steps(breaks),
-    )  # fmt: skip
+        "time",
+        "transformers#35588",
+        told.point.where(),
+        _steps(breaks),
+    )
 
 
 def _steps(told: list[Told]) -> tuple[int, ...]:

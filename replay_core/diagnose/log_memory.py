@@ -10,7 +10,17 @@ from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.rule import Skip
 from replay_core.diagnose.signals import Part, Told, signal_rule
 
-_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_UNITS = {
+    "bytes": 1,
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 2**10,
+    "MB": 2**20,
+    "GB": 2**30,
+}
 _SIZE = r"([\d.]+) ?(bytes|[KMGT]iB|[KMG]B|B)\b"
 _TRIED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
 _FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
@@ -35,12 +45,14 @@ def gib(text: str, pattern: re.Pattern[str]) -> float | None:
     found = pattern.search(text)
     if not found:
         return None
-    number, unit = next((found.group(i), found.group(i + 1)) for i in range(1, len(found.groups()), 2) if found.group(i))
+    number, unit = next(
+        (found.group(i), found.group(i + 1)) for i in range(1, len(found.groups()), 2) if found.group(i)
+    )
     return float(number) * _UNITS[unit] / 2**30
 
 
 @signal_rule(
-    "D36L", "out of memory", link="memory", needs=("event:oom,oom_host",), source="slime#2253; torch's own message"
+    "D36", "out of memory", link="memory", needs=("event:oom,oom_host",), source="slime#2253; torch's own message"
 )
 def out_of_memory(part: Part) -> Iterable[Finding]:
     """D36. Reads the allocator's line: what was asked for, free, reserved but unallocated, and the frames above it.
@@ -60,7 +72,9 @@ def _device(one: Told, told: list[Told]) -> Finding:
     others = sum(float(n) * _UNITS[u] for n, u in _OTHERS.findall(one.text)) / 2**30
     line = f"line {one.point.line}"
     numbers = (("asked for", tried), ("free", free), ("capacity", total), ("reserved, unallocated", spare))
-    evidence = tuple(Evidence(f"{name} (GiB)", round(value, 3), source=line) for name, value in numbers if value is not None)
+    evidence = tuple(
+        Evidence(f"{name} (GiB)", round(value, 3), source=line) for name, value in numbers if value is not None
+    )
     cause, next_step = _blamed(one.text, tried, spare)
     if others and total and others > 0.3 * total:
         evidence += (Evidence("other processes on the GPU (GiB)", round(others, 3), source=line),)
@@ -70,9 +84,17 @@ def _device(one: Told, told: list[Told]) -> Finding:
         evidence += (Evidence("last frame", frame[:160], source=line),)
     size = f" asking for {tried:.3g} GiB" if tried is not None else ""
     return Finding(
-        "D36", "error", f"out of GPU memory{size}", evidence, cause, next_step, "memory", "slime#2253",
-        one.point.where(), tuple(sorted({t.point.step for t in told if t.point.step is not None})),
-    )  # fmt: skip
+        "D36",
+        "error",
+        f"out of GPU memory{size}",
+        evidence,
+        cause,
+        next_step,
+        "memory",
+        "slime#2253",
+        one.point.where(),
+        tuple(sorted({t.point.step for t in told if t.point.step is not None})),
+    )
 
 
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
@@ -89,8 +111,8 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
             words = f"; {tried:.3g} GiB of fp32 logits are " + ", ".join(tokens)
         return (
             "logits of the whole vocabulary in fp32: tokens x vocabulary x 4 B, again for their gradient" + words,
-            "compute log-probabilities in chunks, or over fewer tokens per micro-batch; rldbg replay DUMP --logits whole "
-            "forecasts the same, rldbg replay DUMP --logits chunked does without",
+            "compute log-probabilities in chunks, or over fewer tokens per micro-batch; "
+            "rldbg replay DUMP --logits whole forecasts the same, rldbg replay DUMP --logits chunked does without",
         )
     for pattern, cause, step in (
         (_OPTIMIZER, "the optimizer's state, which its first step allocates", "shard or offload the optimizer state"),
@@ -102,25 +124,36 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
             return cause, step
     return (
         "activations and logits grow with the longest micro-batch; the log does not show where it happened",
-        "fewer tokens per micro-batch; rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump forecasts T x V x 4 B",
+        "fewer tokens per micro-batch; rldbg record -- YOUR COMMAND, then "
+        "rldbg replay rldbg-dump forecasts T x V x 4 B",
     )
 
 
 def _host(one: Told, told: list[Told]) -> Finding:
     tried = gib(one.text, _TRIED)
     return Finding(
-        "D36", "error", "out of host memory" + (f" asking for {tried:.3g} GiB" if tried is not None else ""),
+        "D36",
+        "error",
+        "out of host memory" + (f" asking for {tried:.3g} GiB" if tried is not None else ""),
         (Evidence("line", one.text.splitlines()[0][:200], source=f"line {one.point.line}"),),
         "the machine's memory, not the GPU's: offloaded states, dataloader workers, rollouts kept for too long",
         "fewer workers or less offloading; watch the resident memory per step",
-        "memory", "torch's and Ray's own message", one.point.where(),
+        "memory",
+        "torch's and Ray's own message",
+        one.point.where(),
         tuple(sorted({t.point.step for t in told if t.point.step is not None})),
-    )  # fmt: skip
+    )
 
 
-@signal_rule("L04", "memory only grows", link="memory", needs=("memory_gb|phase_memory_mb",), source="rldbg; SkyRL memory snapshots")
+@signal_rule(
+    "L04",
+    "memory only grows",
+    link="memory",
+    needs=("memory_gb|phase_memory_mb",),
+    source="rldbg; SkyRL memory snapshots",
+)
 def memory_grows(part: Part) -> Iterable[Finding]:
-    """L04. The peak memory of a step rises over the run (16 steps or more, p < 0.005), by 20 % from its first third to its last.
+    """L04. A step's peak memory rises over the run (16 steps, p < 0.005), by 20 % from its first third to its last.
 
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
     must go on in the last half.
@@ -134,9 +167,15 @@ def memory_grows(part: Part) -> Iterable[Finding]:
     goes_on = trends.drift(values[len(values) // 2 :]) > trends.DRIFT_Z
     if begun > 0 and now > GROWTH * begun and goes_on and trends.drift(values) > trends.DRIFT_Z:
         yield Finding(
-            "L04", "warning", f"memory grows from {begun:.4g} to {now:.4g} and goes on",
+            "L04",
+            "warning",
+            f"memory grows from {begun:.4g} to {now:.4g} and goes on",
             (Evidence(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source),),
-            "something is kept from step to step: tensors with their graph in a list of metrics, a cache, longer responses",
+            "something is kept from step to step: tensors with their graph in a list of metrics, a cache, "
+            "longer responses",
             "look whether the response length grows, too; torch.cuda.memory._dump_snapshot() of two steps",
-            "memory", "rldbg", series.last.where(series.name), tuple(p.step for p in series.points[-3:] if p.step is not None),
-        )  # fmt: skip
+            "memory",
+            "rldbg",
+            series.last.where(series.name),
+            tuple(p.step for p in series.points[-3:] if p.step is not None),
+        )

@@ -30,10 +30,12 @@ def _line(series: Series) -> str:
 
 
 @signal_rule(
-    "D09L", "engine and trainer disagree", link="rollout_logprobs",
+    "D09",
+    "engine and trainer disagree",
+    link="rollout_logprobs",
     needs=("logprob_diff|mult_prob_error|rollout_k3|prob_diff|prob_pearson",),
     source="NeMo-RL docs; slime and miles CI; verl-omni#637",
-)  # fmt: skip
+)
 def mismatch(part: Part) -> Iterable[Finding]:
     """D09. Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
 
@@ -54,28 +56,48 @@ def mismatch(part: Part) -> Iterable[Finding]:
     if worst is None:
         return
     grade, series, now, warn = worst
-    steps = tuple(p.step for p in series.points if p.step is not None and (p.value - warn) * LIMITS[series.signal][2] > 0)
+    steps = tuple(
+        p.step for p in series.points if p.step is not None and (p.value - warn) * LIMITS[series.signal][2] > 0
+    )
     first = next(p for p in series.points if (p.value - warn) * LIMITS[series.signal][2] > 0)
     yield Finding(
-        "D09", "error" if grade > 1 else "warning", f"engine and trainer disagree: {series.name} is {now:.3g}",
+        "D09",
+        "error" if grade > 1 else "warning",
+        f"engine and trainer disagree: {series.name} is {now:.3g}",
         (Evidence(series.name, now, f"{'<' if LIMITS[series.signal][2] > 0 else '>'} {warn:g}", _line(series)),),
-        "another precision or kernel, a temperature or top-p that one side applies, weights that were not synced, a chat "
-        "template, packing: the log has one number for all of them",
-        _NEXT, "rollout_logprobs", "NeMo-RL docs; slime and miles CI", first.where(series.name), steps,
-    )  # fmt: skip
+        "another precision or kernel, a temperature or top-p that one side applies, weights that were not synced, "
+        "a chat template, packing: the log has one number for all of them",
+        _NEXT,
+        "rollout_logprobs",
+        "NeMo-RL docs; slime and miles CI",
+        first.where(series.name),
+        steps,
+    )
 
 
 @signal_rule(
-    "D12L", "engine and trainer drift apart", link="rollout_logprobs", needs=("logprob_diff|rollout_k3|prob_diff",),
+    "D13",
+    "engine and trainer drift apart without an update",
+    link="rollout_logprobs",
+    needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff"),
+    source="open-instruct#1473, vime#64",
+)
+@signal_rule(
+    "D12",
+    "engine and trainer drift apart",
+    link="rollout_logprobs",
+    needs=("logprob_diff|rollout_k3|prob_diff",),
     source="trl#5312 (0.015 to 0.201), verl#7495, open-instruct#1473, vime#64",
-)  # fmt: skip
+)
 def drifting(part: Part) -> Iterable[Finding]:
     """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
 
     Fivefold over its beginning (median of the first 3) while the weights move is D12: the engine keeps old weights.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
-    series = next((s for name in ("logprob_diff", "rollout_k3", "prob_diff") if (s := part.get(name)) is not None), None)
+    series = next(
+        (s for name in ("logprob_diff", "rollout_k3", "prob_diff") if (s := part.get(name)) is not None), None
+    )
     values = [] if series is None else series.finite
     if series is None or len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the distance between engine and trainer at {trends.MIN_STEPS} steps or more")
@@ -91,19 +113,28 @@ def drifting(part: Part) -> Iterable[Finding]:
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
     yield Finding(
-        "D13" if still else "D12", "warning",
+        "D13" if still else "D12",
+        "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}" + (" although the learning rate is 0" if still else ""),
         (Evidence("growth", grown, f"< {JUMP:g}", _line(series)), Evidence("Mann-Kendall z", z, f"< {trends.DRIFT_Z}")),
-        "nothing is trained: the engine's caches or kernels drift, or weights change on the way to it" if still
-        else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed parameter)",
-        _NEXT if still else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "
+        "nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
+        if still
+        else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, "
+        "a renamed parameter)",
+        _NEXT
+        if still
+        else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "
         "--against rollout_logprobs ranks which weights sampled the tokens",
-        "rollout_logprobs", "trl#5312, verl#7495" if not still else "open-instruct#1473, vime#64",
-        mark.where(series.name), tuple(p.step for p in finite[-3:] if p.step is not None),
-    )  # fmt: skip
+        "rollout_logprobs",
+        "trl#5312, verl#7495" if not still else "open-instruct#1473, vime#64",
+        mark.where(series.name),
+        tuple(p.step for p in finite[-3:] if p.step is not None),
+    )
 
 
-@signal_rule("D20L", "responses are cut", link="tokens", needs=("truncated",), source="miles advisory (0.25); autocontext#1067")
+@signal_rule(
+    "D20", "responses are cut", link="tokens", needs=("truncated",), source="miles advisory (0.25); autocontext#1067"
+)
 def truncated(part: Part) -> Iterable[Finding]:
     """D20. Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
@@ -124,15 +155,19 @@ def truncated(part: Part) -> Iterable[Finding]:
     reward = part.get("reward")
     nothing = reward is not None and reward.finite and trends.level(reward.finite) == 0
     yield Finding(
-        "D20", "info" if teaches else "error" if now >= 1 or nothing else "warning",
+        "D20",
+        "info" if teaches else "error" if now >= 1 or nothing else "warning",
         f"{now:.0%} of the responses are cut at the token limit",
-        (Evidence(series.name, now, "< 0.25", _line(series)),
-         *((Evidence("reward", 0.0, source=reward.source),) if nothing and reward is not None else ())),
+        (
+            Evidence(series.name, now, "< 0.25", _line(series)),
+            *((Evidence("reward", 0.0, source=reward.source),) if nothing and reward is not None else ()),
+        ),
         "the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
         "raise the token limit, and see whether the responses would end; rldbg record -- YOUR COMMAND, then "
         "rldbg diagnose rldbg-dump --rule D19",
-        "tokens", "miles advisory (0.25)",
+        "tokens",
+        "miles advisory (0.25)",
         next(p for p in series.points if p.value >= 0.25).where(series.name),
         tuple(p.step for p in series.points if p.step is not None and p.value >= 0.25),
-    )  # fmt: skip
+    )

@@ -31,7 +31,15 @@ _LOSSES = ("loss", "pg_loss", "micro_loss", "value_loss")
 
 
 @signal_rule(
-    "D21L", "a metric is not a number", link="loss", needs=("|".join(ORDER),), source="verl#1197, #2626, #721; seeds"
+    "D06",
+    "the spread of rewards is not a number",
+    link="advantages",
+    needs=("reward_std|reward_function_std|advantage_max",),
+    source="DeepAnalyze#116",
+)
+@signal_rule("D22", "grad_norm is never a number", link="gradient", needs=("grad_norm",), source="verl#2505, #1197")
+@signal_rule(
+    "D21", "a metric is not a number", link="loss", needs=("|".join(ORDER),), source="verl#1197, #2626, #721; seeds"
 )
 def first_non_finite(part: Part) -> Iterable[Finding]:
     """D06, D21, D22. The first NaN or Inf by step, within the step by order of computation.
@@ -64,24 +72,38 @@ def first_non_finite(part: Part) -> Iterable[Finding]:
     if signal in ("reward_std", "reward_function_std", "advantage_max", "advantage_min") and math.isnan(point.value):
         harmless = signal == "reward_function_std" and not part_is_broken_after(broken)
         yield Finding(
-            "D06", "info" if harmless else "error", f"{series.name} is NaN", evidence, _CAUSES[signal],
-            "sample at least two completions per prompt, or use a biased std; rldbg record -- YOUR COMMAND shows the groups",
-            "advantages", "DeepAnalyze#116", where, steps,
-        )  # fmt: skip
+            "D06",
+            "info" if harmless else "error",
+            f"{series.name} is NaN",
+            evidence,
+            _CAUSES[signal],
+            "sample at least two completions per prompt, or use a biased std; "
+            "rldbg record -- YOUR COMMAND shows the groups",
+            "advantages",
+            "DeepAnalyze#116",
+            where,
+            steps,
+        )
         return
     losses = [p for name in _LOSSES if (s := part.get(name)) is not None for p in s.points if p.step == point.step]
     if signal == "grad_norm":
         yield _gradient(part, series, evidence, where, steps, bool(losses))
         return
     yield Finding(
-        "D21", "error", f"{series.name} is the first metric that is not finite"
+        "D21",
+        "error",
+        f"{series.name} is the first metric that is not finite"
         + (f", at step {point.step}" if point.step is not None else ""),
-        evidence, _CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
-        "record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor; "
+        evidence,
+        _CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
+        "record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first "
+        "tensor; "
         "rldbg replay rldbg-dump --backward repeats the micro-batch",
         "loss" if signal in _LOSSES else "logprobs" if signal not in ("reward", "reward_function") else "rewards",
-        "verl#2626, #721", where, steps,
-    )  # fmt: skip
+        "verl#2626, #721",
+        where,
+        steps,
+    )
 
 
 def part_is_broken_after(broken: list[tuple[Series, Point]]) -> bool:
@@ -98,27 +120,40 @@ def _gradient(
     finite = series.finite
     if not finite and len(series.points) > 1 and has_loss:
         return Finding(
-            "D22", "error", "grad_norm is NaN at every step while the loss is finite", evidence,
-            "gradients divided by an accumulation of 0 micro-batches (mini_batch // (micro_batch * data_parallel) = 0), "
+            "D22",
+            "error",
+            "grad_norm is NaN at every step while the loss is finite",
+            evidence,
+            "gradients divided by an accumulation of 0 micro-batches "
+            "(mini_batch // (micro_batch * data_parallel) = 0), "
             "or an overflow in the backward pass from the start",
             "check that the micro-batch is no larger than the mini-batch per rank; "
             "rldbg record --gradients . -- YOUR COMMAND names the first parameter",
-            "gradient", "verl#2505, #1197", place, steps,
-        )  # fmt: skip
+            "gradient",
+            "verl#2505, #1197",
+            place,
+            steps,
+        )
     after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
     recovered = bool(after) and all(map(math.isfinite, after))
     return Finding(
-        "D21", "warning" if recovered else "error",
-        "grad_norm is not finite once, and the run goes on" if recovered
+        "D21",
+        "warning" if recovered else "error",
+        "grad_norm is not finite once, and the run goes on"
+        if recovered
         else "the gradient is the first thing that is not finite: the forward pass is",
         evidence,
-        "an overflow in the backward pass; the step was skipped (loss scaler, or a guard of the trainer)" if recovered
+        "an overflow in the backward pass; the step was skipped (loss scaler, or a guard of the trainer)"
+        if recovered
         else "forward finite, backward not: an overflow or 0/0 whose value is masked but whose gradient is not "
         "(0 * inf in a mask, sqrt or log at 0, a softmax row that is masked whole)",
         "rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first parameter; "
         "rldbg replay rldbg-dump --backward repeats it",
-        "gradient", "verl#721, #2626; UniRL#110", place, steps,
-    )  # fmt: skip
+        "gradient",
+        "verl#721, #2626; UniRL#110",
+        place,
+        steps,
+    )
 
 
 def _points(part: Part, series: Series) -> Iterable[Point]:
@@ -152,26 +187,45 @@ def gradient_norm_leaps(part: Part) -> Iterable[Finding]:
     if before > 0 and after > EXPLODED * before and trends.drift(values) > trends.DRIFT_Z:
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
         yield Finding(
-            "L02", "warning", "the gradient norm grows and stays there",
-            (Evidence("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
-             Evidence("median of the first half", before, source=series.source)),
+            "L02",
+            "warning",
+            "the gradient norm grows and stays there",
+            (
+                Evidence("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
+                Evidence("median of the first half", before, source=series.source),
+            ),
             "the learning rate is too high, the policy has left the data it is trained on, or entropy has collapsed",
             "look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR COMMAND",
-            "gradient", "rldbg", begun.where(series.name), tuple(p.step for p in finite[-len(quarter) :] if p.step is not None),
-        )  # fmt: skip
+            "gradient",
+            "rldbg",
+            begun.where(series.name),
+            tuple(p.step for p in finite[-len(quarter) :] if p.step is not None),
+        )
         return
     middle, sigma = trends.spread(values)
     spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
     if spikes and sigma > 0:
         worst = max(spikes, key=lambda point: point.value)
         yield Finding(
-            "L02", "info", "single steps have a far larger gradient norm than the rest",
-            (Evidence("grad_norm", worst.value, f"median {middle:.3g}", f"line {worst.line}" if worst.line else series.source),
-             Evidence("such steps", len(spikes), source=series.source)),
+            "L02",
+            "info",
+            "single steps have a far larger gradient norm than the rest",
+            (
+                Evidence(
+                    "grad_norm",
+                    worst.value,
+                    f"median {middle:.3g}",
+                    f"line {worst.line}" if worst.line else series.source,
+                ),
+                Evidence("such steps", len(spikes), source=series.source),
+            ),
             "a batch with rare tokens or an outlier advantage; clipping bounds its update",
             "look at the worst micro-batch of that step",
-            "gradient", "rldbg", worst.where(series.name), tuple(p.step for p in spikes if p.step is not None),
-        )  # fmt: skip
+            "gradient",
+            "rldbg",
+            worst.where(series.name),
+            tuple(p.step for p in spikes if p.step is not None),
+        )
 
 
 @signal_rule("L03", "the log holds no number", link="dump", needs=(), source="rldbg")
@@ -183,10 +237,16 @@ def no_numbers(part: Part) -> Iterable[Finding]:
     if not any(series.finite for series in training):
         first = training[0].points[0]
         yield Finding(
-            "L03", "error", "no training metric is a finite number, from the first logged step on",
-            (Evidence("metrics", len(training), source="log"),
-             Evidence(training[0].name, first.value, source=f"line {first.line}" if first.line else "log")),
+            "L03",
+            "error",
+            "no training metric is a finite number, from the first logged step on",
+            (
+                Evidence("metrics", len(training), source="log"),
+                Evidence(training[0].name, first.value, source=f"line {first.line}" if first.line else "log"),
+            ),
             "the weights or the data were not finite before the first step that is logged",
             "record the run from its first step: rldbg record -- YOUR COMMAND",
-            "dump", "rldbg", first.where(training[0].name),
-        )  # fmt: skip
+            "dump",
+            "rldbg",
+            first.where(training[0].name),
+        )

@@ -44,21 +44,28 @@ def phase_shares(part: Part) -> dict[str, float]:
 
 
 @signal_rule(
-    "D37L", "a step takes far longer than the others", link="time", needs=("step_seconds|iter_ms|phase_seconds",),
+    "D37",
+    "a step takes far longer than the others",
+    link="time",
+    needs=("step_seconds|iter_ms|phase_seconds",),
     source="miles advisory (6 x median); seed 002; torch.compile's automatic dynamic shapes",
-)  # fmt: skip
+)
 def slow_steps(part: Part) -> Iterable[Finding]:
     """D37. After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
 
     8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times slower for good (the
-    last quarter over the first half, a rise that chance does not explain) are a warning. The second iteration slower than
-    the first, or both far slower than the rest, is the signature of compilation: info. Seed 002's ranges are
+    last quarter over the first half, a rise that chance does not explain) are a warning. The second iteration slower
+    than the first, or both far slower than the rest, is the signature of compilation: info. Seed 002's ranges are
     compared as info, and for its own log.
     """
     whole = seconds(part)
     yield from _warm_up(part, whole)
     yield from _expected(part, whole)
-    phases = [s for s in [*part.all("phase_seconds"), *([whole] if whole else [])] if len(s.finite) >= trends.MIN_STEPS + WARM_UP]
+    phases = [
+        s
+        for s in [*part.all("phase_seconds"), *([whole] if whole else [])]
+        if len(s.finite) >= trends.MIN_STEPS + WARM_UP
+    ]
     if not phases:
         return
     typical = median(whole.finite[WARM_UP:]) if whole is not None and len(whole.finite) > WARM_UP else None
@@ -67,36 +74,54 @@ def slow_steps(part: Part) -> Iterable[Finding]:
     for series in phases:
         steady = series.points[WARM_UP:]
         middle = median(point.value for point in steady)
-        for point in steady:
-            if point.value > STALL * middle and point.value - middle > _SHARE * typical:
-                stalls.append((point.value / middle if middle else 0.0, series, point, middle))
+        stalls += [
+            (point.value / middle if middle else 0.0, series, point, middle)
+            for point in steady
+            if point.value > STALL * middle and point.value - middle > _SHARE * typical
+        ]
     if stalls:
         # The whole step is slow because a phase is: the phase says more.
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
         factor, series, point, middle = max(named, key=lambda stall: stall[0])
         yield Finding(
-            "D37", "warning", f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
-            (Evidence(series.name, point.value, f"< {STALL:g} x {middle:.3g} s", f"line {point.line}" if point.line else series.source),
-             Evidence("such steps", len({p.step for _, _, p, _ in stalls}), source="log")),
+            "D37",
+            "warning",
+            f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
+            (
+                Evidence(
+                    series.name,
+                    point.value,
+                    f"< {STALL:g} x {middle:.3g} s",
+                    f"line {point.line}" if point.line else series.source,
+                ),
+                Evidence("such steps", len({p.step for _, _, p, _ in stalls}), source="log"),
+            ),
             "a straggler, a long tail of responses, a recompile, or a checkpoint",
             "look at the longest response of the step; TORCH_LOGS=recompiles; " + _NEXT,
-            "time", "miles advisory", point.where(series.name),
+            "time",
+            "miles advisory",
+            point.where(series.name),
             tuple(sorted({p.step for _, _, p, _ in stalls if p.step is not None})),
-        )  # fmt: skip
+        )
     for series in phases:
-        values = [value for value in series.finite[WARM_UP:]]
+        values = series.finite[WARM_UP:]
         half, last = values[: len(values) // 2], values[-(len(values) // 4) :]
         before, after = median(half), median(last)
         length = part.get("response_length")
         longer = length is not None and trends.drift(length.finite) > trends.DRIFT_Z
         if series is whole and after > SLOWER * before and trends.drift(values) > trends.DRIFT_Z:
             yield Finding(
-                "D37", "info" if longer else "warning", f"steps get slower: {before:.3g} s, then {after:.3g} s",
+                "D37",
+                "info" if longer else "warning",
+                f"steps get slower: {before:.3g} s, then {after:.3g} s",
                 (Evidence(series.name, after, f"< {SLOWER:g} x {before:.3g} s", series.source),),
                 "responses get longer" if longer else "something accumulates: a growing buffer, logging, fragmentation",
                 "compare the phases' trends; " + _NEXT,
-                "time", "rldbg", series.last.where(series.name), tuple(p.step for p in series.points[-len(last) :] if p.step is not None),
-            )  # fmt: skip
+                "time",
+                "rldbg",
+                series.last.where(series.name),
+                tuple(p.step for p in series.points[-len(last) :] if p.step is not None),
+            )
 
 
 def _warm_up(part: Part, whole: Series | None) -> Iterable[Finding]:
@@ -111,17 +136,31 @@ def _warm_up(part: Part, whole: Series | None) -> Iterable[Finding]:
     if alone and not grew:
         return
     yield Finding(
-        "D37", "info",
-        "the second iteration is slower than the first: torch.compile's second compilation looks like this" if grew
+        "D37",
+        "info",
+        "the second iteration is slower than the first: torch.compile's second compilation looks like this"
+        if grew
         else "the first iterations are slower than the rest: warm-up",
-        (Evidence(f"step {first.step} (s)", round(first.value, 3), source=f"line {first.line}" if first.line else whole.source),
-         Evidence(f"step {second.step} (s)", round(second.value, 3), source=f"line {second.line}" if second.line else whole.source),
-         *((Evidence("median of the rest (s)", round(median(rest), 3), source=whole.source),) if rest else ())),
+        (
+            Evidence(
+                f"step {first.step} (s)",
+                round(first.value, 3),
+                source=f"line {first.line}" if first.line else whole.source,
+            ),
+            Evidence(
+                f"step {second.step} (s)",
+                round(second.value, 3),
+                source=f"line {second.line}" if second.line else whole.source,
+            ),
+            *((Evidence("median of the rest (s)", round(median(rest), 3), source=whole.source),) if rest else ()),
+        ),
         "a first graph for the first length, then one for any length: normal, if later iterations are fast",
         "let it run to the fourth iteration; with compile=False the first two are like the rest; " + _NEXT,
-        "time", "seed 002, reproduced: 9.3 s, 7.7 s, then 0.0 s", second.where(whole.name),
+        "time",
+        "seed 002, reproduced: 9.3 s, 7.7 s, then 0.0 s",
+        second.where(whole.name),
         tuple(p.step for p in (first, second) if p.step is not None),
-    )  # fmt: skip
+    )
 
 
 def _expected(part: Part, whole: Series | None) -> Iterable[Finding]:
@@ -133,30 +172,48 @@ def _expected(part: Part, whole: Series | None) -> Iterable[Finding]:
     slow = [row for row in rows if row["seen"]["median"] > row["expected"][1]]
     if slow:
         yield Finding(
-            "D37", "info", f"slower than seed 002 expects: {slow[0]['what']}",
-            tuple(Evidence(row["what"], row["seen"]["median"],
-                           f"{row['expected'][0]:g} to {row['expected'][1]:g} {row['unit']}", row["source"]) for row in slow),
+            "D37",
+            "info",
+            f"slower than seed 002 expects: {slow[0]['what']}",
+            tuple(
+                Evidence(
+                    row["what"],
+                    row["seen"]["median"],
+                    f"{row['expected'][0]:g} to {row['expected'][1]:g} {row['unit']}",
+                    row["source"],
+                )
+                for row in slow
+            ),
             "a larger model, longer sequences, or a slower machine than the estimate is for; with compile, its warm-up",
             "compare phase against phase in the [Micro] lines; set compile=False for a moment; " + _NEXT,
-            "time", "seed 002", whole.last.where(whole.name),
-        )  # fmt: skip
+            "time",
+            "seed 002",
+            whole.last.where(whole.name),
+        )
 
 
 @signal_rule(
-    "L05", "a few long responses hold the step up", link="time", needs=("response_length", "response_length_max"),
+    "L05",
+    "a few long responses hold the step up",
+    link="time",
+    needs=("response_length", "response_length_max"),
     source="verl and slime long-tail discussions; catalogue D37 (tail > 3 x mean)",
-)  # fmt: skip
+)
 def long_tail(part: Part) -> Iterable[Finding]:
-    """L05. The longest response is over 3 times the mean one (level over the last 10 steps): info, generation waits for it."""
+    """L05. The longest response is over 3 times the mean one (level over 10 steps): info, generation waits for it."""
     mean, longest = part.get("response_length"), part.get("response_length_max")
     if mean is None or longest is None or not mean.finite or not longest.finite:
         raise Skip("needs finite response lengths")
     now, top = trends.level(mean.finite), trends.level(longest.finite)
     if now > 0 and top > TAIL * now:
         yield Finding(
-            "L05", "info", f"the longest response has {top / now:.1f} times the mean length",
+            "L05",
+            "info",
+            f"the longest response has {top / now:.1f} times the mean length",
             (Evidence(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source),),
             "synchronous generation waits for the longest response; the others' GPUs idle",
             "partial or asynchronous rollouts, or a smaller limit of tokens",
-            "time", "catalogue D37", longest.last.where(longest.name),
-        )  # fmt: skip
+            "time",
+            "catalogue D37",
+            longest.last.where(longest.name),
+        )

@@ -29,7 +29,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "loss": ("loss *", "train/loss slime", "actor/loss verl", "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl"),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
-        "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus", "loss/policy_avg open-instruct",
+        "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
+        "loss/policy_avg open-instruct",
     ),
     "kl": (
         "kl *", "kl_loss *", "actor/kl_loss verl", "train/kl_loss slime", "policy/policy_kl SkyRL",
@@ -65,15 +66,17 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
         "rollout/entropy slime", "policy/policy_entropy SkyRL", "approx_entropy NeMo-RL", "entropy/all/mean prime-rl",
-        "Entropy prime-rl", "ppo_actor/update/entropy AReaL", "optim/entropy tinker", "policy/entropy_avg open-instruct",
-        "mean_entropy miles", "entropy_loss *",
+        "Entropy prime-rl", "ppo_actor/update/entropy AReaL", "optim/entropy tinker", 
+        "policy/entropy_avg open-instruct", "mean_entropy miles", "entropy_loss *",
     ),
     "reward": (
         "reward *", "critic/score/mean verl", "critic/rewards/mean verl", "rollout/raw_reward slime",
         "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean seed-002", "mean_reward seed-002",
         "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
     ),
-    "reward_std": ("reward_std TRL within-group", "rewards_std seed-002 whole-batch", "std_reward seed-002 whole-batch"),
+    "reward_std": (
+        "reward_std TRL within-group", "rewards_std seed-002 whole-batch", "std_reward seed-002 whole-batch",
+    ),
     "reward_max": ("critic/score/max verl", "critic/rewards/max verl"),
     "reward_min": ("critic/score/min verl", "critic/rewards/min verl"),
     "frac_zero_std": ("frac_reward_zero_std TRL", "zero_std_group_frac miles", "rollout/zero_std_group_frac slime"),
@@ -172,7 +175,7 @@ def _entry(text: str) -> tuple[str, str, str]:
 
 
 #: What only TRL, and those that patch it (ms-swift, Unsloth), log beside `kl`: then it is k3.
-_TRL = re.compile(r"^(?:metrics\.)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
+_TRL = re.compile(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
 
 
 def is_trl(names: Iterable[str]) -> bool:
@@ -186,8 +189,10 @@ def named(raw: str, trl: bool = False) -> Name | None:
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
     raw = raw.removeprefix("metrics.")
-    if trl and raw == "kl":
-        return Name("kl", "TRL", "k3")
+    if trl:
+        raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it
+        if raw == "kl":
+            return Name("kl", "TRL", "k3")
     found = _names().get(raw)
     if found is not None or _ASIDE.match(raw):
         return found
@@ -196,5 +201,5 @@ def named(raw: str, trl: bool = False) -> Name | None:
             return Name(signal, framework)
     for prefix in ("train/", "metrics/"):
         if raw.startswith(prefix):
-            return named(raw.removeprefix(prefix))
+            return named(raw.removeprefix(prefix), trl)
     return None

@@ -234,10 +234,7 @@ class Signals:
         from replay_core.diagnose import trends
 
         return [
-            trends.described(series, part.paths[0])
-            for part in self.parts
-            for series in part.signals()
-            if series.points
+            trends.described(series, part.paths[0]) for part in self.parts for series in part.signals() if series.points
         ]
 
 
@@ -292,13 +289,13 @@ def _has(part: Part, need: str) -> bool:
 
 def signal_rule(
     id: str, title: str, *, link: str, needs: tuple[str, ...], source: str
-) -> Callable[[Callable[[Part], Iterable[Finding]]], Callable[[Any], Iterable[Finding]]]:
+) -> Callable[[Callable[[Part], Iterable[Finding]]], Callable[[Part], Iterable[Finding]]]:
     """Register a rule over one run's signals (`rule.rule` of scope signals). It looks at every part that has its needs.
 
-    Rules of logs end in `L` where a rule of the same finding looks at tensors: `D09L` finds D09.
+    A function that tells several findings apart is registered once for each; a rule hands out those of its own id.
     """
 
-    def register(check: Callable[[Part], Iterable[Finding]]) -> Callable[[Any], Iterable[Finding]]:
+    def register(check: Callable[[Part], Iterable[Finding]]) -> Callable[[Part], Iterable[Finding]]:
         def look(signals: Signals) -> list[Finding]:
             found: list[Finding] = []
             whys: list[str] = []
@@ -309,7 +306,7 @@ def signal_rule(
                     whys.append("needs " + ", ".join(need.replace("|", " or ") for need in missing))
                     continue
                 try:
-                    found += check(part)
+                    found += [one for one in check(part) if one.id == id]
                     looked = True
                 except Skip as skip:
                     whys.append(str(skip))
@@ -319,6 +316,6 @@ def signal_rule(
 
         look.__doc__ = check.__doc__
         rule(id, title, link=link, scope="signals", needs=needs, source=source)(look)
-        return check  # type: ignore[return-value]  # the registered function is `look`; tests call either
+        return check
 
     return register

@@ -10,6 +10,7 @@ Drift (Mann, 1945; Kendall, 1975): the rank test of a monotone trend, no matter 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -67,7 +68,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
         return ""
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
-        values = [_of_bin(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        values = [_of_bin(values[a:b]) for a, b in pairwise(edges)]
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     return "".join(_bar(value, low, high) for value in values)

@@ -19,11 +19,17 @@ _LONGEST = 2000
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     # torch's CUDA allocator, torch's CPU allocator, Ray's memory monitor, the kernel.
     ("oom", re.compile(r"(?:CUDA|HIP|NPU|XPU) out of memory\. Tried to allocate")),
-    ("oom_host", re.compile(r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom-kill")),
+    (
+        "oom_host",
+        re.compile(r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom-kill"),
+    ),
     ("recompile_limit", re.compile(r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)")),
     ("recompile", re.compile(r"Recompiling function \S+ in ")),
     ("graph_break", re.compile(r"Graph break (?:in user code|from|due to|:)|Graph Break Reason")),
-    ("not_finite", re.compile(r"grad_norm is not finite|Gradient overflow|found (?:NaN|Inf|nan|inf) in", re.IGNORECASE)),
+    (
+        "not_finite",
+        re.compile(r"grad_norm is not finite|Gradient overflow|found (?:NaN|Inf|nan|inf) in", re.IGNORECASE),
+    ),
     ("traceback", re.compile(r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception): ")),
 )
 #: A cheap look before the patterns: most lines of a log hold none of these.

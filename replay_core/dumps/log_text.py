@@ -36,7 +36,8 @@ _HEAD = 1 << 20
 #: A file that is named itself is looked into further, whatever it is called.
 _FAR = 1 << 26
 _LIKELY = re.compile(
-    rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:np\.\w+\()?-?[\d.n]"
+    rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
+    rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:np\.\w+\()?-?[\d.n]"
     rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
     rb"|out of memory\. Tried to allocate|OutOfMemoryError|torch\._dynamo hit|Recompiling function|Graph break"
 )
@@ -130,9 +131,7 @@ def _parsed(path: Path, _size: int, _mtime_ns: int) -> _Log:
         log.iterations.setdefault(rank, []).extend(told)
         if not told[-1].is_complete:
             log.ends_inside = told[-1].step
-    log.counted = log.counted or any(
-        not iteration.numbered for some in log.iterations.values() for iteration in some
-    )
+    log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 
 

@@ -1,11 +1,11 @@
 """Lines of metrics: what each trainer prints once per step.
 
-    {'loss': 0.01, 'grad_norm': 0.8, 'epoch': 0.1}                transformers, TRL, ms-swift (also in JSON's quotes)
-    step:3 - actor/pg_loss:0.01 - actor/grad_norm:np.float64(0.8) verl, SkyRL
-    step 3: {'train/loss': 0.01, 'train/grad_norm': 0.8}          slime, miles; `Global step 3: {...}` OpenRLHF
-    Step 3 | Time: 5.3s | Loss: 0.01 | Grad. Norm: 0.8            prime-rl
-    iteration 3/ 100 | lm loss: 1.2E+00 | grad norm: 0.8 |        Megatron
-    step:  3  loss:  1.2  grad_norm: 0.8  tps: 1,234              torchtitan
+{'loss': 0.01, 'grad_norm': 0.8, 'epoch': 0.1}                transformers, TRL, ms-swift (also in JSON's quotes)
+step:3 - actor/pg_loss:0.01 - actor/grad_norm:np.float64(0.8) verl, SkyRL
+step 3: {'train/loss': 0.01, 'train/grad_norm': 0.8}          slime, miles; `Global step 3: {...}` OpenRLHF
+Step 3 | Time: 5.3s | Loss: 0.01 | Grad. Norm: 0.8            prime-rl
+iteration 3/ 100 | lm loss: 1.2E+00 | grad norm: 0.8 |        Megatron
+step:  3  loss:  1.2  grad_norm: 0.8  tps: 1,234              torchtitan
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from replay_core.dumps import (
     areal,
+    curves,
     grpo_events,
     listing,
     log_text,
@@ -55,6 +56,7 @@ DIALECTS: tuple[Dialect, ...] = (
     prime_rl,
     *ROW_DIALECTS,
     metrics,
+    curves,
     log_text,
     loose_rows,
     loose,

@@ -24,7 +24,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MICRO = re.compile(r"\[Micro (\d{1,9})\] (\d{1,3}[a-z]?)\. ([^:]{1,80})(?::\s*(.*))?$")
 _OPTIMIZER = re.compile(r"(?:^|\s)(\d{1,3})\. (Optimizer step finished): (.*)$")
 _ITER = re.compile(
-    r"\biter (\d{1,12}): loss (\S+?)(?: \(main (\S+?), critic (\S+?)\))?, time (\S+?)ms(?:, mfu (\S+?)%)?(?:, mem (.*))?$"
+    r"\biter (\d{1,12}): loss (\S+?)(?: \(main (\S+?), critic (\S+?)\))?, time (\S+?)ms"
+    r"(?:, mfu (\S+?)%)?(?:, mem (.*))?$"
 )
 _WARNING = re.compile(r"WARNING: (.*)$")
 _LOSSES = re.compile(r"^\s*(?:pg_loss|kl_penalty|total|avg_seq_log_prob|avg_advantage|avg_kl)=")
