@@ -100,7 +100,8 @@ def clipped(part: Part) -> Iterable[Finding]:
 def entropy(part: Part) -> Iterable[Finding]:
     """D25. Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning and rising, too.
 
-    The beginning is the median of the first 3 steps; growth needs 8 steps and a rise that chance does not explain.
+    For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
+    chance does not explain.
     An entropy of exactly 0 in every step is one that was not computed.
     """
     series = part.get("entropy")
@@ -125,6 +126,7 @@ def entropy(part: Part) -> Iterable[Finding]:
         )
     begun = trends.level(values[:3])
     rising = len(values) >= trends.MIN_STEPS and trends.drift(values) > trends.DRIFT_Z
+    now = trends.level(values, 3)
     if rising and begun > 0 and now > ENTROPY_GROWTH * begun:
         yield Finding(
             "D25",
