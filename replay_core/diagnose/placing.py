@@ -63,6 +63,10 @@ class Rows:
         """What the record and its siblings hold."""
         return [ref for record in (self.record, *self.siblings) for ref in record.tensors()]
 
+    def find(self, *names: str) -> TensorRef | None:
+        """The first readable numeric field of one of these canonical names."""
+        return find(self.fields(), *names)
+
     def per_sample(self, ref: TensorRef) -> Array | None:
         """One value per sample, or None where the tensor has another shape."""
         if ref.rows is None and ref.shape[:1] == (len(self),) and ref.numel == len(self):
