@@ -20,6 +20,7 @@ from replay_core import pages
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.placing import Rows
 from replay_core.diagnose.sheets import Sheet, joined, sheets_of
+from replay_core.naming import meaning
 from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
 
 Array = NDArray[Any]
@@ -107,7 +108,10 @@ class Batch:
             "eos": lambda: self.eos_id is not None,
             "pad": lambda: self.pad_id is not None,
         }
-        return own[name]() if name in own else self.ref(name) is not None
+        if name in own:
+            return own[name]()
+        about_tokens = meaning(name).alignment in ("next", "full")
+        return (self.column(name) if about_tokens else self.ref(name)) is not None
 
     def ref(self, name: str) -> TensorRef | None:
         """The tensor of a canonical name, of the first sheet that has it in every part."""
