@@ -6,9 +6,11 @@ values about the same tokens. Samples come from all ranks and micros of the step
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from replay_core import pages
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.placing import Rows
 from replay_core.diagnose.sheets import Sheet, joined, sheets_of
-from replay_core.records import Inline, Record, TensorRef
+from replay_core.naming import meaning
+from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
 
 Array = NDArray[Any]
 
@@ -60,8 +63,12 @@ class Batch:
         records: list[Record],
         unreadable: list[str],
         flags: dict[str, Any] | None = None,
+        path: Path | None = None,
+        has_weights: bool = False,
     ) -> None:
         self.step = step
+        self.has_weights = has_weights
+        self.path = path or spine.parts[0].record.path
         self.spine = spine
         self.records = records
         self.unreadable = unreadable
@@ -101,7 +108,10 @@ class Batch:
             "eos": lambda: self.eos_id is not None,
             "pad": lambda: self.pad_id is not None,
         }
-        return own[name]() if name in own else self.ref(name) is not None
+        if name in own:
+            return own[name]()
+        about_tokens = meaning(name).alignment in ("next", "full")
+        return (self.column(name) if about_tokens else self.ref(name)) is not None
 
     def ref(self, name: str) -> TensorRef | None:
         """The tensor of a canonical name, of the first sheet that has it in every part."""
@@ -426,6 +436,48 @@ class Batch:
         counted_N = self.trained_N if self.trained_N is not None else self.response_N
         return both_N if counted_N is None else both_N & counted_N
 
+    # ---- how samples were laid out
+
+    @property
+    def left_pads_B(self) -> Array | None:
+        """Empty columns before each sample's first token [B], None where samples are not padded rows."""
+        found = []
+        for part, row in self.spine.index:
+            slots = self.spine.parts[part].slots
+            if slots is None or not self.spine.parts[part].padding_known:
+                return None
+            found.append(int(slots[row][0]) if slots[row].size else 0)
+        return np.array(found)
+
+    @property
+    def pack_B(self) -> Array | None:
+        """The pack each sample lay in, None where the dump names no packs."""
+        found: list[int] = []
+        for part, row in self.spine.index:
+            packs = self.spine.parts[part].pack
+            if packs is None:
+                return None
+            found.append(packs[row] + part * len(self.spine))
+        return np.array(found)
+
+    @property
+    def orders(self) -> list[Array]:
+        """Orders the samples were computed in: as stored, and as every other sheet's micro-batches hold them."""
+        found = [np.arange(len(self))]
+        for _, places in self.sheets[1:]:
+            if all(place is not None for place in places):
+                order = np.argsort(np.array(places), kind="stable")
+                if not any(np.array_equal(order, known) for known in found):
+                    found.append(order)
+        return found
+
+    def replay_command(self, where: Where, options: str) -> str:
+        """The `rldbg replay` that runs the micro-batch of a place under other settings."""
+        key = [(name, getattr(where, name)) for name in ("step", "rank", "micro")]
+        chosen = "".join(f" --{name} {value}" for name, value in key if value is not None)
+        model = "" if self.has_weights or "--model" in options else " --model HF_DIR"
+        return f"rldbg replay {shlex.quote(str(self.path))}{chosen}{model} {options}"
+
     # ---- sums by sample
 
     def sum(self, values_N: Array) -> Array:
@@ -445,8 +497,9 @@ class Batch:
     def extremes(self, values_N: Array, chosen_N: Array) -> tuple[Array, Array]:
         """Each sample's smallest and largest chosen value [B], NaN where there is none."""
         low_B, high_B = np.full(len(self), np.inf), np.full(len(self), -np.inf)
-        np.minimum.at(low_B, self.sample_N[chosen_N], values_N[chosen_N])
-        np.maximum.at(high_B, self.sample_N[chosen_N], values_N[chosen_N])
+        with np.errstate(invalid="ignore"):  # a NaN among them is its sample's answer
+            np.minimum.at(low_B, self.sample_N[chosen_N], values_N[chosen_N])
+            np.maximum.at(high_B, self.sample_N[chosen_N], values_N[chosen_N])
         none_B = self.count(chosen_N) == 0
         return np.where(none_B, np.nan, low_B), np.where(none_B, np.nan, high_B)
 
@@ -505,11 +558,56 @@ class Batch:
         )  # fmt: skip
 
 
-def batches_of(step: int | None, records: list[Record], flags: dict[str, Any] | None = None) -> list[Batch]:
+    def where_record(self, record: Record, name: str) -> Where:
+        """A record's own number: a loss, a norm."""
+        key = record.key
+        ref = next((ref for ref in record.tensors() if name in (ref.canonical, ref.name)), None)
+        return Where(
+            step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
+            tensor=ref.name if ref else name, path=str(record.path),
+        )  # fmt: skip
+
+    def keys_of(self, name: str) -> list[RecordKey | None]:
+        """The key of the record that holds each sample's part of a tensor; None where it holds none."""
+        for sheet, places in self.sheets:
+            if sheet.refs(name):
+                return [
+                    None if place is None else sheet.parts[sheet.index[place][0]].record.key for place in places
+                ]
+        return [None] * len(self)
+
+    def rows_by_micro(self) -> dict[tuple[int | None, int | None], list[int]]:
+        """The samples of every (rank, micro) that a sheet names."""
+        found: dict[tuple[int | None, int | None], list[int]] = {}
+        for sheet, places in self.sheets:
+            if all(part.record.key.micro is None for part in sheet.parts):
+                continue
+            for sample, place in enumerate(places):
+                if place is not None:
+                    key = sheet.parts[sheet.index[place][0]].record.key
+                    found.setdefault((key.rank, key.micro), []).append(sample)
+            return found
+        return {(part.record.key.rank, None): list(range(len(self))) for part in self.spine.parts}
+
+    @property
+    def response_width(self) -> int | None:
+        """Columns of the padded response tensors, None where there are none."""
+        for name in ("response_mask", "loss_mask", "token_loss", "response_ids"):
+            ref = self.ref(name)
+            if ref is not None and ref.rows is None and len(ref.shape) == 2:
+                return ref.shape[1]
+        return None
+
+
+def batches_of(step: int | None, records: list[Record], run: Run | None = None) -> list[Batch]:
     """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside."""
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
     sheets, unreadable = sheets_of(trained)
-    batches = [Batch(step, spine, others, trained, unreadable, flags) for spine, others in joined(sheets)]
+    flags, path = (None, None) if run is None else (run.flags, run.path)
+    weights = run is not None and (step in run.models or None in run.models)
+    batches = [
+        Batch(step, spine, others, trained, unreadable, flags, path, weights) for spine, others in joined(sheets)
+    ]
     for batch in batches:
         batch.strangers = [each.spine for each in batches if each is not batch and each.spine.has_tokens]
     return batches

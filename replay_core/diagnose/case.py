@@ -37,7 +37,7 @@ class Case:
     def batches(self) -> Iterator[Batch]:
         """One batch after the other; each is forgotten before the next is read."""
         for step, records in self.steps():
-            for batch in batches_of(step, records, self.run.flags):
+            for batch in batches_of(step, records, self.run):
                 self.unreadable += [what for what in batch.unreadable if what not in self.unreadable]
                 yield batch
                 batch.release()

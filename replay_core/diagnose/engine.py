@@ -16,6 +16,22 @@ from replay_core.jobs import OnEvent, Progress, ignore
 
 #: The families of rules, by module: importing one registers its rules.
 FAMILIES: tuple[str, ...] = (
+    "completeness",
+    "numerics",
+    "tokens",
+    "rewards",
+    "groups",
+    "masks",
+    "packing",
+    "logprobs",
+    "routing",
+    "staleness",
+    "kl",
+    "ratio",
+    "loss",
+    "gradient",
+    "memory",
+    "pairs",
     "log_groups",
     "log_masks",
     "log_loss",
@@ -28,7 +44,27 @@ FAMILIES: tuple[str, ...] = (
 )
 
 #: What a finding makes look broken further down the chain: no second opinion, only its echo.
-EXPLAINS: dict[str, tuple[str, ...]] = {}
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26"),
+    "D20": ("D01", "D02", "D03", "D07", "D23"),
+    "D01": ("D02", "D03", "D04", "D23", "D28"),
+    "D03": ("D01", "D02", "D04", "D23"),
+    "D05": ("D01", "D03", "D04", "D06", "D24"),
+    "D06": ("D04", "D21", "D23", "D28"),
+    "D04": ("D02", "D23", "D28"),
+    "D07": ("D01", "D02", "D03", "D19", "D23", "D28"),
+    "D18": ("D07", "D09", "D28", "D19"),
+    "D19": ("D20", "D07"),
+    "D17": ("D16", "D09", "D14", "D24"),
+    "D08": ("D09", "D12", "D14", "D15", "D24", "D29", "D35"),
+    "D10": ("D09", "D12", "D14", "D15", "D24", "D25"),
+    "D11": ("D09", "D12", "D14", "D24"),
+    "D12": ("D09", "D13", "D14", "D24", "D31"),
+    "D16": ("D09", "D12", "D13", "D14", "D15", "D24"),
+    "D30": ("D09", "D14"),
+    "D14": ("D24",),
+    "D09": ("D24",),
+}
 
 
 def rules() -> list[Rule]:
@@ -157,12 +193,14 @@ def _echoes(found: list[Finding]) -> list[Finding]:
     out = []
     for one in found:
         cause = next(
-            (each for each in causes if one.id in EXPLAINS.get(each.id, ()) and each.id != one.id and _meet(each, one)),
+            (each for each in causes if one.id in EXPLAINS.get(each.id, ()) and _is_before(each, one)),
             None,
         )
         out.append(one if cause is None else replace(one, echo_of=cause.id))
     return out
 
 
-def _meet(a: Finding, b: Finding) -> bool:
-    return not a.steps or not b.steps or bool(set(a.steps) & set(b.steps))
+def _is_before(cause: Finding, echo: Finding) -> bool:
+    """Whether a finding can be the cause of another: no later in the chain, and in one of its steps."""
+    meet = not cause.steps or not echo.steps or bool(set(cause.steps) & set(echo.steps))
+    return cause.id != echo.id and meet and LINKS.index(cause.link) <= LINKS.index(echo.link)

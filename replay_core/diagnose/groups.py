@@ -139,15 +139,27 @@ def _rewards(batch: Batch) -> Iterator[tuple[str, Array]]:
             yield name, batch.sum(np.where(column.said_N, column.values_N, 0.0))
 
 
-def _matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: float) -> str | None:
+def _matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: Array) -> str | None:
     for name, other_B in candidates:
         if _agree(advantage_B, other_B, close):
             return name
     return None
 
 
-def _agree(a_B: Array, b_B: Array, close: float) -> bool:
-    return bool(np.isfinite(b_B).all() and (np.abs(a_B - b_B) <= close * np.maximum(1, np.abs(b_B))).all())
+def _agree(a_B: Array, b_B: Array, close_B: Array) -> bool:
+    # Where a group has no spread, 0 / 0 without an epsilon is no reason to refuse a variant: frameworks skip it.
+    b_B = np.where(np.isfinite(b_B) | (close_B < 1), b_B, 0.0)
+    return bool(np.isfinite(b_B).all() and (np.abs(a_B - b_B) <= close_B * np.maximum(1, np.abs(b_B))).all())
+
+
+def _tolerance(reward_B: Array, group_B: Array, close: float) -> Array:
+    """How close each advantage has to be: float32 rounds a mean, and a small std makes that large."""
+    centred_B = advantages.group_centred(reward_B, group_B)
+    count_G = np.bincount(group_B)
+    std_B = np.sqrt(np.bincount(group_B, weights=centred_B**2) / count_G)[group_B]
+    rounding_B = 2**-22 * np.maximum(np.abs(reward_B), 1e-12)
+    # Equal rewards: what is left after subtracting the mean is rounding, whatever it is divided by.
+    return np.where(std_B <= 4 * rounding_B, 1.0, close + rounding_B / np.maximum(std_B, 1e-12))
 
 
 def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[tuple[str, Array]]:
@@ -181,17 +193,20 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     if np.bincount(group_B).max() < 2:
         raise Skip("every group has one response (D05)")
     column = batch.column("advantages")
-    close = CLOSE.get(column.dtype if column else "float32", 1e-4)
+    stored = CLOSE.get(column.dtype if column else "float32", 1e-4)
+    close = _tolerance(reward_B, group_B, stored)[kept_B]
     heard_B = advantage_B[kept_B]
     named = batch.group_is_named
     for what, candidate_B in _rewards(batch):
         name = _matching(heard_B, _zeroed(variants(candidate_B, group_B), kept_B), close)
         if name is not None:
+            if not np.abs(heard_B).max() > 0:
+                return  # zeros agree with every variant
             yield finding(
                 "D04",
                 "info",
                 f"advantages are {name}",
-                evidence=[shown("computed from", what), shown("agree to", close)],
+                evidence=[shown("computed from", what), shown("agree to", stored)],
                 cause="the variant that was recomputed and agrees; nothing is wrong",
                 next_step="rldbg diagnose --explain D04",
                 where=batch.where("advantages"),
@@ -210,7 +225,7 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
         severity,  # type: ignore[arg-type]
         claim,
         evidence=[
-            shown("largest |A - recomputed|", float(np.abs(heard_B - expected_B).max()), f"<= {close:g}",
+            shown("largest |A - recomputed|", float(np.abs(heard_B - expected_B).max()), f"<= {stored:g}",
                   column.source if column else None),
             shown("sample", int(np.flatnonzero(kept_B)[worst])),
             shown("advantage there", float(heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
@@ -222,7 +237,7 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: float) -> tuple[str | None, str, str]:
+def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str | None, str, str]:
     """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
     reward_B, group_B = batch.reward_B, batch.group_B
     assert reward_B is not None and group_B is not None
@@ -247,7 +262,7 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: float) -> tuple
             )
     for name, values_B in variants(reward_B, group_B):
         values_B = values_B[kept_B]
-        if np.isfinite(values_B).all() and _agree(np.sort(heard_B), np.sort(values_B), close) and len(heard_B) > 2:
+        if np.isfinite(values_B).all() and _agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min())) and len(heard_B) > 2:
             return (
                 "error",
                 f"advantages belong to other samples: as {name} they are right, in another order",

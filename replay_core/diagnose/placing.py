@@ -51,6 +51,8 @@ class Rows:
     pad_id: int | None = None
     padding_known: bool = True
     pack: list[int] | None = None
+    keep: list[Array] | None = None
+    """Of ragged rows that are padded to the longest of their group: which entries hold a token."""
     after: list[int | None] | None = None
     """The id in the column after each sample's last token, None at the edge: an end that the mask left out."""
     siblings: list[Record] = field(default_factory=list)
@@ -62,6 +64,10 @@ class Rows:
     def fields(self) -> list[TensorRef]:
         """What the record and its siblings hold."""
         return [ref for record in (self.record, *self.siblings) for ref in record.tensors()]
+
+    def find(self, *names: str) -> TensorRef | None:
+        """The first readable numeric field of one of these canonical names."""
+        return find(self.fields(), *names)
 
     def per_sample(self, ref: TensorRef) -> Array | None:
         """One value per sample, or None where the tensor has another shape."""
@@ -80,10 +86,18 @@ class Rows:
             return None
         if ref.rows is None and self.slots is not None and self.width is not None:
             return self._place_padded(ref, rows)
+        if self.keep is not None and all(row.size == keep.size for row, keep in zip(rows, self.keep, strict=True)):
+            rows = [row[keep] for row, keep in zip(rows, self.keep, strict=True)]
         return self._place_ragged(ref, rows)
 
     def outside(self, ref: TensorRef) -> tuple[int, int] | None:
         """Entries of a padded mask that are set where the batch holds no token, and the first one's row."""
+        if self.keep is not None and ref.rows is not None and len(ref.rows) == len(self):
+            each = [
+                int((row[~keep] != 0).sum()) if row.size == keep.size else 0
+                for row, keep in zip(split(ref), self.keep, strict=True)
+            ]
+            return (sum(each), int(np.flatnonzero(each)[0])) if any(each) else None
         if self.slots is None or self.width is None or ref.rows is not None or len(ref.shape) != 2:
             return None
         shift = self._shift(ref)
@@ -222,6 +236,13 @@ def _ragged_ids(record: Record, ids: TensorRef, fields: Sequence[TensorRef]) -> 
         # Inputs without their last token beside targets without their first: the sample is both.
         tokens = [np.concatenate([a[:1], b]) for a, b in zip(tokens, split(targets), strict=True)]
         counts = [row.size for row in tokens]
+    mask = find(fields, "attention_mask")
+    if mask is not None and mask.rows == ids.rows and pack is None:
+        keep = [row != 0 for row in split(mask)]
+        empty = flat[~np.concatenate(keep)] if keep else flat[:0]
+        tokens = [row[held] for row, held in zip(tokens, keep, strict=True)]
+        padding = _most_common(empty) if empty.size else None
+        return Rows(record, [row.size for row in tokens], tokens, keep=keep, pad_id=padding)
     return Rows(record, counts, tokens, pack=pack)
 
 

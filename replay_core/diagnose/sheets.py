@@ -113,21 +113,59 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
         return None
     if not other.padding_known:
         return _match_padded(spine, other)
+    twins = len({_key(spine.tokens(sample)) for sample in range(len(spine))}) < len(spine)
+    shared = [name for name in _TELL_TWINS if spine.refs(name) and other.refs(name)] if twins else []
+    if shared:
+        chosen = _matched(_marked(spine, shared), _marked(other, shared))
+        if chosen is not None and all(place is not None for place in chosen):
+            return chosen
+    return _matched(_marked(spine, []), _marked(other, []))
+
+
+#: What tells two samples of equal tokens apart: answers to one prompt drawn twice, in different groups.
+_TELL_TWINS = ("sample_id", "group_id", "reward", "advantages")
+
+
+def _marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:
+    """Each sample's tokens, and its values of these names, as one key."""
+    keys = [_key(sheet.tokens(sample)) for sample in range(len(sheet))]
+    for name in names:
+        refs = sheet.refs(name) or []
+        each = [_values(part, ref) for part, ref in zip(sheet.parts, refs, strict=True)]
+        keys = [key + b"|" + each[part][row] for key, (part, row) in zip(keys, sheet.index, strict=True)]
+    return keys
+
+
+def _values(part: Rows, ref: TensorRef) -> list[bytes]:
+    """Each row's values, as bytes that are equal where the values are."""
+    if ref.is_text:
+        texts = ref.source.value if isinstance(ref.source, Inline) else []
+        return [str(text).encode() for text in texts] if len(texts) == len(part) else [b""] * len(part)
+    single = part.per_sample(ref)
+    if single is not None:
+        return [str(value).encode() for value in single.tolist()]
+    placed = part.place(ref)
+    if placed is None:
+        return [b""] * len(part)
+    said = [values[there] for values, there in zip(placed.values, placed.said, strict=True)]
+    return [row[row != 0].astype(np.float32).tobytes() for row in said]
+
+
+def _matched(spine: Sequence[bytes], other: Sequence[bytes]) -> list[int | None] | None:
     places: dict[bytes, list[int]] = defaultdict(list)
-    for sample in range(len(other)):
-        places[_key(other.tokens(sample))].append(sample)
+    for sample, key in enumerate(other):
+        places[key].append(sample)
     used: dict[bytes, int] = defaultdict(int)
     chosen: list[int | None] = []
-    for sample in range(len(spine)):
-        key = _key(spine.tokens(sample))
+    for key in spine:
         found = places.get(key)
         # Equal samples have equal values: a further occurrence may share the last row there is.
         chosen.append(None if not found else found[min(used[key], len(found) - 1)])
         used[key] += 1
-    matched = {place for place in chosen if place is not None}
-    tokens = {_key(spine.tokens(sample)) for sample in range(len(spine))}
-    inside = sum(_key(other.tokens(sample)) in tokens for sample in range(len(other)))
-    return chosen if matched and (inside == len(other) or all(place is not None for place in chosen)) else None
+    known = set(spine)
+    inside = sum(key in known for key in other)
+    complete = all(place is not None for place in chosen)
+    return chosen if any(place is not None for place in chosen) and (inside == len(other) or complete) else None
 
 
 def _match_padded(spine: Sheet, other: Sheet) -> list[int | None] | None:
