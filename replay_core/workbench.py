@@ -180,11 +180,14 @@ def diagnose(
     from replay_core.diagnose.case import Case
     from replay_core.diagnose.engine import chosen_rules
     from replay_core.diagnose.engine import diagnose as judge
+    from replay_core.diagnose.signals import Signals
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more)
-    return diagnosis_document(run, judge(Case(run, step=step), rules, on_event))
+    signals = Signals.of(run, step)
+    case = Case(run, signals, step)
+    return diagnosis_document(run, judge(case, rules, on_event), signals.series_block() if signals else ())
 
 
 def explain_rule(id: str) -> str:

@@ -133,7 +133,7 @@ def chosen_rules(only: Iterable[str] = ()) -> list[Rule]:
 def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> list[Finding]:
     missing = [need for need in rule.needs if not any(has(name) for name in need.split("|"))]
     if missing:
-        why = "needs " + ", ".join(need.replace("|", " or ") for need in missing)
+        why = "needs " + ", ".join(map(in_words, missing))
         seen.whys[why] = seen.whys.get(why, 0) + 1
         return []
     try:
@@ -148,6 +148,17 @@ def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> l
     seen.looked += 1
     step = subject.step if isinstance(subject, Batch) else None
     return [one if one.steps or step is None else replace(one, steps=(step,)) for one in found]
+
+
+def in_words(need: str) -> str:
+    """What a rule needs, for people: `event:` asks for lines of a log."""
+    parts = [
+        "lines of a log that tell of " + " or ".join(part.removeprefix("event:").replace("_", " ").split(","))
+        if part.startswith("event:")
+        else part
+        for part in need.split("|")
+    ]
+    return " or ".join(parts)
 
 
 def _why(seen: _Seen) -> str:

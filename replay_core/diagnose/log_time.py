@@ -167,8 +167,7 @@ def _expected(part: Part, whole: Series | None) -> Iterable[Finding]:
     """Seed 002's ranges, for the log that they were made for."""
     if whole is None or whole.framework != "seed-002":
         return
-    micros = max((1 + p.micro for p in part.micros("micro_loss") if p.micro is not None), default=expectations.MICROS)
-    rows = [row for row in expectations.seen(part, micros) if row["holds"] is False]
+    rows = [row for row in expectations.seen(part) if row["holds"] is False]
     slow = [row for row in rows if row["seen"]["median"] > row["expected"][1]]
     if slow:
         yield Finding(

@@ -140,6 +140,8 @@ def _in_batch(batch: Batch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
 def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> list[_Bad]:
     """Everything else a record holds: rewards, losses, modules, gradients, parameters."""
     found: list[_Bad] = []
+    if record.key.stage == "training_metrics":
+        return found  # what was logged of the step follows from its tensors, and has a rule of its own
     try:
         fields = record.tensors()
     except RldbgError:
@@ -149,7 +151,7 @@ def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> lis
         known = meaning(name)
         if ref.is_text or not ref.is_readable or ref.dtype not in _FLOATS or known.kind in _EXPECTED:
             continue
-        if (str(record.path), name) in placed or "null" in (ref.sentinel or ""):
+        if ref.line is not None or (str(record.path), name) in placed or "null" in (ref.sentinel or ""):
             continue
         if known.alignment in ("next", "full") and known.phase != Phase.MODULES:
             continue  # about tokens, and of samples that no batch could place: which count is not known

@@ -7,8 +7,9 @@
         part.events("oom")                        what the log tells beside numbers
     signals.series_block()                        JSON-ready, for documents and the trends view
 
-`series_block` is a list with one entry per run and signal: {signal, name, framework, formula, unit, run, steps, values,
-marks, sparkline}; `marks` are the positions that stand out (`trends.outliers`), non-finite values included.
+`series_block` is a list with one entry per run and signal: {signal, name, framework, formula, run, steps, values,
+marks, sparkline, expected, share}; `marks` are the positions that stand out (`trends.outliers`), non-finite values
+included; `expected` are rows of `expectations.seen`; `share` is a phase's share of the time that phases take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from replay_core.diagnose import signal_names
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.errors import RldbgError
-from replay_core.records import Inline, Record, Run, TensorRef
+from replay_core.records import Inline, Record, Run, Selection, TensorRef
 
 #: Records that hold scalars of a step. The others hold tensors, and are the batch rules' to read.
 STAGES = frozenset({"training_metrics", "loss", "optimizer"})
@@ -203,13 +204,16 @@ class Signals:
         self.parts = parts
 
     @classmethod
-    def of(cls, run: Run) -> Signals | None:
-        """The signals a run holds; None where it logged none.
+    def of(cls, run: Run, step: Selection | None = None) -> Signals | None:
+        """The signals a run holds, of the chosen steps; None where it logged none.
 
         Files that contradict each other are different runs; those that do not are one.
+
+        Raises:
+            SelectionError: there is no such step.
         """
         by_file: dict[str, Part] = {}
-        for record in run.records:
+        for record in run.records if step is None else run.select(step=step):
             if record.key.stage in STAGES:
                 file = str(record.path)
                 part = by_file.setdefault(file, Part([file], _COUNTED in run.notes))
@@ -231,11 +235,17 @@ class Signals:
 
     def series_block(self) -> list[dict[str, Any]]:
         """Every series as JSON-ready data, with what stands out marked; see the module."""
-        from replay_core.diagnose import trends
+        from replay_core.diagnose import expectations, log_time, trends
 
-        return [
-            trends.described(series, part.paths[0]) for part in self.parts for series in part.signals() if series.points
-        ]
+        block = []
+        for part in self.parts:
+            rows = expectations.seen(part)
+            shares = log_time.phase_shares(part)
+            for series in part.signals():
+                expected = [row for row in rows if row["signal"] == series.name]
+                share = shares.get(series.name)
+                block.append({**trends.described(series, part.paths[0]), "expected": expected, "share": share})
+        return block
 
 
 def _take(part: Part, record: Record) -> None:
@@ -303,7 +313,7 @@ def signal_rule(
             for part in signals.parts:
                 missing = [need for need in needs if not any(_has(part, name) for name in need.split("|"))]
                 if missing:
-                    whys.append("needs " + ", ".join(need.replace("|", " or ") for need in missing))
+                    whys.append("needs " + ", ".join(missing).replace("|", " or "))
                     continue
                 try:
                     found += [one for one in check(part) if one.id == id]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +16,8 @@ from replay_core import workbench
 from replay_core.records import Selection
 from tui_debugger.commands import ProgressLine, document_output, finish, step_selector
 from tui_debugger.reports.diagnosis import diagnosis_report
+
+_STDIN = Path("-")
 
 
 @click.command("diagnose")
@@ -38,7 +46,8 @@ def command(
 ) -> int:
     """Name what is wrong in the training maths of a dump or a log, with the evidence, or say what is missing to tell.
 
-    Several paths are one run: a dump and its log, two directories of ranks. Exit 1: a finding of --fail-on and above.
+    A log may be one pasted line; - reads it from standard input. Several paths are one run: a dump and its log, two
+    directories of ranks. Exit 1: a finding of --fail-on and above.
     Exit 3: nothing in PATH could be looked at.
     """
     if explain:
@@ -47,7 +56,12 @@ def command(
     if not paths:
         raise click.UsageError("diagnose needs a dump or a log")
     progress = ProgressLine()
-    doc = workbench.diagnose(*paths, rules=rules, step=step, on_event=progress)
+    if paths == (_STDIN,):
+        with _standard_input() as path:
+            doc = workbench.diagnose(path, rules=rules, step=step, on_event=progress)
+        doc = _renamed(doc, str(path))
+    else:
+        doc = workbench.diagnose(*paths, rules=rules, step=step, on_event=progress)
     progress.clear()
     return finish(
         doc,
@@ -56,3 +70,22 @@ def command(
         output=output,
         fail_on=fail_on,
     )
+
+
+@contextmanager
+def _standard_input() -> Iterator[Path]:
+    """Standard input as a file: a log is read by its lines, and a run by its path."""
+    with tempfile.TemporaryDirectory(prefix="rldbg-") as folder:
+        path = Path(folder) / "stdin.log"
+        with open(path, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield path
+
+
+def _renamed(value: Any, path: str) -> Any:
+    """The document with `-` where it names the file that is gone again."""
+    if isinstance(value, dict):
+        return {key: _renamed(inner, path) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_renamed(inner, path) for inner in value]
+    return value.replace(path, "-") if isinstance(value, str) else value

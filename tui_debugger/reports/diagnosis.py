@@ -7,6 +7,7 @@ from typing import Any
 
 from replay_core.jobs import Document
 from tui_debugger import format as words
+from tui_debugger.reports.trends import trends_lines
 
 WIDTH = 100
 #: Pieces of evidence printed of a finding; the document has all.
@@ -24,6 +25,7 @@ def diagnosis_report(doc: Document, *, show_all: bool = False) -> str:
         if show_all:
             for finding in echoes:
                 lines += ["", *_finding(finding)]
+    lines += trends_lines(doc["series"], show_all=show_all)
     lines += ["", f"checked {len(doc['checked'])} rules: " + (" ".join(doc["checked"]) or "none")]
     lines += _skipped(doc, show_all=show_all)
     lines += [f"note: {note}" for note in (doc["notes"] if show_all else doc["notes"][:3])]
