@@ -186,7 +186,7 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))
-        if dialect is not log_text:  # a log is read line by line: nothing in it is unreadable
+        if dialect not in (log_text, curves):  # read line by line, record by record: they say themselves where they end
             problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))

@@ -1,4 +1,4 @@
-"""The series of a diagnosis as text: a sparkline per signal, what stands out, what was expected beside what was seen."""
+"""The series of a diagnosis as text: sparklines, what stands out, what was expected beside what was seen."""
 
 from __future__ import annotations
 
