@@ -156,6 +156,7 @@ class TensorRef:
     `canonical` is the project-wide name (`naming.py`); None until a dialect names it.
     `alignment` says what the token axis means: full | response | next | packed | sample | None.
     `sentinel` says which stored values mean "there is none": "null", "1.0", "0.0 on the prompt".
+    `line` is where a text file says it, counted from 1; None in every other container.
     """
 
     name: str
@@ -169,6 +170,7 @@ class TensorRef:
     order: int | None = None
     digest: str | None = None
     sentinel: str | None = None
+    line: int | None = None
 
     @property
     def numel(self) -> int:

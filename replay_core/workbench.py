@@ -31,6 +31,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "inspect": _inspect_job,
         "compare": _compare_job,
         "reopen": _reopen_job,
+        "diagnose": _diagnose_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
     }
@@ -251,6 +252,43 @@ def reopen(path: Path) -> Document:
     return read_document(path)
 
 
+def diagnose(
+    path: Path,
+    *more: Path,
+    rules: Sequence[str] = (),
+    step: Selection | None = None,
+    on_event: OnEvent = ignore,
+) -> Document:
+    """A diagnosis document of a dump or a log; several paths are one run. `rules` are the ids to run; empty: all.
+
+    Raises:
+        RequestError: there is no rule of such an id.
+        SelectionError: there is no such step.
+    """
+    from replay_core.diagnose.case import Case
+    from replay_core.diagnose.engine import chosen_rules
+    from replay_core.diagnose.engine import diagnose as judge
+    from replay_core.diagnose.signals import Signals
+    from replay_core.export.diagnoses import diagnosis_document
+
+    chosen_rules(rules)  # before anything is read
+    run = open_run(path, *more)
+    signals = Signals.of(run, step)
+    case = Case(run, signals, step)
+    return diagnosis_document(run, judge(case, rules, on_event), signals.series_block() if signals else ())
+
+
+def explain_rule(id: str) -> str:
+    """What a rule of the catalogue looks at, as text.
+
+    Raises:
+        RequestError: there is no such rule.
+    """
+    from replay_core.diagnose.catalogue import explained
+
+    return explained(id)
+
+
 def inspect(
     a: dict[str, Any], b: dict[str, Any] | None = None, *, at: list[int] | None = None, count: int = 64
 ) -> Document:
@@ -323,6 +361,12 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
 
 def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return reopen(Path(params["path"]))
+
+
+def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    step = Selection.parse(params["step"]) if params.get("step") is not None else None
+    paths = [Path(one) for one in params.get("paths") or [params["path"]]]
+    return diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -27,6 +27,7 @@ COMMANDS = {
     "show": "tui_debugger.commands.show",
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
+    "diagnose": "tui_debugger.commands.diagnose",
     "info": "tui_debugger.commands.info",
 }
 
@@ -65,6 +66,7 @@ def cli(ctx: click.Context) -> None:
     \b
     rldbg RUN            open a dump on the screen
     rldbg RUN_A RUN_B    open two dumps on their first diverging tensor
+    rldbg diagnose RUN   name what is wrong in the training maths, from a dump or a log
     rldbg demo           train a tiny policy, break its packing, see where it shows
     """
     if ctx.invoked_subcommand is None:

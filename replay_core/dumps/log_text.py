@@ -1,8 +1,8 @@
 """Text logs as a run of scalars: the GRPO log of seed 002, and the metric lines of other trainers.
 
-{'loss': 0.01, 'grad_norm': 0.8, 'epoch': 0.1}        transformers, TRL, ms-swift
-step:3 - actor/pg_loss:0.01 - actor/grad_norm:0.8     verl
-step 3: {'train/loss': 0.01, 'train/grad_norm': 0.8}  slime, miles
+One file may hold several forms, the lines of several processes, and much that is no metric at all. Every value keeps
+the line it stands on. What a log tells beside numbers (`log_events.py`) are text fields named `event.<kind>.<n>`
+of the step that was logged last.
 """
 
 from __future__ import annotations
@@ -20,32 +20,48 @@ from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
+from replay_core.dumps.log_events import KEPT, Event, Watch
+from replay_core.dumps.log_lines import lines_of
+from replay_core.dumps.metric_lines import is_aside, metric_line
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
+__all__ = ["COUNTED", "detect", "index", "metric_line", "name", "read"]
+
 name = "log"
 
-SUFFIXES = (".log", ".out", ".txt")
+SUFFIXES = (".log", ".out", ".txt", ".err")
 #: A log is known by its first lines; a trainer prints its configuration before them.
 _HEAD = 1 << 20
-_LIKELY = re.compile(rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:-?[\d.]|\{'[\w/.@-]+': '?-?[\d.]")
-
-_VERL = re.compile(r"\bstep:(\d{1,12})((?: - [^\s:]+:[^\s]+)+)")
-_VERL_PAIR = re.compile(r" - ([^\s:]{1,200}):(?:np\.float\d+\()?([-+]?[\w.+-]+)\)?")
-_SLIME = re.compile(r"\b(?:step|rollout|perf|eval) (\d{1,12}): \{(.*)\}")
-_HUGGINGFACE = re.compile(r"\{('[\w/.@-]+': .*)\}")
-_DICT_PAIR = re.compile(r"'([^']{1,200})': '?([-+]?(?:[\d.]+(?:[eE][-+]?\d+)?|nan|inf))'?(?=[,}]|$)")
+#: A file that is named itself is looked into further, whatever it is called.
+_FAR = 1 << 26
+_LIKELY = re.compile(
+    rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
+    rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:np\.\w+\()?-?[\d.n]"
+    rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
+    rb"|out of memory\. Tried to allocate|OutOfMemoryError|allocate memory: you tried|oom-kill|torch\._dynamo hit|Recompiling function|Graph break"
+)
 _MEAN = {"rewards": "rewards_mean"}
+#: Files that are named themselves and are something else, however they read.
+_OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".md", ".csv")
 
 COUNTED = "steps that the log does not number are counted"
+
+_Place = tuple[int | None, int | None]  # step, rank
 
 
 @dataclass(slots=True)
 class _Log:
-    iterations: list[step_log.Iteration] = field(default_factory=list)
-    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    iterations: dict[int | None, list[step_log.Iteration]] = field(default_factory=dict)
+    """By rank."""
+    metrics: dict[_Place, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    events: dict[_Place, list[Event]] = field(default_factory=dict)
     counted: bool = False
     ends_inside: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.iterations or self.metrics or self.events)
 
 
 def detect(path: Path) -> bool:
@@ -53,19 +69,26 @@ def detect(path: Path) -> bool:
 
 
 def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        if path.suffix not in _OTHERS and _is_log(path, _FAR if path.suffix in SUFFIXES else _HEAD):
+            yield path
+        return
     for folder in listing(path).folders:
         for file in names_with(folder, *SUFFIXES):
-            if _is_log(folder.file(file)):
+            if _is_log(folder.file(file), _HEAD):
                 yield folder.file(file)
 
 
-def _is_log(file: Path) -> bool:
+def _is_log(file: Path, look: int) -> bool:
+    """Whether the file's beginning has what looks like a line of metrics, and its lines bear it out."""
     try:
         with open(file, "rb") as opened:
-            head = opened.read(_HEAD)
-    except OSError:
+            head = opened.read(4096)
+            if b"\0" in head or _LIKELY.search(head + opened.read(look)) is None:
+                return False
+        return not _log(file).is_empty
+    except (OSError, DumpError):
         return False
-    return b"\0" not in head[:4096] and _LIKELY.search(head) is not None
 
 
 def _log(path: Path) -> _Log:
@@ -79,50 +102,40 @@ def _log(path: Path) -> _Log:
 @lru_cache(maxsize=8)
 def _parsed(path: Path, _size: int, _mtime_ns: int) -> _Log:
     log = _Log()
-    metrics_counted = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal metrics_counted
-        with open(path, "rb") as file:
-            for raw in iter(lambda: file.readline(step_log.MAX_LINE), b""):
-                line = raw.decode(errors="replace")
-                step, values = metric_line(line)
-                if values:
-                    log.counted = log.counted or step is None
-                    step = metrics_counted if step is None else step
-                    metrics_counted = step + 1
-                    log.metrics.setdefault(step, {}).update(values)
-                else:
-                    yield line
-
-    log.iterations = list(step_log.parse(lines()))
-    log.counted = log.counted or any(not iteration.numbered for iteration in log.iterations)
-    if log.iterations and not log.iterations[-1].is_complete:
-        log.ends_inside = log.iterations[-1].step
+    counted: dict[str, int] = {}
+    grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
+    watch = Watch()
+    last: int | None = None
+    for line in lines_of(path):
+        step, values = metric_line(line.text)
+        if values:
+            if step is None:
+                log.counted = True
+                following = counted.get(line.stream, 0)
+                step = max(following - 1, 0) if is_aside(values) else following
+            counted[line.stream] = step + 1
+            last = step
+            placed = {key: (value, line.number) for key, value in values.items()}
+            log.metrics.setdefault((step, line.rank), {}).update(placed)
+        elif event := watch.event(line):
+            log.events.setdefault((last, line.rank), []).append(event)
+        elif step_log.may_tell(line.text):
+            grammar.setdefault((line.stream, line.rank), []).append((line.number, line.text))
+            if match := _ITER_STEP.search(line.text):
+                last = int(match.group(1))
+    for (_, rank), lines in grammar.items():
+        told = list(step_log.parse(lines))
+        # Every program prints warnings; alone they are no log of this trainer.
+        if not any(iteration.micros or iteration.is_complete for iteration in told):
+            continue
+        log.iterations.setdefault(rank, []).extend(told)
+        if not told[-1].is_complete:
+            log.ends_inside = told[-1].step
+    log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 
 
-def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
-    """The step (None: the line names none) and metrics of a line of metrics; no metrics for any other line."""
-    if match := _VERL.search(line):
-        return int(match.group(1)), _numbers(_VERL_PAIR.findall(match.group(2)))
-    if match := _SLIME.search(line):
-        return int(match.group(1)), _numbers(_DICT_PAIR.findall(match.group(2)))
-    if match := _HUGGINGFACE.search(line):
-        values = _numbers(_DICT_PAIR.findall(match.group(1)))
-        step = values.pop("step", None)
-        return None if step is None else int(step), values
-    return None, {}
-
-
-def _numbers(pairs: list[tuple[str, str]]) -> dict[str, float]:
-    found = {}
-    for key, text in pairs:
-        try:
-            found[key] = float(text)
-        except ValueError:
-            continue
-    return found
+_ITER_STEP = re.compile(r"\biter (\d{1,12}): loss ")
 
 
 def index(path: Path) -> Index:
@@ -134,21 +147,24 @@ def index(path: Path) -> Index:
             found.problems.append(Problem(str(file), error.message))
             continue
         keys = [
-            RecordKey(iteration.step, micro.index, None, "actor", "loss")
-            for iteration in log.iterations
+            RecordKey(iteration.step, micro.index, rank, "actor", "loss")
+            for rank, iterations in log.iterations.items()
+            for iteration in iterations
             for micro in iteration.micros
         ]
         keys += [
-            RecordKey(iteration.step, None, None, "actor", "optimizer")
-            for iteration in log.iterations
+            RecordKey(iteration.step, None, rank, "actor", "optimizer")
+            for rank, iterations in log.iterations.items()
+            for iteration in iterations
             if iteration.is_complete or iteration.warnings
         ]
-        keys += [RecordKey(step, None, None, None, "training_metrics") for step in log.metrics]
         repeated = len(keys) - len(set(keys))
         if repeated:
             found.problems.append(
                 Problem(str(file), f"{repeated} records are logged twice (a restart?); the last counts")
             )
+        places = sorted({*log.metrics, *log.events}, key=lambda place: tuple(-1 if n is None else n for n in place))
+        keys += [RecordKey(step, None, rank, None, "training_metrics") for step, rank in places]
         found.files += [(key, file) for key in dict.fromkeys(keys)]
         if log.ends_inside is not None:
             found.problems.append(Problem(str(file), f"the log ends inside step {log.ends_inside}"))
@@ -165,27 +181,53 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """
     log = _log(path)
     if key.stage == "training_metrics":
-        return [ref.with_(canonical=_canonical(ref.name)) for ref in flatten(log.metrics.get(key.step or 0, {}))]
-    for iteration in reversed(log.iterations):
+        place = key.step, key.rank
+        return [*_named(log.metrics.get(place, {})), *_told(log.events.get(place, []))]
+    for iteration in reversed(log.iterations.get(key.rank, [])):
         if iteration.step != key.step:
             continue
         if key.stage == "optimizer":
-            return _fields(_optimizer_values(iteration), iteration.warnings)
+            return _fields(_optimizer_values(iteration), iteration.warnings, iteration.warning_lines)
         for micro in iteration.micros:
             if micro.index == key.micro:
-                return _fields(micro.values(), [text for _, text in micro.warnings])
+                return _fields(micro.placed(), [text for _, text in micro.warnings], micro.warning_lines)
     raise DumpError(f"the log tells nothing of {key}", file=str(path))
 
 
-def _optimizer_values(iteration: step_log.Iteration) -> dict[str, float]:
-    stage = {} if iteration.optimizer is None else iteration.optimizer.values
-    return {**iteration.loss, **{f"{key}.optimizer": value for key, value in stage.items()}}
+def _optimizer_values(iteration: step_log.Iteration) -> dict[str, tuple[float, int]]:
+    values = {key: (value, iteration.line) for key, value in iteration.loss.items()}
+    if iteration.optimizer is not None:
+        for key, value in iteration.optimizer.values.items():
+            values[f"{key}.optimizer"] = value, iteration.optimizer.line
+    return values
 
 
-def _fields(values: dict[str, float], warnings: list[str]) -> Fields:
+def _named(values: dict[str, tuple[float, int]]) -> list[TensorRef]:
+    refs = flatten({key: value for key, (value, _) in values.items()})
+    lines = [line for _, line in values.values()]
+    return [ref.with_(canonical=_canonical(ref.name), line=line) for ref, line in zip(refs, lines, strict=True)]
+
+
+def _told(events: list[Event]) -> list[TensorRef]:
+    """Events as texts; what is over the limit of a kind is counted in `event.<kind>.more`."""
+    tree: dict[str, str | int] = {}
+    lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for event in events:
+        number = counts[event.kind] = counts.get(event.kind, 0) + 1
+        name = f"event.{event.kind}.{number - 1}" if number <= KEPT else f"event.{event.kind}.more"
+        tree[name] = "\n".join([event.text, *event.frames]) if number <= KEPT else number - KEPT
+        lines.setdefault(name, event.line)
+    return [ref.with_(canonical=f"metrics.{ref.name}", line=lines[ref.name]) for ref in flatten(tree)]
+
+
+def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: list[int]) -> Fields:
     named = {_MEAN.get(key, key): value for key, value in values.items()}
-    tree = {**named, **({"warnings": warnings} if warnings else {})}
-    return Fields(ref.with_(canonical=_canonical(ref.name)) for ref in flatten(tree))
+    refs = _named(named)
+    if warnings:
+        (ref,) = flatten({"warnings": warnings})
+        refs.append(ref.with_(canonical="warnings", line=lines[0] if lines else None, order=len(refs)))
+    return Fields(refs)
 
 
 #: The log's words; `total` is the loss of one micro-batch, already divided by the accumulation.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from replay_core.dumps import (
     areal,
+    curves,
     grpo_events,
     listing,
     log_text,
@@ -57,6 +58,7 @@ DIALECTS: tuple[Dialect, ...] = (
     prime_rl,
     *ROW_DIALECTS,
     metrics,
+    curves,
     log_text,
     loose_rows,
     loose,
@@ -107,7 +109,7 @@ def _parts(path: Path) -> list[Run]:
                     parts.append(_run(known, path, index))
             if not dialect.detect(path):
                 continue
-            index = dialect.index(path)
+            index = _index(dialect, path)
             index.files = claimed.free(index.files)
             if parts and not index.files:
                 continue
@@ -126,6 +128,23 @@ def _parts(path: Path) -> list[Run]:
         found=_contents(path),
         hint="name the directory your framework wrote, or one of its files",
     )
+
+
+def _index(dialect: Dialect, path: Path) -> Index:
+    """The dialect's index. A text that is no container is a log without a metric, and that is what is said of it."""
+    try:
+        return dialect.index(path)
+    except NotADumpError:
+        if dialect is not loose or not path.is_file() or not _is_text(path):
+            raise
+        raise NotADumpError(
+            "there is no metric in this text",
+            file=str(path),
+            expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
+            "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
+            found=_contents(path),
+            hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
+        ) from None
 
 
 class _Claims:
@@ -182,7 +201,7 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))
-        if dialect is not log_text:  # a log is read line by line: nothing in it is unreadable
+        if dialect not in (log_text, curves):  # read line by line, record by record: they say themselves where they end
             problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
@@ -225,6 +244,16 @@ def _duplicates(records: list[Record]) -> list[Problem]:
         beside = first_path.name if first_path.name != path.name else str(first_path)
         problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {beside}"))
     return problems
+
+
+def _is_text(path: Path) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    try:
+        # A character may be cut at the end of what was read.
+        return b"\0" not in head and bool(head[:-3].decode() or head)
+    except UnicodeDecodeError:
+        return False
 
 
 def _contents(path: Path) -> str:

@@ -24,7 +24,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MICRO = re.compile(r"\[Micro (\d{1,9})\] (\d{1,3}[a-z]?)\. ([^:]{1,80})(?::\s*(.*))?$")
 _OPTIMIZER = re.compile(r"(?:^|\s)(\d{1,3})\. (Optimizer step finished): (.*)$")
 _ITER = re.compile(
-    r"\biter (\d{1,12}): loss (\S+) \(main (\S+?), critic (\S+?)\), time (\S+?)ms(?:, mfu (\S+?)%)?(?:, mem (.*))?$"
+    r"\biter (\d{1,12}): loss (\S+?)(?: \(main (\S+?), critic (\S+?)\))?, time (\S+?)ms"
+    r"(?:, mfu (\S+?)%)?(?:, mem (.*))?$"
 )
 _WARNING = re.compile(r"WARNING: (.*)$")
 _LOSSES = re.compile(r"^\s*(?:pg_loss|kl_penalty|total|avg_seq_log_prob|avg_advantage|avg_kl)=")
@@ -43,6 +44,13 @@ class Stage:
     values: dict[str, float] = field(default_factory=dict)
     time_is_total: bool = False
     """The time counts from the beginning of the micro-batch."""
+    line: int = field(default=0, compare=False)
+    """Where the log says it, counted from 1."""
+    later_lines: dict[str, int] = field(default_factory=dict, compare=False)
+    """Where it says the values that stand on lines of their own."""
+
+    def line_of(self, key: str) -> int:
+        return self.later_lines.get(key, self.line)
 
 
 @dataclass(slots=True)
@@ -53,16 +61,25 @@ class Micro:
     stages: list[Stage] = field(default_factory=list)
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """(how many stages came before, the warning)."""
+    warning_lines: list[int] = field(default_factory=list, compare=False)
 
     def values(self) -> dict[str, float]:
         """Every value of the micro-batch; times and memory by the stage's title."""
-        found: dict[str, float] = {}
+        return {key: value for key, (value, _) in self.placed().items()}
+
+    def placed(self) -> dict[str, tuple[float, int]]:
+        """The values, each with the line it stands on."""
+        found: dict[str, tuple[float, int]] = {}
         for stage in self.stages:
             for key, value in stage.values.items():
-                found[f"{key}.{_slug(stage.title)}" if key in ("time", "mem") else key] = value
-        for _, text in self.warnings:
+                name = key
+                if key in ("time", "mem"):
+                    so_far = "_so_far" if key == "time" and stage.time_is_total else ""
+                    name = f"{key}{so_far}.{_slug(stage.title)}"
+                found[name] = value, stage.line_of(key)
+        for (_, text), line in zip(self.warnings, [*self.warning_lines, *[0] * len(self.warnings)], strict=False):
             for match in _PAIR.finditer(text):
-                found[match.group(1)] = float(match.group(2))
+                found[match.group(1)] = float(match.group(2)), line
         return found
 
 
@@ -80,6 +97,9 @@ class Iteration:
     """The log itself numbers it; else it was counted."""
     warnings: list[str] = field(default_factory=list)
     """What was warned of outside every micro-batch."""
+    warning_lines: list[int] = field(default_factory=list, compare=False)
+    line: int = field(default=0, compare=False)
+    """Where its `iter` line stands."""
 
     @property
     def is_complete(self) -> bool:
@@ -90,33 +110,50 @@ class Iteration:
         return not (self.micros or self.optimizer or self.loss or self.warnings)
 
 
-def parse(lines: Iterable[str]) -> Iterator[Iteration]:
-    """The iterations a log tells of, in order. Lines that are none of the grammar are passed over."""
+def may_tell(line: str) -> bool:
+    """Whether the line can be one of the grammar: a cheap look, for logs of which most lines are not."""
+    return (
+        "[Micro " in line or "iter " in line or "Optimizer step" in line or "WARNING: " in line
+        or _LOSSES.match(line) is not None
+    )  # fmt: skip
+
+
+def parse(lines: Iterable[str | tuple[int, str]]) -> Iterator[Iteration]:
+    """The iterations a log tells of, in order. Lines that are none of the grammar are passed over.
+
+    A line is given alone, and then counted, or with its number in the file.
+    """
     here = Iteration(0)
-    for raw in lines:
+    for counted, given in enumerate(lines, 1):
+        number, raw = (counted, given) if isinstance(given, str) else given
         line = _ANSI.sub("", raw[:MAX_LINE]).rstrip()
         if match := _ITER.search(line):
             _close(here, match)
+            here.line = number
             yield here
             here = Iteration(here.step + 1)
         elif match := _MICRO.search(line):
-            number = int(match.group(1))
-            if here.optimizer is not None or (here.micros and number < here.micros[-1].index):
+            micro = int(match.group(1))
+            if here.optimizer is not None or (here.micros and micro < here.micros[-1].index):
                 # The trainer prints `iter` every n-th step only.
                 yield here
                 here = Iteration(here.step + 1)
-            if not here.micros or here.micros[-1].index != number:
-                here.micros.append(Micro(number))
-            here.micros[-1].stages.append(_stage(match.group(2), match.group(3), match.group(4) or ""))
+            if not here.micros or here.micros[-1].index != micro:
+                here.micros.append(Micro(micro))
+            here.micros[-1].stages.append(_stage(match.group(2), match.group(3), match.group(4) or "", number))
         elif match := _OPTIMIZER.search(line):
-            here.optimizer = _stage(match.group(1), match.group(2), match.group(3))
+            here.optimizer = _stage(match.group(1), match.group(2), match.group(3), number)
         elif match := _WARNING.search(line):
             if here.micros:
                 here.micros[-1].warnings.append((len(here.micros[-1].stages), match.group(1)))
+                here.micros[-1].warning_lines.append(number)
             else:
                 here.warnings.append(match.group(1))
+                here.warning_lines.append(number)
         elif _LOSSES.match(line) and here.micros and here.micros[-1].stages:
-            here.micros[-1].stages[-1].values.update(_values(line))
+            stage, values = here.micros[-1].stages[-1], _values(line)
+            stage.values.update(values)
+            stage.later_lines.update(dict.fromkeys(values, number))
     if not here.is_empty:
         yield here
 
@@ -129,8 +166,8 @@ def _close(here: Iteration, match: re.Match[str]) -> None:
     here.memory = match.group(7)
 
 
-def _stage(number: str, title: str, values: str) -> Stage:
-    return Stage(number, title.strip(), _values(values), "(total so far)" in values)
+def _stage(number: str, title: str, values: str, line: int) -> Stage:
+    return Stage(number, title.strip(), _values(values), "(total so far)" in values, line)
 
 
 def _values(text: str) -> dict[str, float]:
@@ -191,11 +228,9 @@ def _stage_text(stage: Stage) -> str:
 
 
 def _iter_text(iteration: Iteration) -> str:
-    loss = {name: iteration.loss.get(name, 0.0) for name in ("loss", "main", "critic", "time_ms")}
-    text = (
-        f"iter {iteration.step}: loss {loss['loss']:.4f} (main {loss['main']:.4f}, critic {loss['critic']:.4f}), "
-        f"time {loss['time_ms']:.2f}ms"
-    )
+    loss = {"loss": 0.0, "time_ms": 0.0, **iteration.loss}
+    parts = f" (main {loss['main']:.4f}, critic {loss.get('critic', 0.0):.4f})" if "main" in loss else ""
+    text = f"iter {iteration.step}: loss {loss['loss']:.4f}{parts}, time {loss['time_ms']:.2f}ms"
     if "mfu" in iteration.loss:
         text += f", mfu {iteration.loss['mfu']:.2f}%"
     return text + (f", mem {iteration.memory}" if iteration.memory else "")

@@ -6,8 +6,12 @@ from replay_core.errors import ExitCode
 from replay_core.jobs import Document
 
 
-def exit_code(doc: Document, *, allow_missing: bool = False) -> ExitCode:
-    """The exit code of a finished command (the table in README.md)."""
+def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "warning") -> ExitCode:
+    """The exit code of a finished command (the table in README.md). `fail_on` is for a diagnosis: the mildest severity
+    that fails it, or `never`.
+    """
+    if doc["kind"] == "diagnosis":
+        return _diagnosis(doc, fail_on)
     judge = {"comparison": _comparison, "replay": _replay, "run": _run}.get(doc["kind"])
     return judge(doc, allow_missing) if judge else ExitCode.AGREES
 
@@ -40,3 +44,12 @@ def _replay(doc: Document, _allow_missing: bool) -> ExitCode:
 
 def _run(doc: Document, _allow_missing: bool) -> ExitCode:
     return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
+
+
+def _diagnosis(doc: Document, fail_on: str) -> ExitCode:
+    severities = ("info", "warning", "error")
+    failing = severities[severities.index(fail_on) :] if fail_on in severities else ()
+    if any(finding["severity"] in failing for finding in doc["findings"]):
+        return ExitCode.DIVERGES
+    # Nothing was looked at: that is no clean bill.
+    return ExitCode.AGREES if doc["checked"] else ExitCode.BAD_BYTES

@@ -19,3 +19,48 @@ def group_normalised(rewards_B: Array, group_ids_B: Array, *, unbiased: bool = T
     divisor_G = (count_G - (1 if unbiased else 0)).clip(1)
     std_G = (group_sum(centred_B * centred_B, index_B, groups) / divisor_G) ** 0.5
     return centred_B / (std_G[index_B] + epsilon)
+
+
+def group_centred(rewards_B: Array, group_ids_B: Array) -> Array:
+    """Dr. GRPO's advantage: r - mean of its group, undivided. Source: arXiv 2503.20783, section 3.2."""
+    index_B, groups = group_index(group_ids_B)
+    count_G = group_sum(rewards_B * 0 + 1, index_B, groups)
+    return rewards_B - (group_sum(rewards_B, index_B, groups) / count_G)[index_B]
+
+
+def leave_one_out(rewards_B: Array, group_ids_B: Array) -> Array:
+    """RLOO's advantage: r - mean of the *other* responses of its group. A group of one keeps its raw reward.
+
+    Source: arXiv 2402.14740, equation 5; verl `compute_rloo_outcome_advantage`, which leaves a group of one alone too.
+    """
+    index_B, groups = group_index(group_ids_B)
+    count_B = group_sum(rewards_B * 0 + 1, index_B, groups)[index_B]
+    others_B = (group_sum(rewards_B, index_B, groups)[index_B] - rewards_B) / (count_B - 1).clip(1)
+    return rewards_B - others_B
+
+
+def normalised(rewards_B: Array, *, unbiased: bool = True, epsilon: float = 1e-8) -> Array:
+    """(r - mean) / (std + epsilon) over the whole batch. REINFORCE++ (arXiv 2501.03262, section 3.2), per response."""
+    centred_B = rewards_B - rewards_B.mean()
+    divisor = max(len(rewards_B) - (1 if unbiased else 0), 1)
+    return centred_B / (((centred_B * centred_B).sum() / divisor) ** 0.5 + epsilon)
+
+
+def group_centred_batch_scaled(
+    rewards_B: Array, group_ids_B: Array, *, unbiased: bool = True, epsilon: float = 1e-8
+) -> Array:
+    """r - mean of its group, then normalised over the whole batch: REINFORCE++-baseline.
+
+    Source: arXiv 2501.03262, section 3.3.
+    """
+    return normalised(group_centred(rewards_B, group_ids_B), unbiased=unbiased, epsilon=epsilon)
+
+
+def group_centred_over_batch_std(
+    rewards_B: Array, group_ids_B: Array, *, unbiased: bool = True, epsilon: float = 1e-4
+) -> Array:
+    """(r - mean of its group) / (std of *all* rewards + epsilon). Source: TRL `scale_rewards="batch"`; arXiv 2508.08221."""
+    centred_B = rewards_B - rewards_B.mean()
+    divisor = max(len(rewards_B) - (1 if unbiased else 0), 1)
+    std = ((centred_B * centred_B).sum() / divisor) ** 0.5
+    return group_centred(rewards_B, group_ids_B) / (std + epsilon)

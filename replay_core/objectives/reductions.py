@@ -26,6 +26,19 @@ def sequence_mean(values_BT: Array, mask_BT: Array) -> Array:
     return (_kept(values_BT, mask_BT).sum(-1) / (mask_BT != 0).sum(-1).clip(1)).mean()
 
 
+def sequence_sum_mean(values_BT: Array, mask_BT: Array) -> Array:
+    """The mean over responses of each one's token *sum*: verl `seq-mean-token-sum`, slime without per-token loss.
+
+    Source: verl core_algos.agg_loss. A response without tokens counts as 0.
+    """
+    return _kept(values_BT, mask_BT).sum(-1).mean()
+
+
+def token_sum_over(values_BT: Array, mask_BT: Array, constant: float) -> Array:
+    """The sum over tokens of the mask, divided by a constant: Dr. GRPO (arXiv 2503.20783), TRL `dr_grpo` with B x T."""
+    return masked_sum(values_BT, mask_BT) / constant
+
+
 def _kept(values_BT: Array, mask_BT: Array) -> Array:
     # A product would keep NaN * 0 = NaN.
     return library(values_BT).where(mask_BT != 0, values_BT, 0)

@@ -65,6 +65,7 @@ def finish(
     as_json: bool,
     output: Path | None,
     allow_missing: bool = False,
+    fail_on: str = "warning",
 ) -> int:
     """Print the answer, write it where asked, and return the exit code it means."""
     if output is not None:
@@ -77,7 +78,7 @@ def finish(
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         raise RequestError("standard output cannot be written", found=error.strerror) from None
-    return int(exit_code(doc, allow_missing=allow_missing))
+    return int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on))
 
 
 class ProgressLine:

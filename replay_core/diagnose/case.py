@@ -1,0 +1,45 @@
+"""All a diagnosis looks at: the run, its batches step by step, and the series of its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from replay_core.diagnose.batch import Batch, batches_of
+from replay_core.records import Record, Run, Selection
+
+
+class Case:
+    """A run under diagnosis. `signals` are the series over its steps (`signals.Signals`), None where it has none."""
+
+    def __init__(self, run: Run, signals: Any = None, step: Selection | None = None) -> None:
+        self.run = run
+        self.signals = signals
+        self.step = step
+        #: Records that could not be read, found on the way.
+        self.unreadable: list[str] = []
+
+    def records(self) -> list[Record]:
+        """The records of the chosen steps; all of them where nothing was chosen.
+
+        Raises:
+            SelectionError: there is no such step.
+        """
+        return self.run.records if self.step is None else self.run.select(step=self.step)
+
+    def steps(self) -> list[tuple[int | None, list[Record]]]:
+        """The chosen records by step, in order."""
+        by_step: dict[int | None, list[Record]] = {}
+        for record in self.records():
+            by_step.setdefault(record.key.step, []).append(record)
+        return sorted(by_step.items(), key=lambda item: -1 if item[0] is None else item[0])
+
+    def batches(self) -> Iterator[Batch]:
+        """One batch after the other; each is forgotten before the next is read."""
+        for step, records in self.steps():
+            for batch in batches_of(step, records, self.run):
+                self.unreadable += [what for what in batch.unreadable if what not in self.unreadable]
+                yield batch
+                batch.release()
+            for record in records:
+                record.release()

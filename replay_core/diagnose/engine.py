@@ -1,0 +1,219 @@
+"""Runs the rules, ranks what they find, and tells a cause from its echoes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import LINKS, SEVERITIES, Diagnosis, Finding, Skipped
+from replay_core.diagnose.rule import RULES, Rule, Skip
+from replay_core.errors import RequestError, RldbgError
+from replay_core.jobs import OnEvent, Progress, ignore
+
+#: The families of rules, by module: importing one registers its rules.
+FAMILIES: tuple[str, ...] = (
+    "completeness",
+    "numerics",
+    "tokens",
+    "rewards",
+    "groups",
+    "masks",
+    "packing",
+    "logprobs",
+    "routing",
+    "staleness",
+    "kl",
+    "ratio",
+    "loss",
+    "gradient",
+    "memory",
+    "pairs",
+    "log_groups",
+    "log_masks",
+    "log_loss",
+    "log_numerics",
+    "log_policy",
+    "log_mismatch",
+    "log_compile",
+    "log_memory",
+    "log_time",
+)
+
+#: What a finding makes look broken further down the chain: no second opinion, only its echo.
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26"),
+    "D20": ("D01", "D02", "D03", "D07", "D23"),
+    "D01": ("D02", "D03", "D04", "D23", "D28"),
+    "D03": ("D01", "D02", "D04", "D23"),
+    "D05": ("D01", "D03", "D04", "D06", "D24"),
+    "D06": ("D04", "D21", "D23", "D28"),
+    "D04": ("D02", "D23", "D28"),
+    "D07": ("D01", "D02", "D03", "D19", "D23", "D28"),
+    "D18": ("D07", "D09", "D28", "D19"),
+    "D19": ("D20", "D07"),
+    "D17": ("D16", "D09", "D14", "D24"),
+    "D08": ("D09", "D12", "D14", "D15", "D24", "D29", "D35"),
+    "D10": ("D09", "D12", "D14", "D15", "D24", "D25"),
+    "D11": ("D09", "D12", "D14", "D24"),
+    "D12": ("D09", "D13", "D14", "D24", "D31"),
+    "D16": ("D09", "D12", "D13", "D14", "D15", "D24"),
+    "D30": ("D09", "D14"),
+    "D14": ("D24",),
+    "D09": ("D24",),
+}
+
+
+def rules() -> list[Rule]:
+    """Every rule of the catalogue, in its order."""
+    for family in FAMILIES:
+        import_module(f"replay_core.diagnose.{family}")
+    return [RULES[key] for key in sorted(RULES)]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one rule met: how often it looked, and why it could not."""
+
+    looked: int = 0
+    whys: dict[str, int] = field(default_factory=dict)
+
+
+def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -> Diagnosis:
+    """Run the rules over a case.
+
+    Args:
+        only: ids of the rules to run; all where empty.
+
+    Raises:
+        RequestError: there is no rule of such an id.
+        SelectionError: there is no such step.
+    """
+    chosen = chosen_rules(only)
+    seen: dict[str, _Seen] = {rule.id: _Seen() for rule in chosen}
+    found: list[Finding] = []
+    steps = len(case.steps())
+    for done, batch in enumerate(case.batches()):
+        on_event(Progress(min(done, steps), steps, f"diagnosing {batch.name}"))
+        for rule in chosen:
+            if rule.scope == "batch":
+                found += _run(rule, batch, batch.has, seen[rule.id])
+    for rule in chosen:
+        if rule.scope == "signals":
+            if case.signals is None:
+                seen[rule.id].whys["there is no log and no metrics"] = 1
+            else:
+                found += _run(rule, case.signals, case.signals.has, seen[rule.id])
+        elif rule.scope == "case":
+            found += _run(rule, case, lambda _name: True, seen[rule.id])
+    checked = tuple(dict.fromkeys(rule.id for rule in chosen if seen[rule.id].looked))
+    skipped = tuple(Skipped(id, _why(met)) for id, met in seen.items() if not met.looked)
+    notes = (*(f"not read: {what}" for what in case.unreadable), *case.run.notes)
+    return Diagnosis(tuple(ranked(merged(found))), checked, skipped, tuple(dict.fromkeys(notes)))
+
+
+def chosen_rules(only: Iterable[str] = ()) -> list[Rule]:
+    """The rules of these ids; all of them where none is named.
+
+    Raises:
+        RequestError: there is no rule of such an id.
+    """
+    catalogue = rules()
+    asked = [name.upper() for name in only]
+    known = list(dict.fromkeys(rule.id for rule in catalogue))
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise RequestError(
+            f"there is no rule {unknown[0]}", expected=", ".join(known), hint="rldbg diagnose --explain D01"
+        )
+    return [rule for rule in catalogue if not asked or rule.id in asked]
+
+
+def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> list[Finding]:
+    missing = [need for need in rule.needs if not any(has(name) for name in need.split("|"))]
+    if missing:
+        why = "needs " + ", ".join(map(in_words, missing))
+        seen.whys[why] = seen.whys.get(why, 0) + 1
+        return []
+    try:
+        found = list(rule.check(subject))
+    except Skip as skip:
+        seen.whys[str(skip)] = seen.whys.get(str(skip), 0) + 1
+        return []
+    except RldbgError as error:
+        why = f"could not be read: {error.message}"
+        seen.whys[why] = seen.whys.get(why, 0) + 1
+        return []
+    seen.looked += 1
+    step = subject.step if isinstance(subject, Batch) else None
+    return [one if one.steps or step is None else replace(one, steps=(step,)) for one in found]
+
+
+def in_words(need: str) -> str:
+    """What a rule needs, for people: `event:` asks for lines of a log."""
+    parts = [
+        "lines of a log that tell of " + " or ".join(part.removeprefix("event:").replace("_", " ").split(","))
+        if part.startswith("event:")
+        else part
+        for part in need.split("|")
+    ]
+    return " or ".join(parts)
+
+
+def _why(seen: _Seen) -> str:
+    if seen.whys:
+        return "; ".join(sorted(seen.whys, key=lambda why: -seen.whys[why])[:2])
+    return "the dump holds no batch of samples"
+
+
+def merged(found: Iterable[Finding]) -> list[Finding]:
+    """One finding per id and link: the worst one, with the steps of all."""
+    kept: dict[tuple[str, str], Finding] = {}
+    for one in found:
+        key = (one.id, one.link)
+        before = kept.get(key)
+        if before is None:
+            kept[key] = one
+            continue
+        worse = one if SEVERITIES.index(one.severity) < SEVERITIES.index(before.severity) else before
+        # The steps are those that show it as badly: an info of step 3 is no warning of step 3.
+        same = [each for each in (before, one) if each.severity == worse.severity]
+        steps = tuple(sorted({step for each in same for step in each.steps}))
+        kept[key] = replace(worse, steps=steps)
+    return list(kept.values())
+
+
+def ranked(found: list[Finding]) -> list[Finding]:
+    """Causes before echoes, worse before milder, earlier links before later ones."""
+    marked = _echoes(found)
+    return sorted(
+        marked,
+        key=lambda one: (
+            one.echo_of is not None,
+            SEVERITIES.index(one.severity),
+            LINKS.index(one.link),
+            one.id,
+        ),
+    )
+
+
+def _echoes(found: list[Finding]) -> list[Finding]:
+    """Findings that another explains carry its id. An explanation is no milder than a warning, and shares a step."""
+    causes = sorted((one for one in found if one.severity != "info"), key=lambda one: LINKS.index(one.link))
+    out = []
+    for one in found:
+        cause = next(
+            (each for each in causes if one.id in EXPLAINS.get(each.id, ()) and _is_before(each, one)),
+            None,
+        )
+        out.append(one if cause is None else replace(one, echo_of=cause.id))
+    return out
+
+
+def _is_before(cause: Finding, echo: Finding) -> bool:
+    """Whether a finding can be the cause of another: no later in the chain, and in one of its steps."""
+    meet = not cause.steps or not echo.steps or bool(set(cause.steps) & set(echo.steps))
+    return cause.id != echo.id and meet and LINKS.index(cause.link) <= LINKS.index(echo.link)

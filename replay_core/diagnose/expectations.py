@@ -1,0 +1,90 @@
+"""What seed 002 expects of a healthy run, as data: expected beside seen, and what the facts correct.
+
+Ranges hold for one GPU, batch_size 1, group_size 8, gradient_accumulation_steps 16; per-iteration ranges are
+scaled to the micro-batches that are logged. They are an orientation: a smaller model is faster and no anomaly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from replay_core.diagnose.signals import Part
+
+_SEED = "seed 002, rough estimates for batch_size 1, group_size 8, 16 micro-batches"
+#: Micro-batches per iteration that the seed's ranges per iteration stand for.
+MICROS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A range of a signal, per micro-batch or iteration; None is open. `correction` is set where the seed was wrong."""
+
+    what: str
+    signal: str
+    """Seed 002's own name of the value in the log."""
+    low: float | None
+    high: float | None
+    unit: str
+    source: str = _SEED
+    correction: str | None = None
+
+
+EXPECTED: tuple[Expectation, ...] = (
+    Expectation("sampling, per micro-batch", "time.samples_generated", 0.5, 1.0, "s"),
+    Expectation("scoring, per micro-batch", "time.samples_scored", 0.2, 0.5, "s"),
+    Expectation("current policy forward, per micro-batch", "time.current_policy_forward", 0.5, 1.0, "s"),
+    Expectation("reference policy forward, per micro-batch", "time.reference_policy_forward", 0.5, 1.0, "s"),
+    Expectation("backward, per micro-batch", "time.backward", 0.5, 1.0, "s"),
+    Expectation("iteration without compile", "time_ms", 32_000, 64_000, "ms"),
+    Expectation("iteration with compile, after warm-up", "time_ms", 25_000, 50_000, "ms"),
+    Expectation(
+        "policy-gradient loss", "pg_loss", None, None, "", "seed 002: negative",
+        "either sign is healthy: -mean(logp * A) of centred advantages (547c4bf: +0.103 and -0.262)",
+    ),
+    Expectation(
+        "KL to the reference", "kl", None, None, "", "seed 002: 0.001 to 0.1",
+        "k1 may be negative in a step (-0.008 in a healthy one), and is 0 before the first update",
+    ),
+    Expectation(
+        "reward std within a group", "rewards_std", None, None, "", "seed 002: over 0.01",
+        "0.0004 is fine: advantages are normalised; only an exact 0 leaves no gradient",
+    ),
+    Expectation(
+        "loss", "loss", None, None, "", "seed 002: not 0",
+        "0 with an on-policy ratio of 1 is normal while grad_norm is not 0; not 0 does not prove learning (KL alone); "
+        "the displayed loss may be the last micro-batch's",
+    ),
+)  # fmt: skip
+
+
+def seen(part: Part) -> list[dict[str, Any]]:
+    """Expected beside seen, for every expectation the log has a value of: JSON-ready.
+
+    `holds` is None where the seed's range is corrected, else whether the median stays under the range's end. Only
+    seed 002's own log is held against it.
+    """
+    if not part.has("micro_loss") and not part.has("iter_ms"):
+        return []
+    micros = max((1 + point.micro for point in part.micros("micro_loss") if point.micro is not None), default=MICROS)
+    by_name = {series.name: series for series in part.signals()}
+    rows = []
+    for expectation in EXPECTED:
+        series = by_name.get(expectation.signal)
+        if series is None or not series.finite:
+            continue
+        scale = micros / MICROS if expectation.signal == "time_ms" and micros else 1.0
+        low = None if expectation.low is None else expectation.low * scale
+        high = None if expectation.high is None else expectation.high * scale
+        values = sorted(series.finite)
+        middle = values[len(values) // 2]
+        rows.append(
+            {
+                "what": expectation.what, "signal": expectation.signal, "expected": [low, high],
+                "unit": expectation.unit,
+                "seen": {"min": values[0], "median": middle, "max": values[-1]},
+                "holds": None if high is None else middle <= high,
+                "source": expectation.source, "correction": expectation.correction,
+            }
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,85 @@
+"""What a diagnosis says: findings, each with its evidence, and the rules that could not look. Plain data, no numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["info", "warning", "error"]
+
+#: Worst first.
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+#: A step's computation as a chain: a broken link makes every later one look broken too.
+LINKS = (
+    "dump", "tokens", "rewards", "groups", "advantages", "masks", "packing", "rollout_logprobs", "logprobs", "ref",
+    "ratio", "loss", "reduction", "gradient", "optimizer", "trend", "time", "memory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a screen jumps to: as much of a record's key, tensor and index as the evidence has."""
+
+    step: int | None = None
+    micro: int | None = None
+    rank: int | None = None
+    role: str | None = None
+    stage: str | None = None
+    tensor: str | None = None
+    sample: int | None = None
+    position: int | None = None
+    line: int | None = None
+    """Line of a text log, counted from 1."""
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number and where it comes from: `mean |rollout - trainer|` = 0.093, from rollout_logprobs and logprobs."""
+
+    name: str
+    value: float | int | str | bool | None
+    expected: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One claim about a run.
+
+    `claim` is one sentence of what is wrong, `cause` the likely reason in the trainer, `next_step` what to do:
+    often a ready `rldbg` command. `source` is where the rule comes from.
+    """
+
+    id: str
+    severity: Severity
+    claim: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    next_step: str
+    link: str
+    source: str
+    where: Where = Where()
+    steps: tuple[int, ...] = ()
+    """The steps that show it."""
+    echo_of: str | None = None
+    """Id of the finding of an earlier link that explains this one; then it is no longer counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A rule that could not look, and what it would have needed."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings worst first, and what stood behind them: rules that looked, rules that could not."""
+
+    findings: tuple[Finding, ...]
+    checked: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...] = ()

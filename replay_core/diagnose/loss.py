@@ -1,0 +1,240 @@
+"""The loss, recomputed: which reduction is it, and is 0 a 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.diagnose.batch import Array, Batch, Scalar
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.ratio import ratios
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.objectives import policy_loss, reductions
+
+#: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
+CLOSE, FLOOR = 1e-4, 1e-6
+#: A displayed loss below this is "0.0000".
+ZERO = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One micro-batch's loss and the samples it was computed from: dense [B, T], padded with zeros."""
+
+    logged: Scalar
+    values_BT: Array
+    mask_BT: Array
+    width: int
+
+
+def reductions_of(
+    part: _Part, step_tokens: int, step_samples: int, extra: dict[str, float]
+) -> Iterator[tuple[str, float]]:
+    """Every reduction a framework uses, by name, of one micro-batch's per-token loss."""
+    values_BT, mask_BT = part.values_BT, part.mask_BT
+    total = float(reductions.masked_sum(values_BT, mask_BT))
+    yield "token-mean over the micro-batch", float(reductions.token_mean(values_BT, mask_BT))
+    yield "seq-mean-token-mean over the micro-batch", float(reductions.sequence_mean(values_BT, mask_BT))
+    yield "seq-mean-token-sum over the micro-batch", float(reductions.sequence_sum_mean(values_BT, mask_BT))
+    yield "token-sum over the tokens of the step", total / max(step_tokens, 1)
+    yield (
+        "seq-mean-token-mean over the samples of the step",
+        (float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT) / max(step_samples, 1)),
+    )
+    yield "seq-mean-token-sum over the samples of the step", total / max(step_samples, 1)
+    yield "token-sum", total
+    for name, constant in extra.items():
+        if constant > 0:
+            yield f"token-sum over {name}", float(reductions.token_sum_over(values_BT, mask_BT, constant))
+
+
+def _wrong(part: _Part) -> Iterator[tuple[str, str, float]]:
+    """Reductions nobody means: what a mask that is left out, or padding that is counted, gives."""
+    values_BT, mask_BT = part.values_BT, part.mask_BT
+    total = float(reductions.masked_sum(values_BT, mask_BT))
+    yield (
+        "the denominator counts every token slot, padding included",
+        "a mean over the padded batch divides a sum over the mask",
+        total / max(values_BT.shape[0] * part.width, 1),
+    )
+    yield (
+        "it is the sum over samples of token means, not their mean",
+        "a division by the samples is missing",
+        float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT),
+    )
+
+
+@rule("D28", "the loss is no known reduction of its tokens", link="reduction", scope="batch",
+      needs=("mask", "advantages|token_loss"),
+      source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, open-instruct#1137, SkyRL#1296")  # fmt: skip
+def reduction(batch: Batch) -> Iterator[Finding]:
+    """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio) and reduces it
+    as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
+    step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
+
+    The one that does is named (info). An error where only a denominator that counts padding does; a warning where none
+    does. Skipped where `loss` alone is logged (it may hold KL and entropy terms) and agrees with nothing.
+    """
+    parts, exact = _parts(batch)
+    if not parts:
+        raise Skip("needs a logged pg_loss or loss per micro-batch, and the tokens it came from")
+    step_tokens = int(batch.trained_N.sum()) if batch.trained_N is not None else 0
+    extra = {
+        scalar.name: scalar.value
+        for scalar in batch.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
+    }
+    candidates: list[set[str]] = []
+    for part in parts:
+        candidates.append({
+            name for name, value in reductions_of(part, step_tokens, len(batch), extra) if _agree(value, part.logged.value)
+        })  # fmt: skip
+    agreed = set.intersection(*candidates)
+    # A loss of 0 agrees with everything and tells nothing.
+    if all(abs(part.logged.value) < FLOOR for part in parts):
+        raise Skip("every logged loss is 0: all reductions agree")
+    first = parts[0]
+    place = batch.where_record(first.logged.record, first.logged.name)
+    if agreed:
+        order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
+        name = min(agreed, key=order.index)
+        yield finding(
+            "D28",
+            "info",
+            f"{first.logged.name} is {name}",
+            evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
+            cause="the reduction that was recomputed and agrees; nothing is wrong",
+            next_step="rldbg diagnose --explain D28",
+            where=place,
+        )
+        return
+    for wrong, cause, value in _wrong(first):
+        if _agree(value, first.logged.value) and all(
+            any(_agree(other, part.logged.value) for what, _, other in _wrong(part) if what == wrong) for part in parts
+        ):
+            yield finding(
+                "D28",
+                "error",
+                f"{first.logged.name} does not divide by what it sums: {wrong}",
+                evidence=[
+                    shown(first.logged.name, first.logged.value, None, first.logged.record.path.name),
+                    shown("token-mean", float(reductions.token_mean(first.values_BT, first.mask_BT))),
+                ],
+                cause=cause,
+                next_step=look_at(place),
+                where=place,
+            )
+            return
+    if not exact:
+        raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
+    worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
+    yield finding(
+        "D28",
+        "warning",
+        f"{first.logged.name} is no known reduction of its tokens",
+        evidence=[
+            shown(first.logged.name, first.logged.value, "; ".join(worst), first.logged.record.path.name),
+            shown("micro-batches", len(parts)),
+        ],
+        cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
+        next_step=look_at(place),
+        where=place,
+    )
+
+
+def _agree(a: float, b: float) -> bool:
+    return abs(a - b) <= max(CLOSE * abs(b), FLOOR)
+
+
+def _parts(batch: Batch) -> tuple[list[_Part], bool]:
+    """Micro-batches with a logged policy loss, and whether its per-token values are certain."""
+    logged = {_place(scalar): scalar for scalar in batch.scalars("pg_loss")}
+    exact = bool(logged)
+    if not logged:
+        logged = {_place(scalar): scalar for scalar in batch.scalars("loss") if scalar.record.key.micro is not None}
+    token_N, certain = _token_loss(batch)
+    if token_N is None or batch.trained_N is None:
+        return [], False
+    rows = batch.rows_by_micro()
+    parts = []
+    for place, scalar in logged.items():
+        samples = rows.get(place)
+        if samples is None or not np.isfinite(scalar.value):
+            continue
+        parts.append(_dense(batch, scalar, token_N, np.array(samples)))
+    return parts, exact and certain
+
+
+def _place(scalar: Scalar) -> tuple[int | None, int | None]:
+    return scalar.record.key.rank, scalar.record.key.micro
+
+
+def _token_loss(batch: Batch) -> tuple[Array | None, bool]:
+    """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken as 1."""
+    column = batch.column("token_loss")
+    if column is not None:
+        return np.where(column.said_N, column.values_N, 0.0), True
+    advantages = batch.column("advantages")
+    if advantages is None:
+        return None, False
+    values_N = np.where(advantages.said_N, advantages.values_N, 0.0)
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        return -values_N, False
+    ratio_N = np.where(known_N, ratio_N, 1.0)
+    loss_N: Array = policy_loss.clipped(ratio_N, values_N)
+    return loss_N, bool((np.abs(ratio_N - 1) < 0.1).all())
+
+
+def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _Part:
+    assert batch.trained_N is not None
+    lengths = batch.lengths_B[samples]
+    values_BT = np.zeros((len(samples), int(lengths.max(initial=1))))
+    mask_BT = np.zeros(values_BT.shape)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        start = int(batch.starts_B[sample])
+        values_BT[row, :length] = token_N[start : start + length]
+        mask_BT[row, :length] = batch.trained_N[start : start + length]
+    return _Part(scalar, values_BT, mask_BT, batch.response_width or values_BT.shape[1])
+
+
+@rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),
+      source="trl#3452, open-r1#239: mean-centred advantages at ratio 1")  # fmt: skip
+def zero_and_fine(batch: Batch) -> Iterator[Finding]:
+    """Every logged |loss| < 1e-4 while max |A| > 0 on counted tokens, the ratio is 1 where it is recorded, and no gradient norm
+    is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does not.
+    """
+    losses = batch.scalars("pg_loss") or batch.scalars("loss")
+    if not losses:
+        raise Skip("no loss is logged")
+    advantages, trained_N = batch.column("advantages"), batch.trained_N
+    assert advantages is not None and trained_N is not None
+    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
+    if max(abs(scalar.value) for scalar in losses) >= ZERO or not heard.size or not np.nanmax(heard) > 1e-6:
+        return
+    norms = batch.scalars("grad_norm")
+    if any(scalar.value == 0 for scalar in norms):
+        return
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+        if np.abs(ratio_N[known_N] - 1).max() > 1e-2:
+            return
+    except Skip:
+        pass
+    place = batch.where_record(losses[0].record, losses[0].name)
+    yield finding(
+        "D02",
+        "info",
+        "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
+        evidence=[
+            shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
+            shown("largest |advantage|", float(np.nanmax(heard)), "> 0", advantages.source),
+            *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
+        ],
+        cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",
+        next_step="rldbg diagnose --explain D02",
+        where=place,
+    )

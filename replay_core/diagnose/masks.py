@@ -1,0 +1,305 @@
+"""Which tokens count in the loss: none, padding among them, or never the end of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, look_at, share, shown
+from replay_core.diagnose.tokens import truncated
+from replay_core.records import Inline, Record
+
+#: Of a response, the share that a mask may leave out at its end before it ends too early.
+LEFT_OUT = 0.5
+
+
+@rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
+      source="GRPO notes (text 002) root cause; trl#3248, TTRL#33")  # fmt: skip
+def empty_loss(batch: Batch) -> Iterator[Finding]:
+    """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
+    those were cut off, which trainers filter on purpose). A mask that ends before the middle of most responses, or
+    counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
+    """
+    trained_N = batch.trained_N
+    assert trained_N is not None
+    if not batch.lengths_B.sum():
+        raise Skip("samples have no tokens")
+    counts_B = batch.count(trained_N)
+    name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+    column = batch.column(name)
+    source = column.source if column else None
+    empty_B = counts_B == 0
+    place = batch.where(name, sample=int(np.flatnonzero(empty_B)[0]) if empty_B.any() else 0)
+    if empty_B.all():
+        yield finding(
+            "D07",
+            "error",
+            "the mask keeps no token: the loss is 0 whatever the policy does",
+            evidence=[shown("tokens in the loss", 0, "> 0", source), shown("samples", len(batch))],
+            cause="the mask is built for another length than the logits, or every sample was filtered out",
+            next_step=look_at(place),
+            where=place,
+        )
+        return
+    if empty_B.any():
+        cut_B = truncated(batch)
+        on_purpose = cut_B is not None and bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
+        yield finding(
+            "D07",
+            "info" if on_purpose or _dropped(batch, empty_B) else "warning",
+            f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss"
+            + (": those that were cut off" if on_purpose else ""),
+            evidence=[shown("samples without a counted token", int(empty_B.sum()), "0", source)],
+            cause="cut-off responses are masked (mask_truncated_completions, overlong filtering)"
+            if on_purpose
+            else "the mask is cut at a length that some prompts alone fill, or it lies at another place than the tokens",
+            next_step=look_at(place),
+            where=place,
+        )
+        return
+    yield from _ends_early(batch, trained_N, counts_B, name, source)
+
+
+def _dropped(batch: Batch, empty_B: Array) -> bool:
+    """Whether the trainer itself says that it left just these samples out."""
+    for name, wanted in (("sample_mask", True), ("remove_sample", False)):
+        kept_B = batch.per_sample(name)
+        if kept_B is not None:
+            return bool((((kept_B != 0) == wanted) == ~empty_B).all())
+    return False
+
+
+def _ends_early(batch: Batch, trained_N: Array, counts_B: Array, name: str, source: str | None) -> Iterator[Finding]:
+    stated_B = batch.per_sample("response_length")
+    place = batch.where(name, sample=0)
+    if stated_B is not None and (counts_B > stated_B).any():
+        worst = int((counts_B - stated_B).argmax())
+        yield finding(
+            "D07",
+            "warning",
+            f"the mask counts more tokens than the response has in {share(int((counts_B > stated_B).sum()), len(batch))} samples",
+            evidence=[shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source)],
+            cause="the mask covers prompt or padding, or lies shifted against the tokens",
+            next_step=look_at(place),
+            where=batch.where(name, sample=worst),
+        )
+        return
+    if batch.response_N is None:
+        return
+    response_B = batch.count(batch.response_N)
+    after_B = batch.lengths_B - 1 - _last(batch, trained_N)
+    early_B = (response_B >= 4) & (after_B > LEFT_OUT * response_B)
+    if batch.name and early_B.mean() >= 0.8 and (counts_B[early_B] == counts_B[early_B][0]).all() and len(batch) >= 4:
+        yield finding(
+            "D07",
+            "error" if counts_B[early_B][0] <= 1 else "warning",
+            f"the mask ends after {int(counts_B[early_B][0])} tokens of every response, however long it is",
+            evidence=[
+                shown(
+                    "tokens in the loss of each sample",
+                    int(counts_B[early_B][0]),
+                    "as many as the response has",
+                    source,
+                ),
+                shown("mean response length", float(response_B.mean())),
+            ],
+            cause="mask and logits have different lengths, and both were cut to the shorter",
+            next_step=look_at(place),
+            where=place,
+        )
+
+
+def _last(batch: Batch, chosen_N: Array) -> Array:
+    """The position of each sample's last chosen token [B], -1 where there is none."""
+    last_B = np.full(len(batch), -1, dtype=np.int64)
+    np.maximum.at(last_B, batch.sample_N[chosen_N], batch.position_N[chosen_N])
+    return last_B
+
+
+@rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
+      source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures unchanged")  # fmt: skip
+def padding_trained(batch: Batch) -> Iterator[Finding]:
+    """Mask entries set where attention_mask holds no token, or on pad ids after a response has ended. Any is an error.
+
+    Where the pad id is also the end token, the first one of a response counts as its end.
+    """
+    for name in ("loss_mask", "response_mask"):
+        stray = _stray(batch, name)
+        if stray is not None:
+            count, sample, where_name = stray
+            place = batch.where(where_name, sample=sample)
+            yield _padding(batch, count, place, name)
+            return
+    if batch.tokens_N is None:
+        return
+    beyond_N = _after_the_end(batch)
+    trained_N = batch.trained_N
+    if beyond_N is None or trained_N is None:
+        return
+    bad_N = beyond_N & trained_N
+    if bad_N.any():
+        at = int(np.flatnonzero(bad_N)[0])
+        name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+        yield _padding(batch, int(bad_N.sum()), batch.where(name, at=at), name)
+
+
+def _padding(batch: Batch, count: int, place: object, name: str) -> Finding:
+    trained_N = batch.trained_N
+    assert trained_N is not None
+    return finding(
+        "D18",
+        "error",
+        f"{count} padding tokens are in the loss",
+        evidence=[
+            shown("padding tokens in the mask", count, "0", f"{name} and attention_mask of {batch.name}"),
+            shown("tokens in the mask", int(trained_N.sum())),
+        ],
+        cause="the mask is made from the padded length, not from where the response ends",
+        next_step=look_at(place),  # type: ignore[arg-type]
+        where=place,  # type: ignore[arg-type]
+    )
+
+
+def _stray(batch: Batch, name: str) -> tuple[int, int, str] | None:
+    """(entries, sample, name) of a mask set where the batch holds no token."""
+    for sheet, places in batch.sheets:
+        total, first = 0, None
+        for number, part in enumerate(sheet.parts):
+            ref = part.find(name)
+            found = None if ref is None or not part.padding_known else part.outside(ref)
+            if found is None:
+                continue
+            total += found[0]
+            if first is None:
+                row = sheet.index.index((number, found[1]))
+                first = places.index(row) if row in places else 0
+        if first is not None:
+            return total, first, name
+    return None
+
+
+def _after_the_end(batch: Batch) -> Array | None:
+    """Tokens after a sample's first end token when all that follows is one id over and over: padding held as tokens."""
+    tokens_N, response_N, eos = batch.tokens_N, batch.response_N, batch.padded_end
+    if tokens_N is None or response_N is None or eos is None:
+        return None
+    ends_N = response_N & (tokens_N == eos)
+    first_B = batch.first(ends_N)
+    after_N = batch.position_N > np.repeat(first_B, batch.lengths_B)
+    if not after_N.any():
+        return None
+    low_B, high_B = batch.extremes(tokens_N.astype(np.float64), after_N)
+    return after_N & np.repeat(low_B == high_B, batch.lengths_B)
+
+
+@rule("D19", "the end of a response is never trained", link="masks", scope="batch", needs=("tokens", "mask"),
+      source="verl#3562, trl#2708: the mask is shifted, or pad and end token share an id")  # fmt: skip
+def end_untrained(batch: Batch) -> Iterator[Finding]:
+    """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
+
+    Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them.
+    """
+    tokens_N, response_N, trained_N, eos = batch.tokens_N, batch.response_N, batch.trained_N, batch.eos_id
+    assert tokens_N is not None and trained_N is not None
+    name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+    if eos is not None and response_N is not None:
+        ends_N = response_N & (tokens_N == eos)
+        heard_B = batch.count(trained_N) > 0
+        ends_N &= np.repeat(heard_B, batch.lengths_B)
+        count, kept = int(ends_N.sum()), int((ends_N & trained_N).sum())
+        if count >= 2 and not kept:
+            yield _untrained(batch, eos, count, batch.where(name, at=int(np.flatnonzero(ends_N)[0])))
+        if count:
+            return
+    beyond = [after for after in batch.after_B if after is not None and after != batch.pad_id]
+    if len(beyond) >= 2 and len(set(beyond)) == 1 and trained_N.any():
+        sample = next(number for number, after in enumerate(batch.after_B) if after == beyond[0])
+        yield _untrained(batch, beyond[0], len(beyond), batch.where(name, sample=sample))
+        return
+    if eos is None:
+        raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
+
+
+def _untrained(batch: Batch, eos: int, count: int, place: object) -> Finding:
+    return finding(
+        "D19",
+        "error",
+        f"the end token ({eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
+        evidence=[
+            shown("end tokens in responses", count, None, f"token ids of {batch.name}"),
+            shown("end tokens in the loss", 0, "> 0", "the mask"),
+        ],
+        cause="the mask ends one token early (shifted by one), or drops the end because pad and end share an id",
+        next_step=look_at(place),  # type: ignore[arg-type]
+        where=place,  # type: ignore[arg-type]
+    )
+
+
+@rule("D07", "logits and mask lengths disagree", link="masks", scope="case",
+      source="GRPO notes (text 002): 1da2900, fixed at 547c4bf")  # fmt: skip
+def lengths_disagree(case: Case) -> Iterator[Finding]:
+    """Captured samples with masked positions beside a log whose loss counted none (`num_masked` 0).
+
+    The fallback cut completions and mask to length 1, so what counts is position 0 alone: micros whose
+    position 0 is masked have a loss, all others 0.0000. Skipped without both a capture and its log.
+    """
+    captures = [record for record in case.records() if _masked_at(record)]
+    logs = [record for record in case.records() if _counted(record) is not None]
+    if not captures or not logs:
+        raise Skip("needs captured samples (masked tokens and completions) and the log of the same run")
+    masks = _masked_at(captures[0])
+    for path in sorted({record.path for record in logs}):
+        mine = sorted((record for record in logs if record.path == path), key=lambda record: record.key.order)
+        if len(mine) != len(masks):
+            continue
+        silent = [number for number, record in enumerate(mine) if _counted(record) == 0]
+        if not silent or any(not masks[number][0] for number in silent):
+            continue
+        explained = sum((_counted(record) == 0) != masks[number][1] for number, record in enumerate(mine))
+        record = mine[silent[0]]
+        yield finding(
+            "D07",
+            "error",
+            "logits/mask lengths disagree: masked-position count 0 while masks exist",
+            evidence=[
+                shown("micros whose loss counted no position", len(silent), "0", path.name),
+                shown(
+                    "masked positions captured in the first of them", masks[silent[0]][0], None, captures[0].path.name
+                ),
+                shown("micros explained by position 0 alone", share(explained, len(mine))),
+            ],
+            cause="the forward returned logits of the last position only, and completions and mask were cut to length 1",
+            next_step="rldbg show " + str(captures[0].path) + f" sample.{silent[0]}.tokens",
+            steps=tuple(sorted({mine[number].key.step or 0 for number in silent})),
+            scope="case",
+        )
+
+
+def _masked_at(record: Record) -> list[tuple[int, bool]]:
+    """Of every captured sample: masked positions of its first row, and whether position 0 is one."""
+    from replay_core import pages
+
+    found = []
+    number = 0
+    while record.get(f"sample.{number}.tokens") is not None and record.get(f"sample.{number}.completions") is not None:
+        tokens, filled = record.get(f"sample.{number}.tokens"), record.get(f"sample.{number}.completions")
+        assert tokens is not None and filled is not None
+        masked_BS = pages.array(tokens) != pages.array(filled)
+        found.append((int(masked_BS[0].sum()), bool(masked_BS[:, 0].any())))
+        number += 1
+    return found
+
+
+def _counted(record: Record) -> float | None:
+    """Positions the loss of a logged micro-batch counted: 0 where the log warns so, 1 where it has a loss; None else."""
+    if record.key.stage != "loss" or record.get("pg_loss") is None:
+        return None
+    ref = record.get("num_masked") or record.get("metrics.num_masked")
+    if ref is not None and isinstance(ref.source, Inline):
+        return float(ref.source.value)
+    return 1.0

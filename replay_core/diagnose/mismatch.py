@@ -1,0 +1,163 @@
+"""How rollout and trainer disagree about the same tokens: one set of figures, which the rules tell apart by.
+
+d = trainer - rollout, in nats, over tokens that count in the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from replay_core.diagnose.batch import Array, Batch, Column
+from replay_core.diagnose.rule import Skip
+from replay_core.measure.lag import Lag, detect_lag
+
+#: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which they badly do (slime CI: 0.1).
+DISAGREE, BADLY = 0.03, 0.1
+#: Fewer tokens say nothing.
+FEWEST = 8
+
+
+@dataclass
+class Gap:
+    """Rollout against trainer over the tokens of a batch that both say."""
+
+    batch: Batch
+    rollout: Column
+    trainer: Column
+    both_N: Array
+
+    @cached_property
+    def d(self) -> Array:
+        """trainer - rollout of each compared token."""
+        return self.trainer.values_N[self.both_N] - self.rollout.values_N[self.both_N]
+
+    @cached_property
+    def mean(self) -> float:
+        """mean |d|, nats."""
+        return float(np.abs(self.d).mean())
+
+    @cached_property
+    def p99(self) -> float:
+        """99th percentile of |d|, nats."""
+        return float(np.quantile(np.abs(self.d), 0.99))
+
+    @cached_property
+    def multiplier(self) -> float:
+        """mean e^|d|: NeMo-RL's token_mult_prob_error."""
+        return float(np.exp(np.minimum(np.abs(self.d), 50.0)).mean())
+
+    @cached_property
+    def k3(self) -> float:
+        """mean(e^d - d - 1), an estimate of KL(rollout || trainer)."""
+        return float((np.expm1(np.clip(self.d, -50, 50)) - self.d).mean())
+
+    @cached_property
+    def slope(self) -> float:
+        """Least squares slope of rollout on trainer: 1 / T of a rollout at temperature T beside a trainer at 1."""
+        x, y = self._pair
+        centred = x - x.mean()
+        spread = float((centred * centred).sum())
+        return float((centred * (y - y.mean())).sum() / spread) if spread > 0 else float("nan")
+
+    @cached_property
+    def correlation(self) -> float:
+        x, y = self._pair
+        return float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else float("nan")
+
+    @cached_property
+    def one_sided(self) -> float:
+        """Share of tokens that the rollout gives more than the trainer does."""
+        return float((self.d < 0).mean())
+
+    @cached_property
+    def residual(self) -> float:
+        """Rms of what a line leaves of the difference, over the rms of the difference."""
+        x, y = self._pair
+        left = (y - y.mean()) - self.slope * (x - x.mean())
+        return float(np.sqrt((left * left).mean()) / max(np.sqrt((self.d * self.d).mean()), 1e-12))
+
+    @property
+    def _pair(self) -> tuple[Array, Array]:
+        return self.trainer.values_N[self.both_N], self.rollout.values_N[self.both_N]
+
+    @cached_property
+    def by_sample_B(self) -> Array:
+        """mean |d| of each sample, NaN where nothing is compared."""
+        d_N = np.zeros(self.both_N.size)
+        d_N[self.both_N] = np.abs(self.d)
+        return self.batch.mean(d_N, self.both_N)
+
+    @cached_property
+    def lag(self) -> Lag:
+        """Which shift of the rollout faces the trainer. Both are looked at over the whole response."""
+        rows_a, rows_b = [], []
+        inside_N = self.batch.response_N if self.batch.response_N is not None else self.both_N
+        for start, length in zip(self.batch.starts_B, self.batch.lengths_B, strict=True):
+            inside = inside_N[start : start + length]
+            rows_a.append(self.trainer.values_N[start : start + length][inside])
+            rows_b.append(self.rollout.values_N[start : start + length][inside])
+        return detect_lag(rows_a, rows_b)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether another lag than 0 fits, and by far."""
+        return self.lag.settled and self.lag.lag != 0
+
+    @property
+    def is_tempered(self) -> bool:
+        """Whether one gain explains most of the difference."""
+        return (
+            not self.is_shifted
+            and self.mean > DISAGREE
+            and abs(self.slope - 1) > 0.1
+            and self.correlation > 0.9
+            and self.residual < 0.6
+        )
+
+    @cached_property
+    def from_reference(self) -> float | None:
+        """mean |rollout - ref| over the compared tokens, or None without a reference."""
+        ref = self.batch.column("ref_logprobs")
+        if ref is None:
+            return None
+        known_N = self.both_N & ref.said_N & np.isfinite(ref.values_N)
+        if known_N.sum() < FEWEST:
+            return None
+        return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the rollout was sampled by the reference (the initial weights) and not by this policy."""
+        reference = self.from_reference
+        return not self.is_shifted and self.mean > DISAGREE and reference is not None and reference < 0.2 * self.mean
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept."""
+        return (
+            not self.is_shifted
+            and not self.is_tempered
+            and not self.is_stale
+            and -float(self.d.mean()) > 0.005
+            and self.one_sided > 0.9
+            and abs(self.slope - 1) <= 0.1
+        )
+
+
+def gap(batch: Batch) -> Gap:
+    """The gap between rollout and trainer.
+
+    Raises:
+        Skip: fewer than 8 tokens have both, or they are one tensor.
+    """
+    rollout, trainer = batch.column("rollout_logprobs"), batch.trainer
+    assert rollout is not None and trainer is not None
+    both_N = batch.pair(rollout, trainer)
+    if both_N.sum() < FEWEST:
+        raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
+    if not np.ptp(trainer.values_N[both_N]) > 0:
+        raise Skip("the trainer's log-probabilities are all one number")
+    return Gap(batch, rollout, trainer, both_N)

@@ -1,0 +1,142 @@
+"""pi / pi_old: 1 before the first update of a batch, near 1 after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import Array, Batch, Column
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.mismatch import FEWEST
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.objectives import policy_loss
+
+#: |ratio - 1| that two forwards of one model explain, by the precision they ran in.
+SAME_FP32, SAME_BF16 = 1e-3, 0.02
+#: verl and miles: largest ratio, share of clipped tokens, effective sample size.
+LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
+
+
+def _pair(batch: Batch) -> tuple[Column, Column, Array]:
+    policy, old = batch.column("policy_logprobs"), batch.column("old_logprobs")
+    assert policy is not None and old is not None
+    both_N = batch.pair(policy, old)
+    if both_N.sum() < FEWEST:
+        raise Skip(f"policy and old log-probabilities share {int(both_N.sum())} tokens that count")
+    return policy, old, both_N
+
+
+def ratios(batch: Batch) -> tuple[Array, Array, str]:
+    """The ratio of every token, which tokens have one, and from what: recomputed, else as recorded.
+
+    Raises:
+        Skip: neither can be had of enough tokens.
+    """
+    if batch.column("policy_logprobs") is not None and batch.column("old_logprobs") is not None:
+        policy, old, both_N = _pair(batch)
+        ratio_N = np.full(both_N.size, np.nan)
+        moved = np.clip(policy.values_N[both_N] - old.values_N[both_N], -50, 50)
+        ratio_N[both_N] = policy_loss.ratio(moved, np.zeros_like(moved))
+        return ratio_N, both_N, f"{policy.source} and {old.source}"
+    column = batch.column("is_ratio")
+    if column is None:
+        raise Skip("needs policy and old log-probabilities, or the recorded ratio")
+    known_N = column.said_N & np.isfinite(column.values_N)
+    counted_N = batch.trained_N
+    known_N = known_N if counted_N is None else known_N & counted_N
+    if known_N.sum() < FEWEST:
+        raise Skip(f"the recorded ratio says something of {int(known_N.sum())} tokens that count")
+    return column.values_N, known_N, column.source
+
+
+def first_update_B(batch: Batch) -> Array:
+    """Which samples are surely of the first optimizer step of their batch: nothing has moved there."""
+    keys = batch.keys_of("policy_logprobs")
+    known = any(key is not None and (key.minibatch is not None or key.epoch is not None) for key in keys)
+    first = []
+    lowest: dict[int | None, int] = {}
+    for key in keys:
+        if key is not None and key.micro is not None:
+            lowest[key.rank] = min(lowest.get(key.rank, key.micro), key.micro)
+    for key in keys:
+        if key is None:
+            first.append(False)
+        elif known:
+            first.append((key.minibatch or 0) == 0 and (key.epoch or 0) == 0)
+        else:
+            first.append(key.micro is None or key.micro == lowest.get(key.rank))
+    return np.array(first, dtype=bool)
+
+
+@rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
+      needs=("policy_logprobs", "old_logprobs"),
+      source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
+def on_policy(batch: Batch) -> Iterator[Finding]:
+    """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
+    first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
+    clipping cuts off, an error. Later updates move the ratio on purpose.
+    """
+    policy, old, both_N = _pair(batch)
+    both_N = both_N & np.repeat(first_update_B(batch), batch.lengths_B)
+    if both_N.sum() < FEWEST:
+        raise Skip("no tokens are surely of the first update")
+    moved = policy.values_N[both_N] - old.values_N[both_N]
+    apart = np.abs(np.expm1(np.clip(moved, -50, 50)))
+    largest = float(apart.max())
+    half = {policy.dtype, old.dtype} & {"bfloat16", "float16"} or str(batch.flags.get("dtype")) in ("bfloat16", "bf16")
+    limit = SAME_BF16 if half or batch.flags.get("dtype") is None else SAME_FP32
+    if largest <= limit:
+        return
+    at = int(np.flatnonzero(both_N)[apart.argmax()])
+    place = batch.where("policy_logprobs", at=at)
+    clipped = float((apart > 0.2).mean())
+    yield finding(
+        "D14",
+        "error" if largest > 0.2 else "warning",
+        f"the ratio is off 1 by up to {largest:.3g} before any update",
+        evidence=[
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+            shown("share of tokens off by more than 0.2", clipped, "0"),
+            shown("mean |policy - old|", float(np.abs(moved).mean())),
+        ],
+        cause="old and new log-probabilities are computed differently: other micro-batch size or padding, dropout "
+        "(train against eval), another attention or precision, or packing in one of them",
+        next_step=batch.replay_command(place, "--rows-per-forward 1"),
+        where=place,
+    )
+
+
+@rule("D24", "the ratio explodes", link="ratio", scope="batch", needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
+      source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
+def exploding(batch: Batch) -> Iterator[Finding]:
+    """Largest ratio > 10, share of tokens outside [0.8, 1.2] > 0.2 (0.5: an error), or effective sample size
+    (sum w)^2 / (n sum w^2) < 0.5, over tokens that count.
+    """
+    ratio_N, known_N, source = ratios(batch)
+    weights = ratio_N[known_N]
+    flags = batch.flags.get("loss")
+    clips = flags if isinstance(flags, dict) else {}
+    low, high = 1 - float(clips.get("clip_low", 0.2)), 1 + float(clips.get("clip_high", 0.2))
+    outside = float(((weights < low) | (weights > high)).mean())
+    largest = float(weights.max())
+    squares = float((weights * weights).sum())
+    effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
+    if largest <= LARGEST and outside <= CLIPPED and effective >= EFFECTIVE:
+        return
+    name = "policy_logprobs" if batch.column("policy_logprobs") else "is_ratio"
+    place = batch.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
+    yield finding(
+        "D24",
+        "error" if outside > MOSTLY_CLIPPED else "warning",
+        f"the policy is far from the one that sampled: {outside:.0%} of tokens are outside the clip range",
+        evidence=[
+            shown("largest ratio", largest, "<= 10", source),
+            shown("share outside the clip range", outside, "<= 0.2"),
+            shown("effective sample size", effective, ">= 0.5"),
+        ],
+        cause="the learning rate is too high, a batch is used for too many updates, or it is too old",
+        next_step=look_at(place),
+        where=place,
+    )

@@ -1,0 +1,227 @@
+"""A step's records as sheets of samples, and sheets of the same samples joined: by their tokens, never by luck."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_core import pages
+from replay_core.diagnose.placing import Rows, rows_of
+from replay_core.errors import RldbgError
+from replay_core.records import Inline, Record, TensorRef
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Sheet:
+    """The samples of the records of one stage and role, rank by rank and micro by micro."""
+
+    name: str
+    parts: list[Rows]
+    index: list[tuple[int, int]] = field(default_factory=list)
+    """Sample -> (part, row within it)."""
+
+    def __post_init__(self) -> None:
+        self.index = [(number, row) for number, part in enumerate(self.parts) for row in range(len(part))]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def has_tokens(self) -> bool:
+        return all(part.tokens is not None for part in self.parts)
+
+    @property
+    def padding_known(self) -> bool:
+        return all(part.padding_known for part in self.parts)
+
+    def tokens(self, sample: int) -> Array:
+        part, row = self.index[sample]
+        tokens = self.parts[part].tokens
+        assert tokens is not None
+        return tokens[row]
+
+    def names(self) -> set[str]:
+        """Canonical names that every part has."""
+        each = [{ref.canonical or ref.name for ref in part.fields() if ref.is_readable} for part in self.parts]
+        return set.intersection(*each) if each else set()
+
+    def refs(self, name: str) -> list[TensorRef] | None:
+        """The tensor of that name in every part, or None where one lacks it."""
+        found = [_field(part.fields(), name) for part in self.parts]
+        return None if any(ref is None for ref in found) else [ref for ref in found if ref is not None]
+
+
+def _field(fields: Iterable[TensorRef], name: str) -> TensorRef | None:
+    for ref in fields:
+        if (ref.canonical or ref.name) == name and ref.is_readable:
+            return ref
+    return None
+
+
+def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str]]:
+    """Every sheet of these records, and what could not be read. A shard that repeats samples by id counts once."""
+    parts: dict[tuple[str, str | None], list[Rows]] = defaultdict(list)
+    unreadable: list[str] = []
+    seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
+    micros: dict[tuple[Any, ...], Rows] = {}
+    for record in records:
+        family = (record.key.stage, record.key.role)
+        try:
+            rows = rows_of(record)
+        except (RldbgError, ValueError) as error:
+            unreadable.append(f"{record.path.name}: {error}")
+            continue
+        if rows is None or not len(rows):
+            continue
+        micro = (record.key.rank, record.key.micro, record.key.role, len(rows))
+        if rows.tokens is None and record.key.micro is not None and micro in micros:
+            micros[micro].siblings.append(record)
+            continue
+        ids = _sample_ids(record) if record.key.rank else None
+        if ids and seen[family] and ids <= seen[family]:
+            continue  # a tensor-parallel twin
+        seen[family] |= _sample_ids(record) or set()
+        parts[family].append(rows)
+        if rows.tokens is not None and record.key.micro is not None:
+            micros[micro] = rows
+    return [Sheet(f"{role}/{stage}" if role not in (None, "actor") else stage, found)
+            for (stage, role), found in parts.items()], unreadable  # fmt: skip
+
+
+def _sample_ids(record: Record) -> set[Any] | None:
+    ref = _field(record.tensors(), "sample_id")
+    if ref is None or len(ref.shape) != 1:
+        return None
+    values = ref.source.value if ref.is_text and isinstance(ref.source, Inline) else pages.array(ref).tolist()
+    return {str(value) for value in values} if len(set(map(str, values))) == len(values) else None
+
+
+def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
+    """For each sample of the spine, its sample in the other sheet; None where the two hold different samples.
+
+    Samples are the same when their tokens are. A sheet whose padding is unknown matches by what it begins with.
+    A sample that occurs more often in the other sheet (epochs) is its first occurrence.
+    """
+    if not spine.has_tokens or not other.has_tokens:
+        return None
+    if not other.padding_known:
+        return _match_padded(spine, other)
+    twins = len({_key(spine.tokens(sample)) for sample in range(len(spine))}) < len(spine)
+    shared = [name for name in _TELL_TWINS if spine.refs(name) and other.refs(name)] if twins else []
+    if shared:
+        chosen = _matched(_marked(spine, shared), _marked(other, shared))
+        if chosen is not None and all(place is not None for place in chosen):
+            return chosen
+    return _matched(_marked(spine, []), _marked(other, []))
+
+
+#: What tells two samples of equal tokens apart: answers to one prompt drawn twice, in different groups.
+_TELL_TWINS = ("sample_id", "group_id", "reward", "advantages")
+
+
+def _marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:
+    """Each sample's tokens, and its values of these names, as one key."""
+    keys = [_key(sheet.tokens(sample)) for sample in range(len(sheet))]
+    for name in names:
+        refs = sheet.refs(name) or []
+        each = [_values(part, ref) for part, ref in zip(sheet.parts, refs, strict=True)]
+        keys = [key + b"|" + each[part][row] for key, (part, row) in zip(keys, sheet.index, strict=True)]
+    return keys
+
+
+def _values(part: Rows, ref: TensorRef) -> list[bytes]:
+    """Each row's values, as bytes that are equal where the values are."""
+    if ref.is_text:
+        texts = ref.source.value if isinstance(ref.source, Inline) else []
+        return [str(text).encode() for text in texts] if len(texts) == len(part) else [b""] * len(part)
+    single = part.per_sample(ref)
+    if single is not None:
+        return [str(value).encode() for value in single.tolist()]
+    placed = part.place(ref)
+    if placed is None:
+        return [b""] * len(part)
+    said = [values[there] for values, there in zip(placed.values, placed.said, strict=True)]
+    return [row[row != 0].astype(np.float32).tobytes() for row in said]
+
+
+def _matched(spine: Sequence[bytes], other: Sequence[bytes]) -> list[int | None] | None:
+    places: dict[bytes, list[int]] = defaultdict(list)
+    for sample, key in enumerate(other):
+        places[key].append(sample)
+    used: dict[bytes, int] = defaultdict(int)
+    chosen: list[int | None] = []
+    for key in spine:
+        found = places.get(key)
+        # Equal samples have equal values: a further occurrence may share the last row there is.
+        chosen.append(None if not found else found[min(used[key], len(found) - 1)])
+        used[key] += 1
+    known = set(spine)
+    inside = sum(key in known for key in other)
+    complete = all(place is not None for place in chosen)
+    return chosen if any(place is not None for place in chosen) and (inside == len(other) or complete) else None
+
+
+def _match_padded(spine: Sheet, other: Sheet) -> list[int | None] | None:
+    """Rows with unknown padding: a spine sample, then one repeated token."""
+    free = set(range(len(other)))
+    chosen: list[int | None] = []
+    for sample in range(len(spine)):
+        tokens = spine.tokens(sample)
+        found = next((row for row in sorted(free) if _begins(other.tokens(row), tokens)), None)
+        chosen.append(found)
+        free.discard(-1 if found is None else found)
+    if free or not any(place is not None for place in chosen):
+        return None
+    for sample, place in enumerate(chosen):
+        if place is not None:
+            part, row = other.index[place]
+            _crop(other.parts[part], row, spine.tokens(sample).size)
+    return chosen
+
+
+def _begins(row: Array, tokens: Array) -> bool:
+    rest = row[tokens.size :]
+    return row.size >= tokens.size and np.array_equal(row[: tokens.size], tokens) and (rest == rest[:1]).all()
+
+
+def _crop(part: Rows, row: int, length: int) -> None:
+    """What comes after the sample is padding, now that it is known."""
+    if part.tokens is None or part.slots is None:
+        return
+    padding = part.tokens[row][length:]
+    if padding.size:
+        part.pad_id = int(padding[0])
+    part.tokens[row], part.slots[row], part.lengths[row] = part.tokens[row][:length], part.slots[row][:length], length
+
+
+def _key(tokens: Array) -> bytes:
+    return np.ascontiguousarray(tokens, dtype=np.int64).tobytes()
+
+
+def joined(sheets: Sequence[Sheet]) -> list[tuple[Sheet, list[tuple[Sheet, list[int | None]]]]]:
+    """Sheets by the samples they share: the richest first, and what joins it."""
+    left = sorted(sheets, key=_richness, reverse=True)
+    groups = []
+    while left:
+        spine, rest = left[0], left[1:]
+        others, left = [], []
+        for sheet in rest:
+            places = match(spine, sheet)
+            if places is None:
+                left.append(sheet)
+            else:
+                others.append((sheet, places))
+        groups.append((spine, others))
+    return groups
+
+
+def _richness(sheet: Sheet) -> tuple[bool, bool, int, int]:
+    """Tokens with known padding first; then the more samples; then the more fields."""
+    return sheet.has_tokens, sheet.padding_known, len(sheet), len(sheet.names())

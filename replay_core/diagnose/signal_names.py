@@ -1,0 +1,205 @@
+"""Every framework's names for the signals it logs: what each means, and by which formula.
+
+d = logp_trainer - logp_rollout over trained tokens, r = e^d; ratio = e^(logp - logp_old). Where one name has different
+formulas in different configurations, the formula is empty and rules that need it do not guess. Names were read in
+the frameworks' sources (docs of TRL 1.16, verl 0.9, slime, OpenRLHF 0.8, NeMo-RL, prime-rl, SkyRL, AReaL, ROLL,
+open-instruct, tinker-cookbook, ms-swift 3.8, NexRL 1.4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A framework's name of a signal. `rank` tells which of several names of one signal is preferred: the lowest."""
+
+    signal: str
+    framework: str | None = None
+    formula: str = ""
+    rank: int = 0
+
+
+#: signal -> its names as "name framework [formula]", preferred first. `*` as framework: several use it.
+_TABLE: dict[str, tuple[str, ...]] = {
+    "loss": ("loss *", "train/loss slime", "actor/loss verl", "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl"),
+    "pg_loss": (
+        "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
+        "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
+        "loss/policy_avg open-instruct",
+    ),
+    "kl": (
+        "kl *", "kl_loss *", "actor/kl_loss verl", "train/kl_loss slime", "policy/policy_kl SkyRL",
+        "mean_kl seed-002 k1", "kl_penalty seed-002 k1", "objective/kl2_avg open-instruct k2",
+        "objective/kl3_avg open-instruct k3", "objective/kl_avg open-instruct k1",
+    ),
+    "policy_kl": (
+        "actor/ppo_kl verl k1", "train/ppo_kl slime k1", "ppo_kl OpenRLHF k1",
+        "ppo_actor/update/approx_kl AReaL", "policy_kl_error NeMo-RL k3",
+    ),
+    "rollout_k3": (
+        "rollout_corr/k3_kl verl k3", "gen_kl_error NeMo-RL k3", "mismatch_kl/all/mean prime-rl k3",
+        "Mismatch KL prime-rl k3",
+    ),
+    "rollout_k1": ("rollout_corr/kl verl k1", "vllm_kl OpenRLHF k1", "optim/kl_sample_train_v1 tinker k1"),
+    "logprob_diff": (
+        "sampling/sampling_logp_difference/mean TRL mean|d|", "train/train_rollout_logprob_abs_diff slime mean|d|",
+        "policy/rollout_train_logprobs_abs_diff_mean SkyRL mean|d|", "mean_abs_lp_diff miles mean|d|",
+        "debug/vllm_vs_local_logprob_diff_mean open-instruct mean|d|", "actor/train_infer_diff_token_mean ROLL mean|d|",
+    ),
+    "mult_prob_error": ("token_mult_prob_error NeMo-RL mean(e^|d|)",),
+    "prob_diff": ("training/rollout_probs_diff_mean verl mean|e^logp-e^logp_rollout|",),
+    "prob_pearson": ("training/rollout_actor_probs_pearson_corr verl pearson",),
+    "ratio_mean": ("actor/avg_ratio NexRL", "val/ratio open-instruct", "probs_ratio NeMo-RL",
+                   "ppo_actor/update/importance_weight AReaL"),
+    "ratio_max": ("probs_ratio_max NeMo-RL", "actor/ratio_max ROLL"),
+    "clip_fraction": (
+        "actor/pg_clipfrac verl", "train/pg_clipfrac slime", "clip_ratio/region_mean TRL", "policy/clip_ratio SkyRL",
+        "ppo_clip_ratio OpenRLHF", "policy/clipfrac_avg open-instruct", "ppo_actor/update/clip_ratio AReaL",
+        "clip_ratio TRL", "pg_clipfrac *",
+    ),
+    "ess": ("rollout_corr/rollout_is_eff_sample_size verl",),
+    "entropy": (
+        "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
+        "rollout/entropy slime", "policy/policy_entropy SkyRL", "approx_entropy NeMo-RL", "entropy/all/mean prime-rl",
+        "Entropy prime-rl", "ppo_actor/update/entropy AReaL", "optim/entropy tinker", 
+        "policy/entropy_avg open-instruct", "mean_entropy miles", "entropy_loss *",
+    ),
+    "reward": (
+        "reward *", "critic/score/mean verl", "critic/rewards/mean verl", "rollout/raw_reward slime",
+        "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean seed-002", "mean_reward seed-002",
+        "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
+    ),
+    "reward_std": (
+        "reward_std TRL within-group", "rewards_std seed-002 whole-batch", "std_reward seed-002 whole-batch",
+    ),
+    "reward_max": ("critic/score/max verl", "critic/rewards/max verl"),
+    "reward_min": ("critic/score/min verl", "critic/rewards/min verl"),
+    "frac_zero_std": ("frac_reward_zero_std TRL", "zero_std_group_frac miles", "rollout/zero_std_group_frac slime"),
+    "advantage_max": ("critic/advantages/max verl",),
+    "advantage_min": ("critic/advantages/min verl",),
+    "grad_norm": (
+        "grad_norm *", "actor/grad_norm verl", "train/grad_norm slime", "actor_grad_norm OpenRLHF",
+        "policy/grad_norm SkyRL", "optim/grad_norm open-instruct", "ppo_actor/update/grad_norm AReaL",
+        "policy/raw_grad_norm SkyRL", "grad norm Megatron", "Grad. Norm prime-rl", "train/grad_norm/mean prime-rl",
+    ),
+    "response_length": (
+        "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",
+        "response_length OpenRLHF", "completion_length TRL", "response_length_mean *",
+        "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct",
+    ),
+    "response_length_max": (
+        "completions/max_length TRL", "response_length/max verl", "rollout/response_len/max slime",
+    ),
+    "truncated": (
+        "completions/clipped_ratio TRL", "response_length/clip_ratio verl", "rollout/truncated_ratio slime",
+        "truncated OpenRLHF", "truncated_frac miles", "truncated_ratio *",
+    ),
+    "learning_rate": (
+        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
+        "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
+    ),
+    "num_masked": ("num_masked seed-002",),
+    "masks_in_input": ("masks_in_X seed-002",),
+    "micro_loss": ("total seed-002",),
+    "step_seconds": (
+        "step_time TRL", "timing_s/step verl", "perf/step_time slime", "timing/step SkyRL", "Time prime-rl",
+    ),
+    "iter_ms": ("time_ms seed-002", "elapsed time per iteration (ms) Megatron"),
+    "memory_gb": (
+        "perf/max_memory_allocated_gb verl", "perf/max_memory_reserved_gb verl", "memory(GiB) ms-swift",
+        "perf/peak_memory prime-rl", "Peak Mem. prime-rl", "memory torchtitan",
+    ),
+    "tokens_per_second": (
+        "perf/throughput verl", "perf/tok_per_s slime", "tokens_per_second *", "Throughput prime-rl", "tps torchtitan",
+        "perf/throughput prime-rl",
+    ),
+    "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
+    "value_loss": ("critic/vf_loss verl", "critic_loss OpenRLHF", "critic seed-002"),
+}  # fmt: skip
+
+#: Signals of which a run logs many: one series each, known by what stands in the middle.
+_FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
+    (re.compile(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
+    (re.compile(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
+    (re.compile(r"^perf/\w+_time$"), "phase_seconds", "slime"),
+    (re.compile(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
+    (re.compile(r"^time\.\w+$"), "phase_seconds", "seed-002"),
+    (re.compile(r"^mem\.\w+$"), "phase_memory_mb", "seed-002"),
+)
+
+_ASIDE = re.compile(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+
+#: The order in which a step computes what it logs: the first of several broken signals is the cause.
+ORDER: tuple[str, ...] = (
+    "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
+    "response_length", "response_length_max", "truncated", "advantage_max", "advantage_min", "masks_in_input",
+    "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
+    "entropy", "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
+    "loss", "grad_norm", "learning_rate",
+)  # fmt: skip
+
+#: Signals that measure the machine, not the training.
+MACHINE = frozenset(
+    {"step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu"}
+)
+SIGNALS: tuple[str, ...] = (*_TABLE, *dict.fromkeys(signal for _, signal, _ in _FAMILIES))
+
+
+@cache
+def _names() -> dict[str, Name]:
+    known: dict[str, Name] = {}
+    for signal, entries in _TABLE.items():
+        for rank, entry in enumerate(entries):
+            raw, framework, formula = _entry(entry)
+            known.setdefault(raw, Name(signal, None if framework == "*" else framework, formula, rank))
+    return known
+
+
+_FRAMEWORKS = (
+    "*", "TRL", "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL", "NexRL",
+    "open-instruct", "tinker", "ms-swift", "seed-002", "Megatron", "torchtitan",
+)  # fmt: skip
+
+
+def _entry(text: str) -> tuple[str, str, str]:
+    """`name framework formula`, where a name may hold blanks."""
+    words = text.split(" ")
+    at = next(i for i in range(1, len(words)) if words[i] in _FRAMEWORKS)
+    return " ".join(words[:at]), words[at], " ".join(words[at + 1 :])
+
+
+#: What only TRL, and those that patch it (ms-swift, Unsloth), log beside `kl`: then it is k3.
+_TRL = re.compile(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
+
+
+def is_trl(names: Iterable[str]) -> bool:
+    """Whether the names that are logged together are TRL's."""
+    return any(_TRL.match(name) for name in names)
+
+
+def named(raw: str, trl: bool = False) -> Name | None:
+    """What a framework's name means; None for names of nothing known, and for metrics of an evaluation.
+
+    `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
+    """
+    raw = raw.removeprefix("metrics.")
+    if trl:
+        raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it
+        if raw == "kl":
+            return Name("kl", "TRL", "k3")
+    found = _names().get(raw)
+    if found is not None or _ASIDE.match(raw):
+        return found
+    for pattern, signal, framework in _FAMILIES:
+        if pattern.match(raw):
+            return Name(signal, framework)
+    for prefix in ("train/", "metrics/"):
+        if raw.startswith(prefix):
+            return named(raw.removeprefix(prefix), trl)
+    return None

@@ -1,0 +1,331 @@
+"""Signals: what a run logged, as one series over its steps per signal, under the frameworks' own names.
+
+    signals = Signals.of(run)                     from a log, a metrics file, or a dump's recorded metrics
+    for part in signals.parts:                    one per run that the path holds: two logs side by side are two
+        part.get("grad_norm").points              a value per step: step, value, line, file
+        part.micros("pg_loss")                    the values of the micro-batches
+        part.events("oom")                        what the log tells beside numbers
+    signals.series_block()                        JSON-ready, for documents and the trends view
+
+`series_block` is a list with one entry per run and signal: {signal, name, framework, formula, run, steps, values,
+marks, sparkline, expected, share}; `marks` are the positions that stand out (`trends.outliers`), non-finite values
+included; `expected` are rows of `expectations.seen`; `share` is a phase's share of the time that phases take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay_core.diagnose import signal_names
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.errors import RldbgError
+from replay_core.records import Inline, Record, Run, Selection, TensorRef
+
+#: Records that hold scalars of a step. The others hold tensors, and are the batch rules' to read.
+STAGES = frozenset({"training_metrics", "loss", "optimizer"})
+#: Of a run of ten thousand files a few stand for all: every point has its own path.
+_SHOWN_PATHS = 4
+#: The note of a log whose steps were counted, not read.
+_COUNTED = "steps that the log does not number are counted"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value and where it was said."""
+
+    step: int | None
+    value: float
+    micro: int | None = None
+    rank: int | None = None
+    line: int | None = None
+    path: str | None = None
+
+    def where(self, name: str | None = None) -> Where:
+        return Where(
+            step=self.step, micro=self.micro, rank=self.rank, tensor=name, line=self.line, path=self.path
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One signal over the steps, as one framework's name has it. One point per step, in order of the steps."""
+
+    signal: str
+    name: str
+    framework: str | None
+    formula: str
+    points: tuple[Point, ...]
+
+    @property
+    def values(self) -> list[float]:
+        return [point.value for point in self.points]
+
+    @property
+    def finite(self) -> list[float]:
+        return [value for value in self.values if math.isfinite(value)]
+
+    @property
+    def last(self) -> Point:
+        return self.points[-1]
+
+    @property
+    def source(self) -> str:
+        """How a finding cites it: the framework's own name, and its formula."""
+        named = f"{self.name} ({self.framework})" if self.framework else self.name
+        return f"{named} = {self.formula}" if self.formula else named
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A text of the log: an event of a kind, or a warning of the trainer."""
+
+    kind: str
+    text: str
+    point: Point
+
+
+@dataclass(slots=True)
+class Part:
+    """The signals of one run."""
+
+    paths: list[str] = field(default_factory=list)
+    is_counted: bool = False
+    """Steps are counted, not read: the first logged step need not be the first step."""
+    told: list[Told] = field(default_factory=list)
+    _points: dict[tuple[str, str], dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
+    _names: dict[tuple[str, str], signal_names.Name] = field(default_factory=dict)
+    _series: dict[str, list[Series]] | None = None
+
+    def has(self, signal: str) -> bool:
+        return any(known == signal for known, _ in self._points)
+
+    def all(self, signal: str) -> list[Series]:
+        """Every series of the signal, the preferred name first."""
+        if self._series is None:
+            self._series = {}
+            for known, raw in sorted(self._points, key=lambda key: (key[0], self._names[key].rank, key[1])):
+                name = self._names[known, raw]
+                steps = _by_step(self._points[known, raw].values())
+                self._series.setdefault(known, []).append(
+                    Series(known, raw, name.framework, name.formula, tuple(steps))
+                )
+        return self._series.get(signal, [])
+
+    def get(self, signal: str) -> Series | None:
+        """The signal under its preferred name, or None."""
+        return next(iter(self.all(signal)), None)
+
+    def at(self, signal: str, step: int | None) -> Point | None:
+        """The signal's value of a step."""
+        series = self.get(signal)
+        return None if series is None else next((point for point in series.points if point.step == step), None)
+
+    def micros(self, signal: str) -> list[Point]:
+        """The signal's values of micro-batches, in order."""
+        found = [
+            point
+            for (known, _), points in self._points.items()
+            if known == signal
+            for point in points.values()
+            if point.micro is not None
+        ]
+        return sorted(found, key=lambda p: (_first(p.step), _first(p.micro), _first(p.rank)))
+
+    def signals(self) -> Iterator[Series]:
+        """Every series, in the order in which a step computes them, the machine's last."""
+        order = {signal: number for number, signal in enumerate((*signal_names.ORDER, *signal_names.SIGNALS))}
+        for signal in sorted({known for known, _ in self._points}, key=lambda known: order.get(known, len(order))):
+            yield from self.all(signal)
+
+    def events(self, *kinds: str) -> list[Told]:
+        return [told for told in self.told if told.kind in kinds]
+
+    def warnings(self) -> list[Told]:
+        return self.events("warning")
+
+    def add(self, ref_name: str, point: Point, trl: bool = False) -> None:
+        """A value of the run. Names of nothing known are passed over."""
+        name = signal_names.named(ref_name, trl)
+        if name is not None:
+            key = name.signal, ref_name.removeprefix("metrics.")
+            self._names[key] = name
+            self._points.setdefault(key, {})[point.step, point.micro, point.rank] = point
+            self._series = None
+
+    def contradicts(self, other: Part) -> bool:
+        """Whether both tell different values of one thing: then they are two runs, not two files of one."""
+        for key in self._points.keys() & other._points.keys():
+            mine, theirs = self._points[key], other._points[key]
+            for place in mine.keys() & theirs.keys():
+                a, b = mine[place].value, theirs[place].value
+                # One of the two may be rounded for printing, to four decimals.
+                if math.isfinite(a) and math.isfinite(b) and abs(a - b) > 1e-3 * max(abs(a), abs(b)) + 5.1e-5:
+                    return True
+        return False
+
+    def join(self, other: Part) -> None:
+        self.paths += other.paths[: _SHOWN_PATHS - len(self.paths)]
+        self.is_counted = self.is_counted or other.is_counted
+        self.told += other.told
+        for key, points in other._points.items():
+            self._names[key] = other._names[key]
+            self._points.setdefault(key, {}).update(points)
+        self._series = None
+
+
+def _first(number: int | None) -> int:
+    return -1 if number is None else number
+
+
+def _by_step(points: Iterable[Point]) -> list[Point]:
+    """One point per step: what was logged for the step itself, else the mean over its micro-batches and ranks."""
+    steps: dict[int | None, list[Point]] = {}
+    for point in points:
+        steps.setdefault(point.step, []).append(point)
+    found = []
+    for step in sorted(steps, key=_first):
+        own = [point for point in steps[step] if point.micro is None] or steps[step]
+        if len(own) == 1:
+            found.append(own[0])
+        else:
+            mean = sum(point.value for point in own) / len(own)
+            found.append(Point(step, mean, None, None, own[0].line, own[0].path))
+    return found
+
+
+class Signals:
+    """The signals of everything under one path."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+
+    @classmethod
+    def of(cls, run: Run, step: Selection | None = None) -> Signals | None:
+        """The signals a run holds, of the chosen steps; None where it logged none.
+
+        Files that contradict each other are different runs; those that do not are one.
+
+        Raises:
+            SelectionError: there is no such step.
+        """
+        by_file: dict[str, Part] = {}
+        for record in run.records if step is None else run.select(step=step):
+            if record.key.stage in STAGES:
+                file = str(record.path)
+                part = by_file.setdefault(file, Part([file], _COUNTED in run.notes))
+                _take(part, record)
+        parts: list[Part] = []
+        for part in by_file.values():
+            if not part._points and not part.told:
+                continue
+            home = next((known for known in parts if not known.contradicts(part)), None)
+            if home is None:
+                parts.append(part)
+            else:
+                home.join(part)
+        return cls(parts) if parts else None
+
+    def has(self, signal: str) -> bool:
+        """Whether any part has the signal; `event:KIND` asks for what a log tells beside numbers."""
+        return any(_has(part, signal) for part in self.parts)
+
+    def series_block(self) -> list[dict[str, Any]]:
+        """Every series as JSON-ready data, with what stands out marked; see the module."""
+        from replay_core.diagnose import expectations, log_time, trends
+
+        block = []
+        for part in self.parts:
+            rows = expectations.seen(part)
+            shares = log_time.phase_shares(part)
+            for series in part.signals():
+                expected = [row for row in rows if row["signal"] == series.name]
+                share = shares.get(series.name)
+                block.append({**trends.described(series, part.paths[0]), "expected": expected, "share": share})
+        return block
+
+
+def _take(part: Part, record: Record) -> None:
+    try:
+        refs = record.tensors()
+    except RldbgError:
+        return  # the run's own reading counts it as unreadable
+    trl = signal_names.is_trl(ref.name for ref in refs)
+    for ref in refs:
+        if ref.dtype == "text":
+            _tell(part, record, ref)
+        elif ref.shape == () and ref.dtype != "bool":
+            value = _number(ref)
+            if value is not None:
+                part.add(ref.name, _point(record, ref, value), trl)
+
+
+def _point(record: Record, ref: TensorRef, value: float) -> Point:
+    key = record.key
+    return Point(key.step, value, key.micro, key.rank, ref.line, str(record.path))
+
+
+def _tell(part: Part, record: Record, ref: TensorRef) -> None:
+    if not isinstance(ref.source, Inline):
+        return
+    if ref.name == "warnings":
+        texts = ref.source.value if isinstance(ref.source.value, list) else [ref.source.value]
+        part.told += [Told("warning", str(text), _point(record, ref, math.nan)) for text in texts]
+    elif ref.name.startswith("event."):
+        kind = ref.name.split(".")[1]
+        part.told.append(Told(kind, str(ref.source.value), _point(record, ref, math.nan)))
+
+
+def _number(ref: TensorRef) -> float | None:
+    if isinstance(ref.source, Inline):
+        value = ref.source.value
+        return float(value) if isinstance(value, (int, float)) else None
+    try:
+        from replay_core.pages import array  # numpy: 60 ms that a log does not cost
+
+        return float(array(ref).reshape(-1)[0])
+    except (RldbgError, ValueError, TypeError, IndexError):
+        return None
+
+
+def _has(part: Part, need: str) -> bool:
+    if need.startswith("event:"):
+        return bool(part.events(*need.removeprefix("event:").split(",")))
+    return part.has(need)
+
+
+def signal_rule(
+    id: str, title: str, *, link: str, needs: tuple[str, ...], source: str
+) -> Callable[[Callable[[Part], Iterable[Finding]]], Callable[[Part], Iterable[Finding]]]:
+    """Register a rule over one run's signals (`rule.rule` of scope signals). It looks at every part that has its needs.
+
+    A function that tells several findings apart is registered once for each; a rule hands out those of its own id.
+    """
+
+    def register(check: Callable[[Part], Iterable[Finding]]) -> Callable[[Part], Iterable[Finding]]:
+        def look(signals: Signals) -> list[Finding]:
+            found: list[Finding] = []
+            whys: list[str] = []
+            looked = False
+            for part in signals.parts:
+                missing = [need for need in needs if not any(_has(part, name) for name in need.split("|"))]
+                if missing:
+                    whys.append("needs " + ", ".join(missing).replace("|", " or "))
+                    continue
+                try:
+                    found += [one for one in check(part) if one.id == id]
+                    looked = True
+                except Skip as skip:
+                    whys.append(str(skip))
+            if not looked:
+                raise Skip(whys[0] if whys else "there is no log and no metrics")
+            return found
+
+        look.__doc__ = check.__doc__
+        rule(id, title, link=link, scope="signals", needs=needs, source=source)(look)
+        return check
+
+    return register

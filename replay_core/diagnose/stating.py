@@ -1,0 +1,58 @@
+"""How rules state what they found: numbers with their source, and commands that exist."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from replay_core.diagnose.finding import Evidence, Finding, Severity, Where
+from replay_core.diagnose.rule import RULES, Scope
+
+
+def shown(name: str, value: Any, expected: str | None = None, source: str | None = None) -> Evidence:
+    """A piece of evidence; numpy scalars become Python's."""
+    return Evidence(name, value.item() if hasattr(value, "item") else value, expected, source)
+
+
+def finding(
+    id: str,
+    severity: Severity,
+    claim: str,
+    *,
+    evidence: Iterable[Evidence],
+    cause: str,
+    next_step: str,
+    where: Where | None = None,
+    steps: tuple[int, ...] = (),
+    scope: Scope = "batch",
+) -> Finding:
+    """A finding of the registered rule of that id and scope: its link and its source are the rule's."""
+    rule = RULES[id, scope]
+    place = where or Where()
+    return Finding(id, severity, claim, tuple(evidence), cause, next_step, rule.link, rule.source, place, steps)
+
+
+def listed(numbers: Iterable[Any], most: int = 6) -> str:
+    """`0, 4, 8 and 3 more`."""
+    every = [str(number) for number in numbers]
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def share(count: int, total: int) -> str:
+    """`3 of 16`."""
+    return f"{count} of {total}"
+
+
+def look_at(where: Where) -> str:
+    """The command that shows the tensor of a place."""
+    if where.path is None:
+        return "rldbg ls RUN"
+    path = shlex.quote(where.path)
+    if where.tensor is None:
+        return f"rldbg show {path}"
+    key = "".join(
+        f" --{name} {value}" for name, value in (("step", where.step), ("micro", where.micro)) if value is not None
+    )
+    row = "" if where.sample is None else f" --slice {where.sample}:{where.sample + 1}"
+    return f"rldbg show {path} {shlex.quote(where.tensor)}{key}{row}"

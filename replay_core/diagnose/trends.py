@@ -1,0 +1,102 @@
+"""Trends over steps: what stands out, what drifts, and a sparkline. Robust statistics, standard library only.
+
+Outlier (Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993): |x - median| > 6 * 1.4826 * MAD, over at
+least 8 values. The factor 1.4826 makes MAD a standard deviation for normal noise; 6 instead of their 3.5, because a
+run has thousands of steps and heavy tails. Where MAD is 0 (a signal that hardly moves) nothing stands out by noise.
+
+Drift (Mann, 1945; Kendall, 1975): the rank test of a monotone trend, no matter of what form. One-sided p = 0.005.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from replay_core.diagnose.signals import Series
+
+MIN_STEPS = 8
+OUTLIER_SIGMAS = 6.0
+#: Normal quantile of p = 0.005, one-sided.
+DRIFT_Z = 2.576
+#: More points than that add nothing to the rank test, whose cost is their square.
+_DRIFT_POINTS = 400
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Median, and 1.4826 * MAD: the standard deviation of normal noise, unmoved by a few outliers."""
+    middle = median(values)
+    return middle, 1.4826 * median(abs(value - middle) for value in values)
+
+
+def outliers(values: list[float]) -> list[int]:
+    """Positions of the values that stand out: non-finite ones, and outliers where there are enough to tell."""
+    odd = [position for position, value in enumerate(values) if not math.isfinite(value)]
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) >= MIN_STEPS:
+        middle, sigma = spread(finite)
+        limit = OUTLIER_SIGMAS * sigma
+        # Values printed with few decimals have a MAD of 0 as soon as half of them print alike.
+        if limit > 0:
+            odd += [p for p, value in enumerate(values) if math.isfinite(value) and abs(value - middle) > limit]
+    return sorted(odd)
+
+
+def drift(values: list[float]) -> float:
+    """Mann-Kendall's z: > `DRIFT_Z` is a rise, < -`DRIFT_Z` a fall, that chance does not explain. 0 for few values."""
+    stride = max(1, len(values) // _DRIFT_POINTS)
+    kept = [value for value in values if math.isfinite(value)][::stride]
+    n = len(kept)
+    if n < MIN_STEPS:
+        return 0.0
+    score = sum((b > a) - (b < a) for i, a in enumerate(kept) for b in kept[i + 1 :])
+    variance = n * (n - 1) * (2 * n + 5) / 18
+    return (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
+
+
+def level(values: list[float], last: int = 10) -> float:
+    """The median of the last values: what the run has come to."""
+    return median(values[-last:])
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """The series as one line of bars, `×` where a value is not finite. Wider series are binned by their median."""
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [_of_bin(values[a:b]) for a, b in pairwise(edges)]
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    return "".join(_bar(value, low, high) for value in values)
+
+
+def _of_bin(values: list[float]) -> float:
+    """A bin that holds one non-finite value shows it: it must not vanish."""
+    return next((value for value in values if not math.isfinite(value)), median(values))
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return "×"
+    if high == low:
+        return _BARS[0]
+    return _BARS[min(len(_BARS) - 1, int((value - low) / (high - low) * len(_BARS)))]
+
+
+def described(series: Series, run: str) -> dict[str, Any]:
+    """A series as JSON-ready data; `marks` are positions in `steps` and `values`."""
+    return {
+        "signal": series.signal,
+        "name": series.name,
+        "framework": series.framework,
+        "formula": series.formula or None,
+        "run": run,
+        "steps": [point.step for point in series.points],
+        "values": series.values,
+        "marks": outliers(series.values),
+        "sparkline": sparkline(series.values),
+    }

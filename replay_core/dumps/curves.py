@@ -1,0 +1,244 @@
+"""Curves of loggers as runs of scalars: TensorBoard event files, wandb offline runs. Neither library is needed.
+
+events.out.tfevents.*     TFRecords (length, checksum, bytes, checksum) of tensorflow.Event messages
+run-*.wandb               a LevelDB log (blocks of 32 KiB) of wandb.Record messages; rows of history
+
+Only scalars are read: pictures, histograms and tables are passed over. Checksums are not verified.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from replay_core import naming
+from replay_core.dumps.containers import wire
+from replay_core.dumps.dialect import Index
+from replay_core.dumps.fields import flatten
+from replay_core.dumps.listing import listing
+from replay_core.errors import DumpError
+from replay_core.records import Problem, RecordKey, TensorRef
+
+name = "curves"
+
+#: A scalar's message is short; a longer record holds a picture or is no record.
+_LONGEST = 1 << 26
+_WANDB_HEAD = b":W&B"
+_BLOCK = 1 << 15
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+_Steps = dict[int | None, dict[str, float]]
+
+
+def detect(path: Path) -> bool:
+    return next(_files(path), None) is not None
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for folder in listing(path).folders:
+        for entry in folder.names:
+            if ".tfevents." in entry or entry.endswith(".wandb"):
+                file = folder.file(entry)
+                if _reader(file) is not None:
+                    yield file
+
+
+def _reader(file: Path) -> str | None:
+    try:
+        with open(file, "rb") as opened:
+            head = opened.read(12)
+    except OSError:
+        return None
+    if head[:4] == _WANDB_HEAD:
+        return "wandb"
+    # The first record of an event file is its version: `brain.Event:2`, a short one.
+    return "tfevents" if len(head) == 12 and struct.unpack("<Q", head[:8])[0] < 1 << 12 else None
+
+
+def index(path: Path) -> Index:
+    found = Index([])
+    for file in _files(path):
+        try:
+            steps, problem = _read_once(file)
+        except DumpError as error:
+            found.problems.append(Problem(str(file), error.message))
+            continue
+        if problem:
+            found.problems.append(Problem(str(file), problem))
+        if not steps:
+            found.problems.append(Problem(str(file), "the file holds no scalar"))
+        found.files += [(RecordKey(step, None, None, None, "training_metrics"), file) for step in steps]
+    return found
+
+
+def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    """The scalars of one step.
+
+    Raises:
+        DumpError: the file holds none of that step.
+    """
+    values = _read_once(path)[0].get(key.step)
+    if not values:
+        raise DumpError(f"the file holds no scalar of step {key.step}", file=str(path))
+    return [ref.with_(canonical=_canonical(ref.name)) for ref in flatten(dict(values))]
+
+
+def _canonical(field: str) -> str:
+    known = naming.canonical(field)
+    return known if known in naming.MEANINGS or field in naming.NOTES else f"metrics.{field}"
+
+
+def _read_once(file: Path) -> tuple[_Steps, str | None]:
+    try:
+        status = os.stat(file)
+        return _parsed(file, status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise DumpError(f"cannot read the file: {error.strerror}", file=str(file)) from None
+
+
+@lru_cache(maxsize=8)
+def _parsed(file: Path, _size: int, _mtime_ns: int) -> tuple[_Steps, str | None]:
+    """Steps in order with their scalars, and what is wrong with the file's end."""
+    steps: _Steps = {}
+    problem = None
+    is_wandb = _reader(file) == "wandb"
+    count = 0
+    try:
+        for message in _wandb_records(file) if is_wandb else _tf_records(file):
+            count += 1
+            step, values = _history(message) if is_wandb else _event(message)
+            if values:
+                steps.setdefault(step, {}).update(values)
+    except wire.WireError as error:
+        problem = f"the file ends in what is no record, after {count:,} records: {error}"
+    ordered = sorted(steps, key=lambda step: -1 if step is None else step)
+    return {step: steps[step] for step in ordered}, problem
+
+
+def _tf_records(file: Path) -> Iterator[bytes]:
+    with open(file, "rb") as opened:
+        while head := opened.read(12):
+            size = struct.unpack("<Q", head[:8])[0] if len(head) == 12 else _LONGEST + 1
+            if size > _LONGEST:
+                raise wire.WireError("a record's length is cut or impossible")
+            data = opened.read(size + 4)
+            if len(data) < size + 4:
+                raise wire.WireError("its writer was stopped, or still writes")
+            yield data[:size]
+
+
+def _event(message: bytes) -> tuple[int | None, dict[str, float]]:
+    step = 0  # a step of 0 is not written
+    values: dict[str, float] = {}
+    for field, kind, value in wire.fields(message):
+        if field == 2 and kind == wire.VARINT and isinstance(value, int):
+            step = wire.signed(value)
+        elif field == 5 and isinstance(value, bytes):
+            for one in wire.texts(value, 1):
+                tag, scalar = _summary(one)
+                if tag and scalar is not None:
+                    values[tag] = scalar
+    return step, values
+
+
+def _summary(message: bytes) -> tuple[str, float | None]:
+    tag, scalar = "", None
+    for field, kind, value in wire.fields(message):
+        if field == 1 and isinstance(value, bytes):
+            tag = value.decode(errors="replace")
+        elif field == 2:
+            scalar = wire.number(kind, value)
+        elif field == 8 and isinstance(value, bytes):
+            scalar = _tensor(value)
+    return tag, scalar
+
+
+def _tensor(message: bytes) -> float | None:
+    """A TensorProto of one float (dtype 1) or double (2), in its content or its list."""
+    dtype, content = 0, b""
+    for field, kind, value in wire.fields(message):
+        if field == 1 and isinstance(value, int):
+            dtype = value
+        elif field == 4 and isinstance(value, bytes):
+            content = value
+        elif field in (5, 6) and not content:
+            content = value if isinstance(value, bytes) and kind != wire.VARINT else b""
+    form = {1: "<f", 2: "<d"}.get(dtype)
+    return float(struct.unpack(form, content)[0]) if form and len(content) == struct.calcsize(form) else None
+
+
+def _wandb_records(file: Path) -> Iterator[bytes]:
+    with open(file, "rb") as opened:
+        at = len(opened.read(7))
+        parts: list[bytes] = []
+        while True:
+            left = _BLOCK - at % _BLOCK
+            if left < 7:
+                at += len(opened.read(left))
+                continue
+            head = opened.read(7)
+            if not head:
+                break
+            if len(head) < 7:
+                raise wire.WireError("its writer was stopped, or still writes")
+            size, kind = struct.unpack("<HB", head[4:])
+            data = opened.read(size)
+            at += 7 + len(data)
+            if len(data) < size or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
+                raise wire.WireError("its writer was stopped, or still writes")
+            if kind in (_FULL, _FIRST):
+                parts = []
+            parts.append(data)
+            if sum(map(len, parts)) > _LONGEST:
+                raise wire.WireError("a record longer than any row of history")
+            if kind in (_FULL, _LAST):
+                yield b"".join(parts)
+
+
+def _history(message: bytes) -> tuple[int | None, dict[str, float]]:
+    step: int | None = None
+    values: dict[str, float] = {}
+    for history in wire.texts(message, 2):
+        for field, kind, value in wire.fields(history):
+            if not isinstance(value, bytes) or kind != wire.BYTES:
+                continue
+            if field == 1:
+                key, number = _item(value)
+                if key and number is not None:
+                    values[key] = number
+            elif field == 2:
+                step = next((wire.signed(n) for f, _, n in wire.fields(value) if f == 1 and isinstance(n, int)), 0)
+    told = values.pop("_step", None)
+    if told is not None and told == told and abs(told) < 2**53:
+        step = int(told)
+    return step, {key: number for key, number in values.items() if not key.startswith("_")}
+
+
+def _item(message: bytes) -> tuple[str, float | None]:
+    path: list[str] = []
+    number: float | None = None
+    for field, kind, value in wire.fields(message):
+        if isinstance(value, int):
+            number = float(wire.signed(value)) if field == 5 else number
+        elif field in (1, 2):
+            path.append(value.decode(errors="replace"))
+        elif field in (8, 16):
+            number = _json_number(value)
+        elif field == 6:
+            number = wire.number(kind, value)
+    return ".".join(path), number
+
+
+def _json_number(text: bytes) -> float | None:
+    """The value, if it is a number: wandb writes NaN and Infinity as words, some versions as strings."""
+    try:
+        value = json.loads(text)
+        if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+            return float(value.replace("Infinity", "inf"))
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except (ValueError, RecursionError, OverflowError):
+        return None

@@ -1,0 +1,61 @@
+"""The lines of a text log as their program wrote them, whatever stood between it and the file.
+
+    (TaskRunner pid=812, ip=10.0.0.7) step:1 - ...     Ray
+    [rank1]: {'loss': 0.1}                             torchrun, torch's own tracebacks
+    \\x1b[36m(pid=3)\\x1b[0m ...                         colours
+    Epoch 1:  10%|#   |\\rEpoch 1:  20%|##  |           tqdm: one line of the file, several of the program
+
+Lines are numbered as an editor numbers them: by newlines, from 1. What several processes wrote is interleaved;
+each is a *stream*, and what is counted is counted within its stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Past this a line is no line of a log: it is read in pieces.
+MAX_LINE = 1 << 16
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07")
+_RAY = re.compile(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
+_RANK = re.compile(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of one process. `stream` is empty where the line names none."""
+
+    number: int
+    text: str
+    stream: str = ""
+    rank: int | None = None
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """Every line that holds something, in file order.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    number = 1
+    with open(path, "rb") as file:
+        for raw in iter(lambda: file.readline(MAX_LINE), b""):
+            for piece in raw.decode(errors="replace").split("\r"):
+                if piece.strip():
+                    yield line_of(number, piece)
+            number += raw.endswith(b"\n")
+
+
+def line_of(number: int, text: str) -> Line:
+    """The line without colours and without the prefix that names its process."""
+    text = _ANSI.sub("", text).rstrip()
+    stream, rank = "", None
+    if match := _RAY.match(text):
+        stream, text = match.group(2), text[match.end() :]
+    if match := _RANK.match(text):
+        rank = int(match.group(1))
+        stream, text = f"{stream}/{rank}", text[match.end() :]
+    return Line(number, text, stream, rank)

@@ -1,0 +1,83 @@
+"""Lines of metrics: what each trainer prints once per step.
+
+{'loss': 0.01, 'grad_norm': 0.8, 'epoch': 0.1}                transformers, TRL, ms-swift (also in JSON's quotes)
+step:3 - actor/pg_loss:0.01 - actor/grad_norm:np.float64(0.8) verl, SkyRL
+step 3: {'train/loss': 0.01, 'train/grad_norm': 0.8}          slime, miles; `Global step 3: {...}` OpenRLHF
+Step 3 | Time: 5.3s | Loss: 0.01 | Grad. Norm: 0.8            prime-rl
+iteration 3/ 100 | lm loss: 1.2E+00 | grad norm: 0.8 |        Megatron
+step:  3  loss:  1.2  grad_norm: 0.8  tps: 1,234              torchtitan
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+#: What wraps a number's repr: np.float64(0.1), tensor(0.1, device='cuda:0'), array(0.1).
+_WRAPPED = r"(?:(?:np|numpy|torch)\.)?(?:\w{1,16}\()?"
+
+_VERL = re.compile(r"\bstep:(\d{1,12})((?: - [^\s:]{1,200}:[^\s]+)+)")
+_VERL_PAIR = re.compile(rf" - ([^\s:]{{1,200}}):{_WRAPPED}({_NUM})(?=[\s,)]|$)", re.IGNORECASE)
+_NAMED = re.compile(r"\b(?:global[_ ]step|step|rollout|perf|eval) (\d{1,12}): \{(.*)\}", re.IGNORECASE)
+_DICT = re.compile(r"""(?:\{|^)\s*((?:'[^'\n]{1,200}'|"[^"\n]{1,200}"):\s?.*?)(?:\}|$)""")
+_DICT_PAIR = re.compile(
+    rf"""(?:'([^'\n]{{1,200}})'|"([^"\n]{{1,200}})"):\s?['"]?{_WRAPPED}({_NUM})['"]?(?=[,}})]|\s*$)""", re.IGNORECASE
+)
+#: ms-swift names its step beside the last one: 'global_step/max_steps': '5/3766'.
+_SWIFT_STEP = re.compile(r"""['"]global_step/max_steps['"]:\s?['"](\d{1,12})/\d""")
+_PIPES = re.compile(r"\b(?:step|iteration)\s+(\d{1,12})(?:\s?/\s*\d{1,12})?\s*\|(.*)$", re.IGNORECASE)
+_PIPE_PAIR = re.compile(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM})", re.IGNORECASE)
+_TITAN = re.compile(r"\bstep:\s+(\d{1,12})((?:\s+\w{1,40}:\s+\S+)+)")
+_TITAN_PAIR = re.compile(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
+
+#: A mapping that names no step is a step's metrics only if it holds one of these: a configuration is a mapping, too.
+_TELLING = re.compile(r"(?:^|[/_])(?<!max_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)(?:/|_std$|_mean$|$)")
+_STEP_KEYS = ("step", "global_step", "global_steps", "_step", "train/global_step")
+#: Metrics of an evaluation, or of the whole run: they begin no step of their own.
+_ASIDE = re.compile(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")
+
+
+def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
+    """The step (None: the line names none) and metrics of a line of metrics; no metrics for any other line."""
+    if match := _VERL.search(line):
+        return int(match.group(1)), _numbers(_VERL_PAIR.findall(match.group(2)))
+    if match := _NAMED.search(line):
+        return int(match.group(1)), _numbers(_pairs(match.group(2)))
+    if ("':" in line or '":' in line) and (match := _DICT.search(line)):
+        return _mapping(line, _numbers(_pairs(match.group(1))))
+    if "|" in line and (match := _PIPES.search(line)):
+        return int(match.group(1)), _numbers((k.strip(), v) for k, v in _PIPE_PAIR.findall(match.group(2)))
+    if "loss:" in line and (match := _TITAN.search(line)):
+        return int(match.group(1)), _numbers(_TITAN_PAIR.findall(match.group(2)))
+    return None, {}
+
+
+def is_aside(values: dict[str, float]) -> bool:
+    """Whether these metrics belong to the step before: an evaluation's, or a summary of the run."""
+    return any(_ASIDE.search(key) for key in values) and not any(key in ("loss", "grad_norm") for key in values)
+
+
+def _mapping(line: str, values: dict[str, float]) -> tuple[int | None, dict[str, float]]:
+    if match := _SWIFT_STEP.search(line):
+        return int(match.group(1)), values
+    for key in _STEP_KEYS:
+        step = values.get(key)
+        if step is not None and 0 <= step < 1e12 and step == int(step):
+            del values[key]
+            return int(step), values
+    return (None, values) if any(_TELLING.search(key) for key in values) else (None, {})
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(single or double, number) for single, double, number in _DICT_PAIR.findall(text)]
+
+
+def _numbers(pairs: Iterable[tuple[str, str]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, text in pairs:
+        try:
+            found[key] = float(text.replace(",", ""))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,363 @@
+"""Rules over logs and metrics: every one on both sides of its threshold, on lines as trainers print them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from replay_core.diagnose.rule import Skip
+from tests.fixtures import FIXTURES, needs_fixtures
+from tests.replay_core.diagnose.logs import Metrics, diagnosed, diagnosed_path, only, told, trl, verl, worrying
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_healthy_runs_of_both_kinds_have_nothing_to_say(tmp_path: Path) -> None:
+    for text in (trl([{}] * 30), verl([{}] * 30)):
+        diagnosis = diagnosed(tmp_path, text)
+        assert told(diagnosis) == []
+        assert {"D01", "D03", "D09", "D20", "D21", "D24", "D25", "D29", "D37"} <= set(diagnosis.checked)
+
+
+Print = Callable[[Sequence[Metrics]], str]
+
+ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
+    # id and severity that must be told first; None: nothing of warning or worse
+    ("every group equal", trl, [{"frac_reward_zero_std": 1.0, "reward_std": 0.0, "rewards/accuracy/std": 0.0}] * 3,
+     ("D01", "error")),
+    ("rewards differ, in no group", trl, [{"frac_reward_zero_std": 1.0, "reward_std": 0.0}] * 3, ("D03", "error")),
+    ("one step in three is dead", trl, [{}, {}, {"frac_reward_zero_std": 1.0, "reward_std": 0.0}], ("D03", "warning")),
+    ("one step in five is dead", trl, [{}] * 4 + [{"frac_reward_zero_std": 1.0, "reward_std": 0.0}], None),
+    ("half of the groups", trl, [{"frac_reward_zero_std": 0.5}] * 3, ("D01", "warning")),
+    ("just under half", trl, [{"frac_reward_zero_std": 0.49}] * 3, None),
+    ("tiny spread is fine", trl, [{"reward_std": 0.0004, "frac_reward_zero_std": 0.0}] * 3, None),
+    ("verl: scores differ, advantages do not", verl,
+     [{"critic/advantages/max": 0.0, "critic/advantages/min": 0.0}] * 3, ("D03", "error")),
+    ("verl: constant score", verl, [{"critic/advantages/max": 0.0, "critic/advantages/min": 0.0,
+                                     "critic/score/max": 0.5, "critic/score/min": 0.5}] * 3, ("D01", "error")),
+    ("gradient lost", trl, [{"loss": 0.0, "grad_norm": 0.0}] * 3, ("D23", "error")),
+    ("gradient lost, loss not 0", verl, [{"actor/grad_norm": 0.0}] * 3, ("D23", "error")),
+    ("gradient lost in a quarter", trl, [{}, {}, {}, {"grad_norm": 0.0}], ("D23", "warning")),
+    ("gradient small", trl, [{"grad_norm": 1e-9}] * 3, None),
+    ("all cut and masked", trl, [{"loss": 0.0, "grad_norm": 0.0, "completions/clipped_ratio": 1.0}] * 3,
+     ("D07", "error")),
+    ("nan loss", trl, [{}, {"loss": NAN, "grad_norm": NAN}, {"loss": NAN, "grad_norm": NAN}], ("D21", "error")),
+    ("inf in entropy before the loss", verl, [{}, {"actor/entropy": INF, "actor/pg_loss": NAN}], ("D21", "error")),
+    ("nan spread of rewards", trl, [{"reward_std": NAN}] * 3, ("D06", "error")),
+    ("a reward function of one sample", trl, [{"rewards/accuracy/std": NAN}] * 3, None),
+    ("gradient never finite", verl, [{"actor/grad_norm": NAN}] * 3, ("D22", "error")),
+    ("gradient nan once", verl, [{}] * 5 + [{"actor/grad_norm": NAN}] + [{}] * 5, ("D21", "warning")),
+    ("gradient nan at last", verl, [{}] * 5 + [{"actor/grad_norm": NAN}], ("D21", "error")),
+    ("clipped", verl, [{"actor/pg_clipfrac": 0.21}] * 5, ("D24", "warning")),
+    ("much clipped", verl, [{"actor/pg_clipfrac": 0.51}] * 5, ("D24", "error")),
+    ("clipped little", verl, [{"actor/pg_clipfrac": 0.19}] * 5, None),
+    ("clipped once", verl, [{}] * 4 + [{"actor/pg_clipfrac": 0.6}] + [{}] * 4, None),
+    ("ratio", verl, [{"probs_ratio_max": 10.5}] * 5, ("D24", "warning")),
+    ("ratio fine", verl, [{"probs_ratio_max": 9.5}] * 5, None),
+    ("ess", verl, [{"rollout_corr/rollout_is_eff_sample_size": 0.49}] * 5, ("D24", "warning")),
+    ("ess fine", verl, [{"rollout_corr/rollout_is_eff_sample_size": 0.51}] * 5, None),
+    ("entropy gone", verl, [{"actor/entropy": 0.049}] * 5, ("D25", "warning")),
+    ("entropy low", verl, [{"actor/entropy": 0.051}] * 5, None),
+    ("entropy not computed", verl, [{"actor/entropy": 0.0}] * 5, None),
+    ("entropy explodes", verl, [{"actor/entropy": 0.4 * 1.1**n} for n in range(12)], ("D25", "warning")),
+    ("entropy rises less than twice", verl, [{"actor/entropy": 0.4 * 1.04**n} for n in range(12)], None),
+    ("kl at the first step", trl, [{"kl": 0.02}] * 3, ("D15", "warning")),
+    ("kl of another model", trl, [{"kl": 1.2}] * 3, ("D15", "error")),
+    ("kl of later mini-batches", trl, [{"kl": 0.009}] * 3, None),
+    ("kl though on policy", verl,
+     [{"actor/kl_loss": 2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
+    ("k3 below 0", trl, [{"kl": -2e-6}] * 3, ("D29", "error")),
+    ("k3 rounded below 0", trl, [{"kl": -5e-7}] * 3, None),
+    ("k1 below 0 for long", verl, [{"actor/ppo_kl": -0.002}] * 20, ("D29", "warning")),
+    ("k1 below 0 for a while", verl, [{"actor/ppo_kl": -0.002}] * 19, None),
+    ("k1 about 0", verl, [{"actor/ppo_kl": -0.0009}] * 30, None),
+    ("clipped though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.046}] * 3, ("D14", "warning")),
+    ("clipped little though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 9e-4,
+                                                    "actor/ppo_kl": 9e-4}] * 3, None),
+    ("mismatch", trl, [{"sampling/sampling_logp_difference/mean": 0.031}] * 5, ("D09", "warning")),
+    ("mismatch, far", trl, [{"sampling/sampling_logp_difference/mean": 0.11}] * 5, ("D09", "error")),
+    ("mismatch, near", trl, [{"sampling/sampling_logp_difference/mean": 0.029}] * 5, None),
+    ("mult prob error", verl, [{"token_mult_prob_error": 1.06}] * 5, ("D09", "warning")),
+    ("mult prob error, fine", verl, [{"token_mult_prob_error": 1.04}] * 5, None),
+    ("k3 of the rollout", verl, [{"rollout_corr/k3_kl": 1.1e-3}] * 5, ("D09", "warning")),
+    ("probabilities", verl, [{"training/rollout_probs_diff_mean": 0.021}] * 5, ("D09", "warning")),
+    ("pearson", verl, [{"training/rollout_actor_probs_pearson_corr": 0.97}] * 5, ("D09", "warning")),
+    ("drift fivefold", trl, [{"sampling/sampling_logp_difference/mean": 0.004 * 1.2**n} for n in range(12)],
+     ("D12", "warning")),
+    ("drift fourfold", trl, [{"sampling/sampling_logp_difference/mean": 0.004 * 1.13**n} for n in range(12)], None),
+    ("drift without updates", trl,
+     [{"learning_rate": 0.0, "clip_ratio/region_mean": 0.0, "sampling/sampling_logp_difference/mean": 0.01 + n / 1e4}
+      for n in range(12)], ("D13", "warning")),
+    ("cut", verl, [{"response_length/clip_ratio": 0.25}] * 5, ("D20", "warning")),
+    ("cut little", verl, [{"response_length/clip_ratio": 0.24}] * 5, None),
+    ("cut whole", verl, [{"response_length/clip_ratio": 1.0}] * 5, ("D20", "error")),
+    ("cut, reward 0", verl, [{"response_length/clip_ratio": 0.6, "critic/score/mean": 0.0}] * 5, ("D20", "error")),
+    ("cut, but rewards differ", trl, [{"completions/clipped_ratio": 0.6}] * 5, None),
+    ("gradient norm grows", verl, [{"actor/grad_norm": 0.2 * 1.15**n} for n in range(24)], ("L02", "warning")),
+    ("gradient norm grows a little", verl, [{"actor/grad_norm": 0.2 * 1.05**n} for n in range(24)], None),
+    ("a phase stalls", verl, [{}] * 12 + [{"timing_s/gen": 211.0, "timing_s/step": 236.0}] + [{}] * 3,
+     ("D37", "warning")),
+    ("a phase is slow", verl, [{}] * 12 + [{"timing_s/gen": 209.0, "timing_s/step": 234.0}] + [{}] * 3, None),
+    ("a short phase stalls", verl, [{"timing_s/reward": 0.1}] * 12 + [{"timing_s/reward": 9.0}], None),
+    ("steps get slower", trl, [{"step_time": 20.0 + n} for n in range(40)], ("D37", "warning")),
+    ("memory grows", verl, [{"perf/max_memory_allocated_gb": 40.0 + n} for n in range(24)], ("L04", "warning")),
+    ("memory fills up, then stays", verl, [{"perf/max_memory_allocated_gb": min(40.0 + 2 * n, 55)} for n in range(24)],
+     None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("printed", "steps", "first"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_log_gets_the_finding_that_it_deserves(
+    tmp_path: Path, printed: Print, steps: list[Metrics], first: tuple[str, str] | None
+) -> None:
+    diagnosis = diagnosed(tmp_path, printed(steps))
+    bad = [(finding.id, finding.severity) for finding in worrying(diagnosis)]
+    if first is None:
+        assert bad == []
+    else:
+        assert bad[:1] == [first]
+
+
+def test_loss_zero_with_a_gradient_is_said_to_be_normal(tmp_path: Path) -> None:
+    diagnosis = diagnosed(tmp_path, trl([{"loss": 9e-5}, {"loss": 0.0}, {"loss": 1.1e-4}]))
+    assert told(diagnosis) == [("D02", "info")]
+    assert only(diagnosis, "D02").steps == (1, 2)
+
+
+def test_any_sign_of_pg_loss_is_normal(tmp_path: Path) -> None:
+    assert told(diagnosed(tmp_path, verl([{"actor/pg_loss": value} for value in (0.103, -0.262, 3.0)]))) == []
+
+
+def test_a_loss_of_zero_alone_names_what_it_would_need(tmp_path: Path) -> None:
+    diagnosis = diagnosed(tmp_path, "iter 7: loss 0.0000 (main 0.0000, critic 0.0000), time 21747.97ms\n")
+    finding = only(diagnosis, "L01")
+    assert (finding.severity, finding.where.line, finding.where.step) == ("warning", 1, 7)
+    for need in ("reward_std", "masked count", "grad_norm", "micro-batch"):
+        assert need in finding.cause
+    assert "D23" in [skipped.id for skipped in diagnosis.skipped]
+
+
+def test_an_iteration_whose_loss_is_not_zero_needs_no_word(tmp_path: Path) -> None:
+    assert told(diagnosed(tmp_path, "iter 7: loss 0.0144 (main 0.0144, critic 0.0000), time 21747.97ms\n")) == []
+
+
+def test_a_loss_of_zero_while_rewards_differ_is_no_warning_without_a_gradient(tmp_path: Path) -> None:
+    line = "{'loss': 0.0, 'reward': 0.3, 'reward_std': 0.2, 'rewards/f/std': 0.3}\n"
+    assert told(diagnosed(tmp_path, line)) == [("L01", "info")]
+
+
+def test_the_displayed_loss_may_be_one_micro_batchs(tmp_path: Path) -> None:
+    assert told(diagnosed(tmp_path, "{'loss': 0.0, 'pg_loss': -0.0096, 'reward': 0.5, 'step': 3}\n")) == []
+
+
+MICRO = """\
+  [Micro 0] 1. Iteration start: mem=0MB, time=0.000s, masks_in_X={masks}/48 (41.7%)
+  [Micro 0] 3. Samples scored: mem=0MB, time=0.196s, rewards=0.5164±{std}
+{warning}  [Micro 0] 4. Loss computed: mem=0MB, time=0.436s, pg_loss={pg}, kl={kl}, total={total}
+  5. Optimizer step finished: mem=0MB, time=3.204s total
+iter 0: loss {total} (main {total}, critic 0.0000), time 3203.87ms, mfu -100.00%
+"""
+LOST = "  WARNING: All sequence_log_probs are near zero! num_masked=0.0\n"
+EQUAL = "  WARNING: All advantages are near zero! rewards_grouped=[[0.5, 0.5]]\n"
+
+
+def micro(masks: int = 20, std: str = "0.0005", warning: str = "", pg: str = "-0.000000", kl: str = "0.000000",
+          total: str = "0.0000") -> str:  # fmt: skip
+    return MICRO.format(masks=masks, std=std, warning=warning, pg=pg, kl=kl, total=total)
+
+
+def test_a_lost_mask_is_told_from_an_empty_one_and_from_equal_rewards(tmp_path: Path) -> None:
+    lost = diagnosed(tmp_path, micro(warning=LOST)).findings[0]
+    assert (lost.id, lost.severity, lost.where.line) == ("D07", "error", 3)
+    assert "masked-position count 0 while masks exist" in lost.claim
+    assert ("reward std", 0.0005) in [(one.name, one.value) for one in lost.evidence]
+    empty = diagnosed(tmp_path, micro(masks=0, warning=LOST)).findings[0]
+    assert empty.id == "D07"
+    assert "while masks exist" not in empty.claim
+    equal = diagnosed(tmp_path, micro(std="0.0000", warning=EQUAL))
+    assert told(equal)[0] == ("D01", "error")
+    assert "D07" not in [finding.id for finding in equal.findings]
+
+
+def test_a_constant_judge_is_found_although_kl_makes_a_loss(tmp_path: Path) -> None:
+    text = micro(std="0.0000", warning=EQUAL, kl="-0.008000", total="0.0144")
+    finding = diagnosed(tmp_path, text).findings[0]
+    assert finding.id == "D01"
+    assert "KL alone" in finding.cause
+    assert diagnosed(tmp_path, text.replace(EQUAL, "")).findings[0].id == "D01"
+
+
+def test_a_small_spread_and_a_negative_kl_are_healthy(tmp_path: Path) -> None:
+    assert worrying(diagnosed(tmp_path, micro(std="0.0004", pg="0.103000", kl="-0.008000", total="0.0237"))) == []
+
+
+def test_a_batch_without_masks_is_its_own_cause(tmp_path: Path) -> None:
+    text = micro(masks=0, warning="  WARNING: No masked positions found!\n")
+    finding = diagnosed(tmp_path, text).findings[0]
+    assert (finding.id, finding.claim) == ("D07", "the batch holds no masked position: nothing is trained on")
+
+
+def test_the_first_iterations_that_compile_are_no_regression(tmp_path: Path) -> None:
+    times = [21.7, 103.6, 9.0, 9.1, 8.9, 9.0, 9.2, 9.0, 8.8, 9.0, 9.1, 9.0]
+    lines = [f"iter {n}: loss 0.1 (main 0.1, critic 0.0000), time {t * 1000:.2f}ms\n" for n, t in enumerate(times)]
+    diagnosis = diagnosed(tmp_path, "".join(lines))
+    assert told(diagnosis) == [("D37", "info")]
+    assert "second compilation" in only(diagnosis, "D37").claim
+    lines[9] = "iter 9: loss 0.1 (main 0.1, critic 0.0000), time 90000.00ms\n"
+    late = only(diagnosed(tmp_path, "".join(lines)), "D37")
+    assert (late.severity, late.where.step, late.where.line) == ("warning", 9, 10)
+
+
+def test_seed_002s_iterations_are_held_against_its_expectations(tmp_path: Path) -> None:
+    lines = [f"iter {n}: loss 0.1 (main 0.1, critic 0.0000), time {t}ms\n" for n, t in enumerate([70000, 70500, 70300])]
+    finding = only(diagnosed(tmp_path, "".join(lines)), "D37")
+    assert (finding.severity, finding.evidence[0].expected) == ("info", "32000 to 64000 ms")
+    fast = [line.replace("time 70", "time 40") for line in lines]
+    # 40 s lies within both of the seed's ranges, with and without compile.
+    assert told(diagnosed(tmp_path, "".join(fast))) == []
+
+
+RECOMPILE = "V1120 10:00:00 torch/_dynamo/guards.py:2 [0/{n}] [__recompiles] Recompiling function forward in m.py:12\n"
+
+
+def test_one_recompile_is_normal_and_two_are_not(tmp_path: Path) -> None:
+    one = trl([{}]) + RECOMPILE.format(n=1)
+    assert told(diagnosed(tmp_path, one)) == []
+    assert told(diagnosed(tmp_path, one + RECOMPILE.format(n=2))) == [("D32", "warning")]
+    ranks = "".join(f"[rank{rank}]: {RECOMPILE.format(n=1)}" for rank in range(4))
+    assert told(diagnosed(tmp_path, trl([{}]) + ranks)) == []
+    limit = one + "W1120 torch._dynamo hit config.recompile_limit (8)\n"
+    assert told(diagnosed(tmp_path, limit)) == [("D32", "error")]
+
+
+def test_a_graph_break_at_item_is_worse_than_another(tmp_path: Path) -> None:
+    item = "Graph break from `Tensor.item()`, consider setting: torch._dynamo.config.capture_scalar_outputs = True\n"
+    assert told(diagnosed(tmp_path, item)) == [("D33", "warning")]
+    assert told(diagnosed(tmp_path, "Graph break in user code at /a/model.py:12\n")) == [("D33", "info")]
+
+
+OOM = (
+    "{frames}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of "
+    "79.11 GiB of which {free} is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and {spare} is "
+    "reserved by PyTorch but unallocated.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("frames", "tried", "spare", "cause"),
+    [
+        ("", "2.00 GiB", "12.00 GiB", "fragmentation"),
+        ("", "2.00 GiB", "1.99 GiB", "longest micro-batch"),
+        ('  File "a.py", line 3, in f\n    logprobs = logits.log_softmax(-1)\n', "10.80 GiB", "410.55 MiB", "logits"),
+        ('  File "optim.py", line 3, in step\n    exp_avg = zeros_like(p)\n', "2.00 GiB", "4.00 MiB", "optimizer"),
+        ('  File "vllm/cache_engine.py", line 3, in f\n    x = y\n', "2.00 GiB", "4.00 MiB", "engine"),
+        ('  File "sdpa_attention.py", line 3, in f\n    x = y\n', "2.00 GiB", "4.00 MiB", "attention"),
+    ],
+)
+def test_out_of_memory_is_blamed_by_its_own_words(
+    tmp_path: Path, frames: str, tried: str, spare: str, cause: str
+) -> None:
+    text = OOM.format(frames=frames, tried=tried, free="1.00 GiB", spare=spare)
+    finding = diagnosed(tmp_path, text).findings[0]
+    assert (finding.id, finding.severity) == ("D36", "error")
+    assert cause in finding.cause
+    assert {one.name: one.value for one in finding.evidence}["capacity (GiB)"] == 79.11
+
+
+def test_ten_point_eight_gib_of_logits_are_the_tokens_of_the_report(tmp_path: Path) -> None:
+    frames = '  File "loss.py", line 3, in get_log_probs\n    logits = logits.float()\n'
+    text = OOM.format(frames=frames, tried="10.73 GiB", free="1.00 GiB", spare="0 bytes")
+    # slime#2253: 11.6 k tokens, a vocabulary of 248,320, 4 bytes.
+    assert "11,599 tokens (Qwen 3.5)" in diagnosed(tmp_path, text).findings[0].cause
+
+
+def test_host_memory_is_not_the_gpus(tmp_path: Path) -> None:
+    text = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes.\n"
+    assert diagnosed(tmp_path, text).findings[0].claim == "out of host memory asking for 32 GiB"
+
+
+def test_a_long_tail_is_told_and_is_no_warning(tmp_path: Path) -> None:
+    assert told(diagnosed(tmp_path, verl([{"response_length/max": 2401.0}] * 3))) == [("L05", "info")]
+    assert told(diagnosed(tmp_path, verl([{"response_length/max": 2399.0}] * 3))) == []
+
+
+def test_a_spike_of_the_gradient_is_told_and_is_no_warning(tmp_path: Path) -> None:
+    norms = [0.2, 0.21, 0.19, 0.2, 0.22, 0.2, 0.21, 4.0, 0.2, 0.19, 0.21]
+    diagnosis = diagnosed(tmp_path, verl([{"actor/grad_norm": norm} for norm in norms]))
+    assert told(diagnosis) == [("L02", "info")]
+    assert only(diagnosis, "L02").steps == (8,)
+
+
+def test_a_log_of_nothing_but_nan_invents_no_cause(tmp_path: Path) -> None:
+    lines = "".join(f"{{'loss': nan, 'grad_norm': nan, 'reward': nan, 'step': {n}}}\n" for n in range(3))
+    diagnosis = diagnosed(tmp_path, lines)
+    assert {"L03", "D21"} == {finding.id for finding in worrying(diagnosis)}
+    assert only(diagnosis, "L03").where.line == 1
+
+
+def test_the_first_broken_signal_is_named_by_step_then_by_computation(tmp_path: Path) -> None:
+    steps: list[Metrics] = [{}, {"actor/grad_norm": NAN, "actor/entropy": NAN, "actor/pg_loss": NAN}]
+    finding = only(diagnosed(tmp_path, verl(steps)), "D21")
+    assert finding.claim == "actor/entropy is the first metric that is not finite, at step 2"
+    assert (finding.where.step, finding.where.line) == (2, 2)
+
+
+def test_kl_is_not_judged_where_the_first_line_need_not_be_the_first_step(tmp_path: Path) -> None:
+    text = trl([{"kl": 0.5}]).replace(", 'step': 1", "")
+    diagnosis = diagnosed(tmp_path, text)
+    assert worrying(diagnosis) == []
+    assert "does not number its steps" in next(s.why for s in diagnosis.skipped if s.id == "D15")
+    assert worrying(diagnosed(tmp_path, trl([{"kl": 0.5}], first=40))) == []
+
+
+@needs_fixtures
+@pytest.mark.parametrize(
+    "path",
+    [
+        "grpo_notes/train_547c4bf_normal.log", "grpo_notes/metrics_547c4bf_normal.json", "trl/base", "verl", "slime",
+        "grpo_notes/metrics_1da2900_normal.json", "nexrl/self_hosted_fp32", "nexrl/self_hosted_bf16", "openrlhf",
+        "skyrl", "prime_rl", "nemo_rl", "open_instruct", "roll", "roll_critic", "areal", "sglang_dumper",
+    ],
+)  # fmt: skip
+def test_what_genuine_runs_logged_raises_no_false_alarm(path: str) -> None:
+    from replay_core.diagnose.engine import rules
+    from replay_core.diagnose.signals import Signals
+    from replay_core.dumps import open_run
+
+    signals = Signals.of(open_run(FIXTURES / path))
+    if signals is None:
+        return
+    for rule in rules():
+        if rule.scope == "signals":
+            with suppress(Skip):
+                assert [one for one in rule.check(signals) if one.severity != "info"] == []
+
+
+@needs_fixtures
+def test_the_zero_loss_of_seed_002_is_named_and_its_fix_is_clean_of_it() -> None:
+    first = diagnosed_path(FIXTURES / "grpo_notes" / "train_1da2900_normal.log").findings[0]
+    assert first.id == "D07"
+    assert first.claim == "logits/mask lengths disagree: masked-position count 0 while masks exist"
+    assert first.where.line == 4
+    fixed = diagnosed_path(FIXTURES / "grpo_notes" / "train_547c4bf_normal.log")
+    assert "D07" not in [finding.id for finding in fixed.findings]
+    assert "D07" in fixed.checked
+
+
+@needs_fixtures
+def test_two_runs_in_one_folder_stay_two() -> None:
+    from replay_core.diagnose.log_masks import no_token_counts
+    from replay_core.diagnose.signals import Signals
+    from replay_core.dumps import open_run
+
+    signals = Signals.of(open_run(FIXTURES / "grpo_notes"))
+    assert signals is not None
+    assert sorted(sorted(Path(path).name for path in part.paths) for part in signals.parts) == [
+        ["metrics_1da2900_normal.json", "train_1da2900_normal.log"],
+        ["metrics_547c4bf_normal.json", "train_547c4bf_normal.log"],
+    ]
+    found = {Path(part.paths[0]).name[-18:]: list(no_token_counts(part)) for part in signals.parts}
+    assert [len(findings) for findings in found.values()].count(0) == 1

@@ -1,0 +1,101 @@
+"""Lines of a log behind what other programs put before them, and what a log tells beside numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from replay_core.dumps import open_run
+from replay_core.dumps.log_lines import line_of, lines_of
+from replay_core.records import Inline, Run
+
+
+def log(folder: Path, text: str, name: str = "train.log") -> Run:
+    (folder / name).write_text(text)
+    return open_run(folder / name)
+
+
+def named(run: Run, name: str) -> list[tuple[int | None, int | None, object, int | None]]:
+    """(step, rank, value, line) of every field of that name."""
+    return [
+        (record.key.step, record.key.rank, ref.source.value, ref.line)
+        for record in run.records
+        for ref in record.tensors()
+        if ref.name == name and isinstance(ref.source, Inline)
+    ]
+
+
+def test_a_prefix_names_the_process_and_goes() -> None:
+    line = line_of(3, "\x1b[36m(TaskRunner pid=812, ip=10.0.0.7)\x1b[0m step:1 - a:1")
+    assert (line.number, line.text, line.stream, line.rank) == (3, "step:1 - a:1", "812", None)
+    line = line_of(1, "[rank3]: Traceback")
+    assert (line.text, line.rank) == ("Traceback", 3)
+    assert line_of(1, "(see below) x").text == "(see below) x"
+
+
+def test_lines_are_numbered_as_an_editor_does(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\r\ntwo 1%\rtwo 2%\rtwo\n\nfour")
+    assert [(line.number, line.text) for line in lines_of(tmp_path / "a.log")] == [
+        (1, "one"), (2, "two 1%"), (2, "two 2%"), (2, "two"), (4, "four"),
+    ]  # fmt: skip
+
+
+def test_a_value_says_its_line(tmp_path: Path) -> None:
+    run = log(tmp_path, " 10%|# | 1/9\r{'loss': 0.5, 'step': 1}\nnoise\n{'loss': 0.25, 'step': 2}\n")
+    assert named(run, "loss") == [(1, None, 0.5, 1), (2, None, 0.25, 3)]
+
+
+def test_ranks_that_print_the_same_are_counted_apart(tmp_path: Path) -> None:
+    lines = [f"[rank{rank}]: {{'loss': {step}.{rank}}}" for step in (0, 1) for rank in (0, 1)]
+    run = log(tmp_path, "\n".join(lines) + "\n")
+    assert named(run, "loss") == [(0, 0, 0.0, 1), (0, 1, 0.1, 2), (1, 0, 1.0, 3), (1, 1, 1.1, 4)]
+
+
+def test_interleaved_micro_batches_stay_with_their_rank(tmp_path: Path) -> None:
+    one = "[rank{r}]:   [Micro {m}] 4. Loss computed: mem=0MB, time=0.1s, pg_loss={v}, kl=0.0, total=0.0"
+    text = "\n".join(one.format(r=r, m=m, v=m + r / 10) for m in (0, 1) for r in (0, 1))
+    assert named(log(tmp_path, text), "pg_loss") == [(0, 0, 0.0, 1), (0, 1, 0.1, 2), (0, 0, 1.0, 3), (0, 1, 1.1, 4)]
+
+
+def test_several_formats_in_one_file_are_all_read(tmp_path: Path) -> None:
+    text = (
+        "iter 0: loss 0.5, time 12.0ms\n{'loss': 0.25, 'step': 1}\nstep:2 - actor/pg_loss:0.125\n"
+        "WARNING: a library's own\nstep 3: {'train/loss': 0.0625}\n"
+    )
+    run = log(tmp_path, text)
+    assert run.steps() == [0, 1, 2, 3]
+    assert named(run, "warnings")[0][2:] == (["a library's own"], 4)
+
+
+def test_an_evaluation_belongs_to_the_step_before_it(tmp_path: Path) -> None:
+    text = "{'loss': 0.5}\n{'eval_loss': 0.7, 'eval_reward': 0.1}\n{'loss': 0.25}\n"
+    run = log(tmp_path, text)
+    assert run.steps() == [0, 1]
+    assert named(run, "eval_loss") == [(0, None, 0.7, 2)]
+
+
+def test_one_pasted_line_in_a_file_of_any_name_is_a_log(tmp_path: Path) -> None:
+    run = log(tmp_path, "{'loss': 0.0, 'reward_std': 0.0, 'epoch': 0.33}", "pasted")
+    assert (run.dialect, run.steps()) == ("log", [0])
+
+
+def test_an_out_of_memory_alone_is_a_log_with_its_frames(tmp_path: Path) -> None:
+    text = (
+        '  File "loss.py", line 3, in get_log_probs\n    logits = logits.float()\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 10.80 GiB.\n"
+    )
+    ((step, rank, told, line),) = named(log(tmp_path, text), "event.oom.0")
+    assert (step, rank, line) == (None, None, 3)
+    assert "Tried to allocate 10.80 GiB" in str(told)
+    assert "logits = logits.float()" in str(told)
+
+
+def test_what_is_told_too_often_is_counted(tmp_path: Path) -> None:
+    text = "step:1 - a:1\n" + "[__recompiles] Recompiling function forward in m.py:3\n" * 203
+    run = log(tmp_path, text)
+    assert named(run, "event.recompile.more")[0][2] == 3
+    assert len(named(run, "event.recompile.199")) == 1
+
+
+def test_half_a_log_is_read_to_its_end(tmp_path: Path) -> None:
+    run = log(tmp_path, "step:1 - actor/pg_loss:0.5\nstep:2 - actor/pg_lo")
+    assert run.steps() == [1]

@@ -1,0 +1,91 @@
+"""`rldbg diagnose`: what is wrong in the training maths, from a dump or a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from replay_core import workbench
+from replay_core.records import Selection
+from tui_debugger.commands import ProgressLine, document_output, finish, step_selector
+from tui_debugger.reports.diagnosis import diagnosis_report
+
+_STDIN = Path("-")
+
+
+@click.command("diagnose")
+@click.argument("paths", type=click.Path(path_type=Path), nargs=-1, metavar="PATH...")
+@step_selector
+@click.option("--rule", "rules", multiple=True, metavar="ID", help="Only this rule, like D08; may be given again.")
+@click.option("--explain", metavar="ID", help="What a rule looks at, its threshold and its source; then exit.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(("info", "warning", "error", "never")),
+    default="warning",
+    show_default=True,
+    help="The mildest finding that makes the exit code 1.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Spell out echoes and every skipped rule.")
+@document_output
+def command(
+    paths: tuple[Path, ...],
+    step: Selection | None,
+    rules: tuple[str, ...],
+    explain: str | None,
+    fail_on: str,
+    show_all: bool,
+    as_json: bool,
+    output: Path | None,
+) -> int:
+    """Name what is wrong in the training maths of a dump or a log, with the evidence, or say what is missing to tell.
+
+    A log may be one pasted line; - reads it from standard input. Several paths are one run: a dump and its log, two
+    directories of ranks. Exit 1: a finding of --fail-on and above.
+    Exit 3: nothing in PATH could be looked at.
+    """
+    if explain:
+        click.echo(workbench.explain_rule(explain))
+        return 0
+    if not paths:
+        raise click.UsageError("diagnose needs a dump or a log")
+    progress = ProgressLine()
+    if paths == (_STDIN,):
+        with _standard_input() as path:
+            doc = workbench.diagnose(path, rules=rules, step=step, on_event=progress)
+        doc = _renamed(doc, str(path))
+    else:
+        doc = workbench.diagnose(*paths, rules=rules, step=step, on_event=progress)
+    progress.clear()
+    return finish(
+        doc,
+        lambda document: diagnosis_report(document, show_all=show_all),
+        as_json=as_json,
+        output=output,
+        fail_on=fail_on,
+    )
+
+
+@contextmanager
+def _standard_input() -> Iterator[Path]:
+    """Standard input as a file: a log is read by its lines, and a run by its path."""
+    with tempfile.TemporaryDirectory(prefix="rldbg-") as folder:
+        path = Path(folder) / "stdin.log"
+        with open(path, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield path
+
+
+def _renamed(value: Any, path: str) -> Any:
+    """The document with `-` where it names the file that is gone again."""
+    if isinstance(value, dict):
+        return {key: _renamed(inner, path) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_renamed(inner, path) for inner in value]
+    return value.replace(path, "-") if isinstance(value, str) else value

@@ -1,0 +1,88 @@
+"""A diagnosis document as text: the worst finding first, then what was looked at, then what could not be."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from replay_core.jobs import Document
+from tui_debugger import format as words
+from tui_debugger.reports.trends import trends_lines
+
+WIDTH = 100
+#: Pieces of evidence printed of a finding; the document has all.
+PIECES = 6
+
+
+def diagnosis_report(doc: Document, *, show_all: bool = False) -> str:
+    causes = [finding for finding in doc["findings"] if finding["echo_of"] is None]
+    echoes = [finding for finding in doc["findings"] if finding["echo_of"] is not None]
+    lines = [headline(doc), f"{doc['path']}  ({doc['dialect']})"]
+    for finding in causes:
+        lines += ["", *_finding(finding)]
+    if echoes:
+        lines += ["", "echoes: " + ", ".join(f"{one['id']} of {one['echo_of']}" for one in echoes)]
+        if show_all:
+            for finding in echoes:
+                lines += ["", *_finding(finding)]
+    lines += trends_lines(doc["series"], show_all=show_all)
+    lines += ["", f"checked {len(doc['checked'])} rules: " + (" ".join(doc["checked"]) or "none")]
+    lines += _skipped(doc, show_all=show_all)
+    lines += [f"note: {note}" for note in (doc["notes"] if show_all else doc["notes"][:3])]
+    return "\n".join(lines)
+
+
+def headline(doc: Document) -> str:
+    """The answer in one line."""
+    counts = doc["counts"]
+    if not doc["checked"]:
+        return "nothing could be looked at: no rule found what it needs"
+    first = next((finding for finding in doc["findings"] if finding["echo_of"] is None), None)
+    if first is None or first["severity"] == "info":
+        said = f"; {counts['info']} worth knowing" if counts["info"] else ""
+        return f"no warning and no error in {len(doc['checked'])} rules{said}"
+    parts = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
+    return f"{' and '.join(parts)}; first {first['id']}: {first['claim']}"
+
+
+def _finding(finding: dict[str, Any]) -> list[str]:
+    steps = _steps(finding["steps"])
+    lines = _wrapped(f"{finding['severity'].upper():<8}{finding['id']}  {finding['claim']}" + steps, "              ")
+    for evidence in finding["evidence"][:PIECES]:
+        value = evidence["value"]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        line = f"{evidence['name']} = {words.number(value) if number else value}"
+        if evidence["expected"]:
+            line += f"  (expected {evidence['expected']})"
+        if evidence["source"]:
+            line += f"  from {evidence['source']}"
+        lines += _wrapped("    " + line, "        ")
+    if len(finding["evidence"]) > PIECES:
+        lines.append(f"    and {len(finding['evidence']) - PIECES} more in --json")
+    lines += _wrapped("    cause: " + finding["cause"], "        ")
+    return [*lines, "    next:  " + finding["next_step"]]
+
+
+def _steps(steps: list[int]) -> str:
+    if not steps:
+        return ""
+    shown = ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+    return f"  [step {shown}]"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
+def _skipped(doc: Document, *, show_all: bool) -> list[str]:
+    if not doc["skipped"]:
+        return []
+    if show_all:
+        return ["skipped:", *(f"  {one['id']}  {one['why']}" for one in doc["skipped"])]
+    by_reason: dict[str, list[str]] = {}
+    for one in doc["skipped"]:
+        by_reason.setdefault(one["why"], []).append(one["id"])
+    lines = [f"skipped {len(doc['skipped'])} rules:"]
+    return [*lines, *(line for why, ids in by_reason.items() for line in _wrapped(f"  {' '.join(ids)}: {why}", "    "))]

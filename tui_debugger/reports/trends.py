@@ -1,0 +1,56 @@
+"""The series of a diagnosis as text: sparklines, what stands out, what was expected beside what was seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tui_debugger import format as words
+
+#: What a glance looks at first; every series is in the document.
+SHOWN = (
+    "loss", "pg_loss", "reward", "kl", "entropy", "clip_fraction", "grad_norm", "response_length", "logprob_diff",
+    "step_seconds", "iter_ms", "memory_gb",
+)  # fmt: skip
+#: Fewer points are no trend.
+POINTS = 3
+#: Signals listed without `--all`.
+ROWS = 8
+_NAME = 28
+
+
+def trends_lines(series: list[dict[str, Any]], *, show_all: bool = False) -> list[str]:
+    """Lines of the report, none where nothing has a trend."""
+    long = [one for one in series if len(one["values"]) >= POINTS]
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in long:
+        if one["signal"] in SHOWN:
+            first.setdefault((one["run"], one["signal"]), one)
+    chosen = long if show_all else sorted(first.values(), key=lambda one: SHOWN.index(one["signal"]))
+    lines = [_line(one) for one in (chosen if show_all else chosen[:ROWS])]
+    expected = [row for one in series for row in one["expected"] if show_all or row["holds"] is False]
+    if lines:
+        left = len(long) - len(lines)
+        lines = ["", "trends" + (f" ({left} more with --all)" if left else "") + ":", *lines]
+    if expected:
+        lines += ["", "expected / seen:", *(_expected(row) for row in expected)]
+    return lines
+
+
+def _line(one: dict[str, Any]) -> str:
+    values, steps = one["values"], one["steps"]
+    marks = [steps[position] for position in one["marks"]]
+    text = (
+        f"  {one['name'][:_NAME]:<{_NAME}} {one['sparkline']}  {words.number(values[0])} → {words.number(values[-1])}"
+    )
+    if marks:
+        text += "  stands out: step " + ", ".join(map(str, marks[:4])) + (" …" if len(marks) > 4 else "")
+    return text
+
+
+def _expected(row: dict[str, Any]) -> str:
+    low, high = row["expected"]
+    wanted = "-" if high is None else f"{words.number(low)} to {words.number(high)} {row['unit']}"
+    text = f"  {row['what']}: {wanted} / {words.number(row['seen']['median'])} {row['unit']}".rstrip()
+    return text + (
+        f"  ({row['source']}; corrected: {row['correction']})" if row["correction"] else f"  ({row['source']})"
+    )
