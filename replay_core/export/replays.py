@@ -12,7 +12,9 @@ from replay_core.replay.request import Replayed
 
 #: What a cell that did not run, or the recording, has nothing to say of.
 _UNSAID: dict[str, Any] = {
-    **dict.fromkeys(("compile", "observer", "weights", "determinism", "forward", "loss", "log", "key", "threads")),
+    **dict.fromkeys(
+        ("compile", "observer", "not_finite", "weights", "determinism", "forward", "loss", "log", "key", "threads")
+    ),
     "inputs": [],
     "left_pads": [],
 }

@@ -77,6 +77,8 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     if plan.max_rows is not None and plan.max_rows < batch.rows:
         notes.append(f"only the first {plan.max_rows} of {batch.rows} rows are replayed")
         batch = batch.first_rows(plan.max_rows)
+    if batch.response_BS is not None and not batch.response_BS.any():
+        notes.append("the response mask marks no token at all: log-probabilities are compared on every token")
     if not batch.tokens:
         raise DumpError("the attention mask marks no token at all", file=str(holder.path), tensor="attention_mask")
     return RecordedBatch(batch, key, notes)

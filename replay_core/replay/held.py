@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.records import Run
-from replay_core.replay import architectures
+from replay_core.replay import architectures, fit
 from replay_core.replay.batch import Batch
 from replay_core.replay.model import FACTORY, RANDOM, LoadedModel, load, resolve
 from replay_core.replay.plan import ReplayPlan
@@ -32,6 +32,7 @@ class Holder:
         reference, notes = resolve(plan, run)
         key = _key(plan, reference, batch)
         if self._model is not None and key == self._key:
+            fit.need_vocabulary(self._model.config.vocab_size, batch, reference)
             return self._model, True
         self.drop()
         loaded = load(plan, reference, notes, batch)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.records import Run
-from replay_core.replay import architectures, attention, own_code
+from replay_core.replay import architectures, attention, fit, own_code
 from replay_core.replay.batch import Batch
 from replay_core.replay.compiling import Compiled
 from replay_core.replay.flags import Flags
+from replay_core.replay.libraries import transformers
 from replay_core.replay.plan import ReplayPlan
 
 RANDOM = "random:"
@@ -42,6 +42,10 @@ class LoadedModel:
     compiled: Compiled = field(default_factory=Compiled)
     known: dict[Any, Any] = field(default_factory=dict)
     is_checkpointing: bool = False
+    own_attention: str | None = None
+
+    def __post_init__(self) -> None:
+        self.own_attention = self.causal_lm.config._attn_implementation
 
     @property
     def backbone(self) -> Any:
@@ -67,10 +71,10 @@ def load(plan: ReplayPlan, reference: str, notes: list[str], batch: Batch) -> Lo
         model = _random(reference.removeprefix(RANDOM), plan, batch)
     elif reference.startswith(FACTORY):
         model = own_code.model(reference.removeprefix(FACTORY), plan.forward_path).to(getattr(torch, plan.flags.dtype))
-        _need_vocabulary(model.config.get_text_config().vocab_size, batch, Path(reference))
     else:
         model, said = _from_directory(Path(reference), plan, batch)
     model.eval().requires_grad_(False)
+    fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
     return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
 
 
@@ -81,7 +85,8 @@ def prepare(model: LoadedModel, flags: Flags) -> list[str]:
         UnavailableError: the attention cannot be set; the model keeps the one it had.
     """
     notes: list[str] = []
-    causal_lm, wanted = model.causal_lm, attention.implementation(flags)
+    causal_lm = model.causal_lm
+    wanted = attention.implementation(flags) or model.own_attention
     before = causal_lm.config._attn_implementation
     if before != wanted:
         try:
@@ -222,8 +227,8 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
         )
     pickled = _need_weights(directory, plan)
     config = _config(directory)
-    vocabulary = config.get_text_config().vocab_size
-    _need_vocabulary(vocabulary, batch, directory)
+    # Before the weights are read: a wrong model is known by its config.
+    fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
     with _naming_attention(plan.flags, config.model_type), _naming_weights(directory), _no_progress_bar():
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
@@ -234,6 +239,19 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
             attn_implementation=attention.implementation(plan.flags),
             use_safetensors=not pickled,
             output_loading_info=True,
+            # Said below, by name; transformers' own refusal points at a report in the log.
+            ignore_mismatched_sizes=True,
+        )
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise ModelError(
+            f"{len(mismatched)} of the weights have another shape than the config says",
+            file=str(directory),
+            tensor=name,
+            expected=str(list(wanted)),
+            found=str(list(stored)),
+            hint="do config.json and the weights belong to one model?",
         )
     missing = sorted(info["missing_keys"])
     if missing:
@@ -271,18 +289,6 @@ def _need_weights(directory: Path, plan: ReplayPlan) -> bool:
             hint="convert them to safetensors, or --allow-pickled-weights if you trust where they came from",
         )
     return True
-
-
-def _need_vocabulary(vocabulary: int, batch: Batch, directory: Path) -> None:
-    if batch.largest_id >= vocabulary or int(batch.ids_BS.min(initial=0)) < 0:
-        low, high = int(batch.ids_BS.min()), batch.largest_id
-        raise ModelError(
-            "the batch holds negative token ids" if low < 0 else "the model's vocabulary is too small for the batch",
-            file=str(directory),
-            expected=f"token ids 0..{vocabulary - 1}",
-            found=f"token ids {low}..{high}",
-            hint="is it the model the batch was recorded with? random:llama-tiny sizes itself to the batch",
-        )
 
 
 def _config(directory: Path) -> Any:

@@ -78,7 +78,7 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
         bench.results.append(_recording_row(run, plan, recorded))
         replayed.baseline = 1
         bench.plan = replace(plan, forward=None)
-        run_axes(bench, replayed.axes)
+        run_axes(bench, replayed.axes, recorded.batch.rows)
         if plan.forward is not None:
             bench.run(plan.flags, "cell", forward=plan.forward)
         replayed.breaking, replayed.failing = breaking(bench.results), failing(bench.results)

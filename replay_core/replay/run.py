@@ -95,6 +95,7 @@ def _forward(
         "final_hidden": answer.final_hidden,
         "compile": answer.compile,
         "observer": answer.observer,
+        "not_finite": model.known.get("not_finite"),
         "inputs": [finding.to_mapping() for finding in inputs],
     }
 
@@ -152,6 +153,7 @@ def described(
         "threads": effective["threads"],
         "compile": None,
         "observer": None,
+        "not_finite": None,
         "inputs": [],
         "left_pads": _left_pads(recorded.batch),
         "weights": {"model": model.reference, "step": step_of(model.reference), "batch_step": plan.step},
