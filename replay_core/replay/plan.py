@@ -24,7 +24,9 @@ class ReplayPlan:
     capture: regular expression on module names (`layers\\.0\\.`); None captures every module, `none` only the
         final hidden states.
     logit_chunk: rows of logits held at once where `flags.logits` is chunked.
-    max_rows: replay only the first rows of the micro-batch.
+    rows: which rows of the micro-batch to replay, as a selection (`0,2`, `0:4`); None is all.
+    max_rows: replay only the first of them.
+    whole_step: replay the step's whole batch where it was recorded as one, not one of its micro-batches.
     capture_cap_mib: refuse a capture forecast to exceed this.
     allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
     is_reversed: pack the samples last to first: a leak moves with the order, nothing else does.
@@ -49,6 +51,8 @@ class ReplayPlan:
     capture: str | None = None
     logit_chunk: int = 512
     max_rows: int | None = None
+    rows: str | None = None
+    whole_step: bool = False
     capture_cap_mib: int = 8192
     allow_pickled_weights: bool = False
     is_reversed: bool = False

@@ -8,7 +8,7 @@ ragged rows; all are brought to one form, [B, S] with index t about token t + 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from replay_core.compare.verdict import Context, judge
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
+from replay_core.replay import ragged
 from replay_core.replay.batch import Batch, padded_batch
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.segments import layout_of
 
 Floats = NDArray[np.float64]
@@ -49,8 +51,9 @@ class Recorded:
     dtype: str
 
 
-def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> tuple[list[Recorded], list[str]]:
+def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[list[Recorded], list[str]]:
     """The recorded log-probabilities of a micro-batch, and what could not be placed."""
+    batch, key = replayed.recorded, replayed.key
     names = COMPARABLE.get(plan.role or key.role or "actor", COMPARABLE["actor"])
     found: list[Recorded] = []
     notes: list[str] = []
@@ -59,7 +62,7 @@ def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> t
             name = ref.canonical or naming.canonical(ref.name)
             if name not in names or any(known.name == name for known in found) or not ref.is_readable or ref.is_text:
                 continue
-            placed = place(ref, batch)
+            placed = placed_in(ref, record, batch)
             if placed is None:
                 rows = f"rows of {list(ref.rows[:4])} ..." if ref.rows else str(list(ref.shape))
                 notes.append(f"the recorded {ref.name} ({rows}) fits no token axis of the batch {batch.ids_BS.shape}")
@@ -67,6 +70,9 @@ def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> t
             found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
     found += _of_the_step(run, key, batch, [name for name in names if all(one.name != name for one in found)])
     found.sort(key=lambda one: names.index(one.name))
+    if replayed.rows is not None:
+        chosen = replayed.chosen
+        found = [replace(one, values_BS=chosen(one.values_BS), known_BS=chosen(one.known_BS)) for one in found]
     return found, notes
 
 
@@ -134,6 +140,20 @@ def _tensors(record: Record, notes: list[str]) -> tuple[TensorRef, ...]:
     except RldbgError as error:
         notes.append(f"{record.path.name} cannot be read: {error.message}")
         return ()
+
+
+def placed_in(ref: TensorRef, record: Record, batch: Batch) -> tuple[Floats, NDArray[np.bool_]] | None:
+    """As `place`, of a record that may hold samples of its own: then rows are found by their tokens.
+
+    A step's records without tokens of their own do not say which sample is which, so they are not placed.
+    """
+    own = ragged.usable(record)
+    ids = ragged.find(own, "input_ids")
+    if ids is None or ids.rows is not None or ragged.find(own, "attention_mask", "cu_seqlens") is None:
+        values = ragged.values(ref, record, batch)
+        if values is not None or (record.key.micro is None and ids is None):
+            return values
+    return place(ref, batch)
 
 
 def place(ref: TensorRef, batch: Batch) -> tuple[Floats, NDArray[np.bool_]] | None:

@@ -15,10 +15,10 @@ from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay.axes import Axes
-from replay_core.replay.batch import RecordedBatch, read_batch
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import AGAINST, Recorded, against, against_training, read_recorded
 
 
@@ -66,7 +66,7 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
         plan = replace(plan, loss=Loss.parse(plan.loss))
     run = open_run(Path(plan.dump))
     recorded = read_batch(run, plan)
-    values, notes = read_recorded(run, plan, recorded.batch, recorded.key)
+    values, notes = read_recorded(run, plan, recorded)
     bench = Bench(plan, out, runner, on_event)
     replayed = Replayed(bench.results, notes=notes, is_warm=request.is_warm)
     if request.models:

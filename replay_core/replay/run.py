@@ -18,7 +18,7 @@ from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
 from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility
-from replay_core.replay.batch import Batch, RecordedBatch, read_batch, resolve_temperature
+from replay_core.replay.batch import Batch, resolve_temperature
 from replay_core.replay.cell import Answer, Cell
 from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
@@ -26,6 +26,7 @@ from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.held import HOLDER, Holder
 from replay_core.replay.model import LoadedModel, prepare, resolve, step_of
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import RecordedBatch, read_batch
 
 
 def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None = None) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from replay_core.jobs import OnEvent, Progress
 from replay_core.recorder import Recorder
 from replay_core.records import Run
 from replay_core.replay import attention, compiling, visibility
-from replay_core.replay.batch import RecordedBatch, read_batch
 from replay_core.replay.cell import Cell
 from replay_core.replay.effective import effective_settings
 from replay_core.replay.flags import Flags
@@ -32,7 +31,8 @@ from replay_core.replay.logprobs import Head
 from replay_core.replay.losses import Loss, resolve
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.plan import ReplayPlan
-from replay_core.replay.recorded import place, records_of
+from replay_core.replay.reading import RecordedBatch, read_batch
+from replay_core.replay.recorded import placed_in, records_of
 from replay_core.replay.run import described
 
 
@@ -138,9 +138,9 @@ def _micro(
         for ref in record.tensors():
             name = ref.canonical or ref.name
             if name in fields and fields[name] is None and ref.is_readable:
-                placed = place(ref, recorded.batch)
+                placed = placed_in(ref, record, recorded.recorded)
                 if placed is not None:
-                    fields[name] = torch.from_numpy(placed[0][:, :-1].astype(np.float32))
+                    fields[name] = torch.from_numpy(recorded.chosen(placed[0])[:, :-1].astype(np.float32))
             if ref.name == "tokens_of_step" and ref.is_readable:
                 tokens = int(pages.array(ref).reshape(-1)[0])
     if fields["advantages"] is None:
