@@ -49,7 +49,8 @@ _UNOWNED_HIDDEN = "final_hidden.output"
 
 @dataclass
 class Answer:
-    """What one cell computed. `final_hidden` is None where it ran the trainer's own code.
+    """What one cell computed. `final_hidden` is None where it ran the trainer's own code; a critic's `logprobs` are
+    its values.
 
     observer: how the hooked pass stands to the plain one ({"bitwise", "worst_token"}); None without hooks.
     """
@@ -103,7 +104,7 @@ class Cell:
     def compute(self) -> Answer:
         heads = getattr(self.model.config, "num_attention_heads", 1)
         attention.need_memory(self.flags, self.arrangement.forwards, heads)
-        forecast_mib = need_logits(self.flags, self._logit_rows(), self.model.config.vocab_size, self.plan.logit_chunk)
+        forecast_mib = need_logits(self.flags, self._logit_rows(), self._words(), self.plan.logit_chunk)
         head, final_hidden = self._probe()
         if self.flags.compile == "off":
             return self._computed(head, final_hidden, forecast_mib)
@@ -124,7 +125,7 @@ class Cell:
         if compiled and not known:
             pass_s, hidden = self._timed_pass(run, "forwards, compiled")
         started = time.perf_counter()
-        logprobs, entropy = self._logprobs(head, hidden)
+        logprobs, entropy = self._values(head, hidden) if self.plan.is_critic else self._logprobs(head, hidden)
         steady_s, peak_mib = pass_s + time.perf_counter() - started, memory.mib()
         report = None
         if counting is not None:
@@ -199,6 +200,9 @@ class Cell:
 
     # ── logits ───────────────────────────────────────────────────────────────────────────────────
 
+    def _words(self) -> int:
+        return 1 if self.plan.is_critic else int(self.model.config.vocab_size)
+
     def _logit_rows(self) -> int:
         return self.arrangement.slots
 
@@ -222,6 +226,16 @@ class Cell:
             whole[slots] = value_N
             spread.append(whole.reshape(self.arrangement.layout.shape))
         return spread[0], spread[1]
+
+    def _values(self, head: Head, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """(a critic's value of every token, on the arrangement's token axes; 0 in padding), None."""
+        slots = torch.from_numpy(self.arrangement.layout.slots())
+        flat_ND = hidden_BSD.flatten(0, 1)
+        with attention.pinned(self.flags):
+            values_N = head(flat_ND[slots.to(flat_ND.device)]).float()[:, 0].cpu()
+        whole = torch.zeros(self.arrangement.layout.sample_BS.size)
+        whole[slots] = values_N
+        return whole.reshape(self.arrangement.layout.shape), None
 
     # ── looking inside ───────────────────────────────────────────────────────────────────────────
 

@@ -46,7 +46,7 @@ class Holder:
 
 
 def _key(plan: ReplayPlan, reference: str, batch: Batch) -> tuple[Any, ...]:
-    common = (reference, plan.flags.dtype, plan.flags.device, plan.step)
+    common = (reference, plan.flags.dtype, plan.flags.device, plan.step, plan.is_critic)
     if reference.startswith(RANDOM):
         # Its vocabulary is sized to the batch.
         kind, sizes = architectures.settings(

@@ -49,6 +49,8 @@ class CellResult:
     recorded: list[dict[str, Any]] = field(default_factory=list)
     #: How a backward replay stands to the recorded losses and gradients.
     training: dict[str, Any] | None = None
+    #: How the weights after its optimizer step stand to the recorded ones.
+    params: dict[str, Any] | None = None
     #: A verdict that comes from elsewhere than a comparison (the recording's own row).
     agrees: bool | None = None
 

@@ -25,6 +25,9 @@ RANDOM = "random:"
 FACTORY = "factory:"
 CHECKPOINT = "checkpoint"
 
+#: What frameworks call a critic's head (OpenRLHF, TRL, verl) -> what transformers calls it.
+_VALUE_HEADS = {r"^(?:v_head\.summary|v_head|value_head|classifier)\.": "score."}
+
 _STEP = re.compile(r"(?:^|[_\-/])(?:step|iter|checkpoint)s?[_\-]?0*(\d+)$")
 
 
@@ -208,7 +211,10 @@ def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
     # Drawn in float32 whatever the dtype, so that every cell has the same weights, rounded.
     with torch.random.fork_rng(devices=[]), _naming_attention(plan.flags, kind):
         torch.manual_seed(plan.seed)
-        model = transformers.AutoModelForCausalLM.from_config(
+        kind_of_model = _class(plan)
+        if plan.is_critic:
+            config.num_labels = 1
+        model = kind_of_model.from_config(
             config, dtype=torch.float32, attn_implementation=attention.implementation(plan.flags)
         )
     for parameter in model.parameters():
@@ -230,7 +236,9 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
     # Before the weights are read: a wrong model is known by its config.
     fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
     with _naming_attention(plan.flags, config.model_type), _naming_weights(directory), _no_progress_bar():
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        if plan.is_critic:
+            config.num_labels = 1
+        model, info = _class(plan).from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -239,6 +247,7 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
             attn_implementation=attention.implementation(plan.flags),
             use_safetensors=not pickled,
             output_loading_info=True,
+            key_mapping=_VALUE_HEADS if plan.is_critic else None,
             # Said below, by name; transformers' own refusal points at a report in the log.
             ignore_mismatched_sizes=True,
         )
@@ -254,6 +263,10 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
             hint="do config.json and the weights belong to one model?",
         )
     missing = sorted(info["missing_keys"])
+    said = []
+    if plan.is_critic and missing == ["score.bias"]:
+        model.score.bias.data.zero_()
+        missing, said = [], ["the value head is stored without a bias: 0 is taken"]
     if missing:
         # transformers fills these with random numbers and only warns.
         raise ModelError(
@@ -264,7 +277,12 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
             hint="is it a critic, a reward model, an adapter, or an unfinished save?",
         )
     unexpected = sorted(info["unexpected_keys"])
-    return model, ([f"weights the model does not use: {', '.join(unexpected[:3])}"] if unexpected else [])
+    return model, said + ([f"weights the model does not use: {', '.join(unexpected[:3])}"] if unexpected else [])
+
+
+def _class(plan: ReplayPlan) -> Any:
+    """A critic is a model with one number per token for its head."""
+    return transformers.AutoModelForTokenClassification if plan.is_critic else transformers.AutoModelForCausalLM
 
 
 def _need_weights(directory: Path, plan: ReplayPlan) -> bool:

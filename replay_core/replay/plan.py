@@ -33,6 +33,8 @@ class ReplayPlan:
     forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
         `forward_path`, the directory it is imported from. Only ever set by the user.
     backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches.
+    optimizer: with backward, also one optimizer step: its settings, or its text ("" takes the recorded ones, else
+        AdamW's own, and says so); None takes none.
     loss: settings of the loss (`losses.Loss`), or its text; None takes the recorded ones, else GRPO's, and says so.
     share_gpu: run on a GPU that another process uses.
     cold_compile: compile into an empty inductor cache, so that compile_s is a first time.
@@ -61,6 +63,7 @@ class ReplayPlan:
     backward: bool = False
     micros: tuple[int, ...] | None = None
     loss: dict[str, Any] | str | None = None
+    optimizer: dict[str, Any] | str | None = None
     share_gpu: bool = False
     cold_compile: bool = False
 
@@ -69,6 +72,8 @@ class ReplayPlan:
             object.__setattr__(self, "micros", tuple(self.micros))
             if not self.backward:
                 raise RequestError("several micro-batches are one piece of work only with --backward")
+        if self.optimizer is not None and not self.backward:
+            raise RequestError("an optimizer step needs gradients", expected="--backward --optimizer-step")
         if self.forward is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.forward):
             raise RequestError(
                 "the trainer's own forward is named module:function", expected="trainer.replay:logprobs",
@@ -114,6 +119,11 @@ class ReplayPlan:
     def with_flags(self, flags: Flags, out: str) -> ReplayPlan:
         """The same micro-batch under other settings, answering into another directory."""
         return replace(self, flags=flags, out=out)
+
+    @property
+    def is_critic(self) -> bool:
+        """Whether the model's answer is a value per token and not log-probabilities."""
+        return self.role == "critic"
 
     def reference(self, out: str) -> ReplayPlan:
         """The same micro-batch with each row alone."""

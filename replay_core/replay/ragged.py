@@ -103,8 +103,8 @@ def values(ref: TensorRef, record: Record, batch: Batch) -> tuple[Array, NDArray
     if own is None or said is None:
         return None
     place: dict[bytes, list[int]] = {}
-    for number, row in enumerate(own):
-        place.setdefault(row.astype(np.int64).tobytes(), []).append(number)
+    for number, sample in enumerate(own):
+        place.setdefault(sample.astype(np.int64).tobytes(), []).append(number)
     values_BS, known_BS = np.zeros(batch.ids_BS.shape), np.zeros(batch.ids_BS.shape, dtype=bool)
     for row in range(batch.rows):
         slots = np.flatnonzero(batch.valid_BS[row])

@@ -53,11 +53,12 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     """
     numbered = any(record.key.step is not None for record in run.records)
     step = Selection.parse(plan.step) if numbered else None
-    chosen = run.select(step, Selection.parse(plan.rank), Selection.parse(plan.micro), role=plan.role)
+    role, said_of_role = _role(run, plan)
+    chosen = run.select(step, Selection.parse(plan.rank), Selection.parse(plan.micro), role=role)
     holder = _holder(chosen, plan, run)
     key = holder.key
     siblings = [record for record in chosen if _same_micro(record.key, key) and record is not holder]
-    notes = []
+    notes = [said_of_role] if said_of_role else []
     whole, said = _batch([holder, *siblings], run)
     notes += [said] if said else []
     if key.step is None:
@@ -76,6 +77,13 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     if not batch.tokens:
         raise DumpError("the attention mask marks no token at all", file=str(holder.path), tensor="attention_mask")
     return RecordedBatch(batch, key, notes, whole, rows)
+
+
+def _role(run: Run, plan: ReplayPlan) -> tuple[str | None, str | None]:
+    """The role whose records are read: a critic or reference without any sees the actor's batch, and that is said."""
+    if plan.role not in ("critic", "ref") or any(record.key.role == plan.role for record in run.records):
+        return plan.role, None
+    return None, f"the dump has no records of role {plan.role}: it is run on the actor's batch"
 
 
 def _rows(plan: ReplayPlan, batch: Batch) -> tuple[int, ...] | None:
@@ -167,6 +175,7 @@ def _batch(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
         if mask_ref is not None:
             mask = np.asarray(pages.array(mask_ref))
             return padded_batch(ids, mask, response, temperature, file=path), None
+        assert bounds_ref is not None
         return unpacked_batch(ids, np.asarray(pages.array(bounds_ref)), response, temperature, file=path), None
     batch = ragged.ragged_batch(records[0], temperature)
     if batch is not None:

@@ -19,7 +19,7 @@ from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
-from replay_core.replay.recorded import AGAINST, Recorded, against, against_training, read_recorded
+from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,8 @@ def _hold_to_recording(
         if result.cell.get("loss"):
             micros = tuple(one["micro"] for one in result.cell["loss"]["micros"])
             result.training = against_training(run, result.run, recorded.key, micros)
+        if result.cell.get("optimizer"):
+            result.params = against_params(run, result.run, recorded.key)
         fp32 = trained_in_fp32 and result.cell["flags"]["dtype"] == "float32"
         result.recorded = [against(value, result.run, recorded.batch, known_fp32=fp32) for value in values]
 

@@ -161,6 +161,7 @@ def described(
         "determinism": settings.in_words(plan.seed),
         "forward": None,
         "loss": None,
+        "optimizer": None,
     }
 
 
@@ -205,7 +206,7 @@ def stages(cell: Cell, answer: Answer) -> dict[str, dict[str, Any]]:
         name: torch.from_numpy(value) for name, value in inputs.items() if value is not None
     }
     batch_inputs["temperature"] = cell.temperature
-    forward_data = {"log_probs": answer.logprobs}
+    forward_data = {"values" if cell.plan.is_critic else "log_probs": answer.logprobs}
     if answer.entropy is not None:
         forward_data["entropy"] = answer.entropy
     if "response_mask" in batch_inputs:

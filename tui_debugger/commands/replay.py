@@ -47,6 +47,10 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--gradient-checkpointing", is_flag=True)
 @click.option("--deterministic", is_flag=True, help="torch.use_deterministic_algorithms and what belongs to it.")
 @click.option("--backward", is_flag=True, help="Also the loss and its gradients; --micro may then name several.")
+@click.option(
+    "--optimizer-step", "optimizer", is_flag=False, flag_value="", metavar="[SPEC]",
+    help="With --backward: one step as well; adamw,lr=1e-6,max_grad_norm=1 ...; else as recorded.",
+)  # fmt: skip
 @click.option("--loss", metavar="SPEC", help="grpo,kl=0.001,reduction=token_sum ...; else as recorded.")
 @click.option("--forward", metavar="MODULE:FUNCTION", help="The trainer's own (model, batch) -> log-probabilities.")
 @click.option("--against", metavar="NAME", help="Rank several --model by a recorded log-probability.")
