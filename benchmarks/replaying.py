@@ -85,7 +85,7 @@ class _Bench:
         return run
 
     def _cell(self, flags: str) -> Cell:
-        from replay_core.replay.batch import read_batch
+        from replay_core.replay.reading import read_batch
 
         plan = ReplayPlan(str(self.dump), 0, 0, 0, _MODEL, str(self.folder), Flags.parse(flags), capture="none")
         run = open_run(self.dump)

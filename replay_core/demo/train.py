@@ -46,6 +46,13 @@ class Recipe:
         clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         return {"kind": "grpo", **clips, "kl": self.kl_coefficient, "reduction": "token_sum"}
 
+    @property
+    def optimizer(self) -> dict[str, Any]:
+        """The optimizer as a replay states it (`replay.optimizing.Optimizer`)."""
+        betas = {"beta1": 0.9, "beta2": 0.95}
+        clip = {"max_grad_norm": self.largest_grad_norm}
+        return {"kind": "adamw", "lr": self.learning_rate, **betas, "weight_decay": 0.0, **clip}
+
 
 def train_demo(
     directory: Path,
@@ -68,7 +75,8 @@ def train_demo(
     """
     began = time.monotonic()
     recipe = Recipe(steps=steps, seed=seed)
-    flags = {"attention": "sdpa", "packing": False, "dtype": "float32", "temperature": 1.0, "loss": recipe.loss}
+    flags = {"attention": "sdpa", "packing": False, "dtype": "float32", "temperature": 1.0, "loss": recipe.loss,
+             "optimizer": recipe.optimizer}  # fmt: skip
     recorder = Recorder(directory, flags=flags, config=asdict(recipe))
     rewards: list[float] = []
     with _no_progress_bars():

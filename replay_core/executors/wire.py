@@ -27,6 +27,8 @@ REPLAYER = "replayer"
 
 #: How many of a dead child's last lines its error quotes.
 TAIL_LINES = 8
+#: And of each of them; a line may be of any length.
+TAIL_LETTERS = 400
 
 #: Opens the end mark on stderr: a control character that no log line starts with.
 _END_MARK = "\x1e\x1erldbg-end "
@@ -146,7 +148,7 @@ def death(jobs: Iterable[str], status: int | None, tail: Sequence[str]) -> Child
         ended, likely = f"was killed by {name} ({-status})", _LIKELY.get(name)
     else:
         ended, likely = f"exited with code {status}", "its last lines say why"
-    quoted = "".join(f"\n            | {line}" for line in tail[-TAIL_LINES:])
+    quoted = _quoted(tail)
     return ChildDiedError(
         f"the child process {ended} before it answered",
         expected=f"an answer to {work}",
@@ -157,13 +159,17 @@ def death(jobs: Iterable[str], status: int | None, tail: Sequence[str]) -> Child
 
 def overdue(job: str, limit_s: float, tail: Sequence[str]) -> ChildDiedError:
     """The error for a child that was ended because its job took longer than it may."""
-    quoted = "".join(f"\n            | {line}" for line in tail[-TAIL_LINES:])
+    quoted = _quoted(tail)
     return ChildDiedError(
         f"the child process hung: no answer within {limit_s:g} s, so it was ended",
         expected=f"an answer to {job}",
         found=f"its last lines:{quoted}" if quoted else "it printed nothing",
         hint="a longer --time-limit, if it was only slow",
     )
+
+
+def _quoted(tail: Sequence[str]) -> str:
+    return "".join(f"\n            | {line[:TAIL_LETTERS]}" for line in tail[-TAIL_LINES:])
 
 
 def _signal_name(number: int) -> str:

@@ -12,7 +12,21 @@ from replay_core.replay.request import Replayed
 
 #: What a cell that did not run, or the recording, has nothing to say of.
 _UNSAID: dict[str, Any] = {
-    **dict.fromkeys(("compile", "observer", "weights", "determinism", "forward", "loss", "log", "key", "threads")),
+    **dict.fromkeys(
+        (
+            "compile",
+            "observer",
+            "not_finite",
+            "weights",
+            "determinism",
+            "forward",
+            "loss",
+            "optimizer",
+            "log",
+            "key",
+            "threads",
+        )
+    ),
     "inputs": [],
     "left_pads": [],
 }
@@ -68,6 +82,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "same_as": result.same_as,
         "recorded": result.recorded,
         "recorded_training": result.training,
+        "recorded_params": result.params,
     }
 
 

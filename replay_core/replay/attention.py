@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from replay_core.errors import CellError, RldbgError, UnavailableError
-from replay_core.replay import faults
+from replay_core.replay import faults, libraries
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import Forward
 
@@ -31,6 +31,7 @@ _IMPLEMENTATIONS = {
     "fa2": "flash_attention_2",
     "fa3": "flash_attention_3",
     "fa4": "flash_attention_4",
+    "own": None,
 }
 _BACKENDS = {
     "sdpa-math": "MATH",
@@ -43,8 +44,8 @@ _PACKAGES = {"fa2": "flash_attn", "fa3": "flash_attn_interface", "fa4": "flash_a
 _QUADRATIC = ("eager", "sdpa-math")
 
 
-def implementation(flags: Flags) -> str:
-    """transformers' word for the attention asked for (`flash` must be resolved)."""
+def implementation(flags: Flags) -> str | None:
+    """transformers' word for the attention asked for (`flash` must be resolved); None leaves the model's own."""
     return _IMPLEMENTATIONS[flags.attention]
 
 
@@ -82,12 +83,15 @@ def need(flags: Flags) -> None:
 def _flash_reasons(flags: Flags) -> list[str]:
     reasons = []
     package = _PACKAGES[flags.attention]
-    try:
-        installed = importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        installed = False
-    if not installed:
-        reasons.append(f"the package {package} is not installed")
+    root = package.partition(".")[0]
+    if root in libraries.BROKEN:
+        reasons.append(f"the package {root} is installed but broken: {libraries.BROKEN[root]}")
+    else:
+        try:
+            if importlib.util.find_spec(package) is None:
+                reasons.append(f"the package {package} is not installed")
+        except ModuleNotFoundError:
+            reasons.append(f"the package {package} is not installed")
     if flags.device != "cuda":
         reasons.append("flash-attention runs on CUDA only")
     if flags.dtype == "float32":

@@ -19,7 +19,7 @@ import torch
 
 from replay_core.errors import UnavailableError
 from replay_core.jobs import OnEvent, Progress
-from replay_core.replay import attention, compiling
+from replay_core.replay import attention, compiling, fit
 from replay_core.replay.batch import Batch
 from replay_core.replay.capture import (
     Capture,
@@ -41,13 +41,16 @@ from replay_core.replay.plan import ReplayPlan
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
+#: Fewer tokens do not tell whether a model heeds their positions.
+_FEWEST_TO_TELL = 4
 #: Name of the final hidden states where no module of the backbone puts them out.
 _UNOWNED_HIDDEN = "final_hidden.output"
 
 
 @dataclass
 class Answer:
-    """What one cell computed. `final_hidden` is None where it ran the trainer's own code.
+    """What one cell computed. `final_hidden` is None where it ran the trainer's own code; a critic's `logprobs` are
+    its values.
 
     observer: how the hooked pass stands to the plain one ({"bitwise", "worst_token"}); None without hooks.
     """
@@ -81,22 +84,27 @@ class Cell:
         self.arrangement: Arrangement = arrange(self.batch, self.flags, is_reversed=self.plan.is_reversed)
         self.modules = modules_matching(self.model.backbone, self.plan.capture)
         longest = int(self.batch.valid_BS.sum(axis=1).max())
-        reach = getattr(self.model.config, "max_position_embeddings", None)
-        if reach and longest > reach:
-            self.notes.append(f"rows of {longest} tokens pass the {reach} positions the model was made for")
+        said = [
+            fit.need_positions(self.model.backbone, self.model.config, longest),
+            fit.mask_note(self.model.causal_lm.config._attn_implementation),
+        ]
+        self.notes += [note for note in said if note]
+        fit.need_padding(self.model.config.vocab_size, self.arrangement)
         self._takes_positions = _takes(self.model.backbone, "position_ids")
-        if not self._takes_positions:
+        if not self._heeds_positions():
+            name = type(self.model.backbone).__name__
             if any(forward.segments > 1 for forward in self.arrangement.forwards):
                 raise UnavailableError(
-                    f"{type(self.model.backbone).__name__} takes no position_ids: packed samples cannot begin anew",
+                    f"{name} takes no position_ids: packed samples cannot begin anew",
+                    found="other position_ids change nothing of what it computes" if self._takes_positions else None,
                     hint="packing=off",
                 )
-            self.notes.append(f"{type(self.model.backbone).__name__} takes no position_ids: it counts by itself")
+            self.notes.append(f"{name} takes no position_ids: it counts by itself")
 
     def compute(self) -> Answer:
         heads = getattr(self.model.config, "num_attention_heads", 1)
         attention.need_memory(self.flags, self.arrangement.forwards, heads)
-        forecast_mib = need_logits(self.flags, self._logit_rows(), self.model.config.vocab_size, self.plan.logit_chunk)
+        forecast_mib = need_logits(self.flags, self._logit_rows(), self._words(), self.plan.logit_chunk)
         head, final_hidden = self._probe()
         if self.flags.compile == "off":
             return self._computed(head, final_hidden, forecast_mib)
@@ -117,7 +125,7 @@ class Cell:
         if compiled and not known:
             pass_s, hidden = self._timed_pass(run, "forwards, compiled")
         started = time.perf_counter()
-        logprobs, entropy = self._logprobs(head, hidden)
+        logprobs, entropy = self._values(head, hidden) if self.plan.is_critic else self._logprobs(head, hidden)
         steady_s, peak_mib = pass_s + time.perf_counter() - started, memory.mib()
         report = None
         if counting is not None:
@@ -134,6 +142,23 @@ class Cell:
         return Answer(
             tensors, final_hidden, logprobs, entropy, ran, steady_s, compile_s, peak_mib, forecast_mib, report, observed
         )
+
+    def _heeds_positions(self) -> bool:
+        if not self._takes_positions:
+            return False
+        if "positions" not in self.model.known:
+            ids_1T = torch.from_numpy(self._probe_ids()[None]).to(self.flags.device)
+            with torch.no_grad(), _evaluating(self.model.causal_lm), attention.pinned(self.flags):
+                # Three tokens tell nothing that could be told apart from counting.
+                heeds = ids_1T.shape[1] < _FEWEST_TO_TELL or fit.heeds_positions(self.model.backbone, ids_1T)
+            self.model.known["positions"] = heeds
+        return bool(self.model.known["positions"])
+
+    def _probe_ids(self) -> Any:
+        """The first few tokens of the longest row."""
+        lengths = self.batch.valid_BS.sum(axis=1)
+        row = int(lengths.argmax())
+        return self.batch.ids_BS[row][self.batch.valid_BS[row]][:_PROBE_TOKENS]
 
     # ── forward ──────────────────────────────────────────────────────────────────────────────────
 
@@ -175,6 +200,9 @@ class Cell:
 
     # ── logits ───────────────────────────────────────────────────────────────────────────────────
 
+    def _words(self) -> int:
+        return 1 if self.plan.is_critic else int(self.model.config.vocab_size)
+
     def _logit_rows(self) -> int:
         return self.arrangement.slots
 
@@ -199,6 +227,16 @@ class Cell:
             spread.append(whole.reshape(self.arrangement.layout.shape))
         return spread[0], spread[1]
 
+    def _values(self, head: Head, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """(a critic's value of every token, on the arrangement's token axes; 0 in padding), None."""
+        slots = torch.from_numpy(self.arrangement.layout.slots())
+        flat_ND = hidden_BSD.flatten(0, 1)
+        with attention.pinned(self.flags):
+            values_N = head(flat_ND[slots.to(flat_ND.device)]).float()[:, 0].cpu()
+        whole = torch.zeros(self.arrangement.layout.sample_BS.size)
+        whole[slots] = values_N
+        return whole.reshape(self.arrangement.layout.shape), None
+
     # ── looking inside ───────────────────────────────────────────────────────────────────────────
 
     def _probe(self) -> tuple[Head, str]:
@@ -207,6 +245,8 @@ class Cell:
         if known is None or self.plan.capture != "none":
             known = self.model.known["probe"] = self._probed()
         head, final_hidden, capture, width = known
+        if self.model.known["not_finite"]:
+            self.notes.append(self.model.known["not_finite"])
         if head.note:
             self.notes.append(head.note)
         prefixes = tuple(f"{name}." for name in self.modules)
@@ -220,8 +260,7 @@ class Cell:
         return head, final_hidden
 
     def _probed(self) -> tuple[Head, str, Tensors, int]:
-        ids_T = self.batch.ids_BS[self.batch.valid_BS][:_PROBE_TOKENS]
-        ids_T = ids_T[: int(self.batch.valid_BS.sum(axis=1).max())]
+        ids_T = self._probe_ids()
         width = ids_T.size
         forward = Forward(ids_T[None], torch.arange(width)[None].numpy(), None)
         backbone = self.model.backbone
@@ -231,6 +270,8 @@ class Cell:
             logits = self.model.causal_lm(**inputs).logits
             with Capture(backbone, modules_matching(backbone, None), width) as capture:
                 hidden = backbone(**inputs).last_hidden_state
+            finite = bool(torch.isfinite(logits).all())
+            self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
             head = Head(self.model.causal_lm, hidden, logits)
         return head, capture.name_of(hidden) or _UNOWNED_HIDDEN, capture.tensors, width
 
@@ -324,6 +365,13 @@ def _takes(backbone: Any, argument: str) -> bool:
     return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
+def _not_finite(causal_lm: Any) -> str:
+    weight = fit.not_finite(causal_lm)
+    if weight is None:
+        return "the model computes values that are not finite, from weights that all are"
+    return f"the model's weights are not finite: first {weight}"
+
+
 @contextlib.contextmanager
 def _evaluating(causal_lm: Any) -> Any:
     training = causal_lm.training
@@ -334,9 +382,14 @@ def _evaluating(causal_lm: Any) -> Any:
         causal_lm.train(training)
 
 
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    # NaN equals NaN: looking did not put it there.
+    return bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
+
+
 def _observer_effect(hooked: torch.Tensor, plain: torch.Tensor) -> dict[str, Any]:
     """Whether looking changed the answer: bitwise, and the worst token's relative L2."""
-    if torch.equal(hooked, plain):
+    if hooked.shape == plain.shape and hooked.dtype == plain.dtype and _same_bits(hooked, plain):
         return {"bitwise": True, "worst_token": 0.0}
     a, b = plain.double(), hooked.double()
     distance, norm = (b - a).norm(dim=-1), a.norm(dim=-1)

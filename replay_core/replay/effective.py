@@ -6,14 +6,14 @@ from collections import Counter
 from typing import Any
 
 import torch
-import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from replay_core.replay.flags import Flags
+from replay_core.replay.libraries import transformers
 from replay_core.replay.model import LoadedModel
+from replay_core.replay.twins import CPU_FLASH
 
 _FUSED = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_attention", "cudnn_attention")
-_CPU_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 class Operators(TorchDispatchMode):  # type: ignore[misc]
@@ -106,7 +106,7 @@ def notes_on(flags: Flags, effective: dict[str, Any]) -> list[str]:
     notes = []
     if flags.attention == "flex":
         notes.append("the time includes compiling the flex kernel for each shape")
-    if effective["attention"] == _CPU_FLASH:
+    if effective["attention"] == CPU_FLASH:
         notes.append("on CPU sdpa and sdpa-flash are one kernel")
     if not flags.block_mask and (not flags.packing or flags.is_reference):
         notes.append("block_mask=off has no effect: no two samples share a row")

@@ -12,6 +12,7 @@ from replay_core.errors import RequestError
 #: `flash` is the best flash attention that is really here: fa4, fa3, fa2, else torch's own flash kernel.
 ATTENTIONS = (
     "eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flex", "fa2", "fa3", "fa4", "flash",
+    "own",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
@@ -42,7 +43,8 @@ _SWITCH = {
 class Flags:
     """What is asked of one replay. What really ran is read back (`effective.py`), never assumed from here.
 
-    attention: which attention kernel; the `sdpa-…` forms pin one backend of torch's own attention.
+    attention: which attention kernel; the `sdpa-…` forms pin one backend of torch's own attention; `own` leaves the
+        one the model comes with (a factory's registered function, say).
     packing: lay the samples end to end in one row, without padding.
     dtype: of the weights; the logits are always taken to float32.
     rows_per_forward: samples per call of the model; None is the whole micro-batch. 1 is **the reference**:

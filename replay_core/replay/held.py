@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.records import Run
-from replay_core.replay import architectures
+from replay_core.replay import architectures, fit
 from replay_core.replay.batch import Batch
 from replay_core.replay.model import FACTORY, RANDOM, LoadedModel, load, resolve
 from replay_core.replay.plan import ReplayPlan
@@ -32,6 +32,7 @@ class Holder:
         reference, notes = resolve(plan, run)
         key = _key(plan, reference, batch)
         if self._model is not None and key == self._key:
+            fit.need_vocabulary(self._model.config.vocab_size, batch, reference)
             return self._model, True
         self.drop()
         loaded = load(plan, reference, notes, batch)
@@ -45,7 +46,7 @@ class Holder:
 
 
 def _key(plan: ReplayPlan, reference: str, batch: Batch) -> tuple[Any, ...]:
-    common = (reference, plan.flags.dtype, plan.flags.device, plan.step)
+    common = (reference, plan.flags.dtype, plan.flags.device, plan.step, plan.is_critic)
     if reference.startswith(RANDOM):
         # Its vocabulary is sized to the batch.
         kind, sizes = architectures.settings(

@@ -36,6 +36,7 @@ def proof(
     *,
     is_packed: bool,
     left_pads: Sequence[int] = (),
+    not_finite: str | None = None,
 ) -> dict[str, Any] | None:
     """What is wrong with a cell whose segments are off; None where none is.
 
@@ -45,6 +46,7 @@ def proof(
         limit: how far a worst token may be off.
         findings: what the inputs themselves show (`visibility.check`), as mappings.
         left_pads: padding slots before each row's first token (padded batches).
+        not_finite: the model's own word that it computes NaN or infinities: then nothing else can be told.
 
     Returns:
         kind (leak | padding | inputs | elsewhere), off and exact (samples), off_reversed, moved (samples whose
@@ -60,6 +62,8 @@ def proof(
     codes = [finding["code"] for finding in findings]
     answer = {"off": off, "exact": exact, "off_reversed": off_turned, "moved": moved, "causes": codes}
     said = "; ".join(finding["text"] for finding in findings)
+    if not_finite:
+        return {"kind": "elsewhere", **answer, "sentence": f"{segments(off)} off: {not_finite}"}
     if is_packed and moved:
         return {"kind": "leak", **answer, "sentence": _leak(off, exact, off_turned or [], codes, said)}
     if is_packed:
@@ -70,7 +74,11 @@ def proof(
 
 def _leak(off: list[int], exact: list[int], turned: list[int], codes: list[str], said: str) -> str:
     moves = f"; packed last first, {segments(turned)} {_are(turned)} off instead" if exact else ""
-    why = said or "the inputs are right, so the attention itself mixes samples (a kernel without its mask function?)"
+    mixed = (
+        "the inputs are right, so the attention itself mixes samples (a kernel without its mask function, or a model "
+        "that builds its mask without the position_ids)"
+    )
+    why = said or mixed
     causes = f" ({', '.join(_CAUSES.get(code, code) for code in codes)})" if codes else ""
     return f"{segments(off)} off: sequences see each other{moves}: {why}{causes}"
 

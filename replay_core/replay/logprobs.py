@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from replay_core.errors import CellError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.replay.footprint import ENTROPY_ROWS
+from replay_core.replay.libraries import transformers
 
 HeadFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,7 +75,7 @@ class _Stub(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         assert self.hidden is not None
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+        return transformers.modeling_outputs.BaseModelOutputWithPast(last_hidden_state=self.hidden)
 
 
 class Head:
@@ -139,4 +139,6 @@ class Head:
         except Exception:  # whatever an unknown model raises on a stand-in, the answer is: not this way
             return False
         slack = torch.finfo(logits_1NV.dtype).eps * 4
-        return found.shape == logits_1NV.shape and bool(torch.allclose(found, logits_1NV, rtol=slack, atol=slack))
+        return found.shape == logits_1NV.shape and bool(
+            torch.allclose(found, logits_1NV, rtol=slack, atol=slack, equal_nan=True)
+        )

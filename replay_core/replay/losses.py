@@ -7,17 +7,22 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.objectives import kl, policy_loss, reductions
+from replay_core.objectives import kl, policy_loss, reductions, value_loss
+from replay_core.objectives.arrays import library
 
-KINDS = ("grpo", "ppo")
+KINDS = ("grpo", "ppo", "value")
 KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 REDUCTIONS = ("token_mean", "sequence_mean", "token_sum")
+#: A critic's loss is reduced the way its framework does it.
+VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The clipped policy-gradient loss of GRPO and PPO and its KL term.
+    """The clipped policy-gradient loss of GRPO and PPO and its KL term; or PPO's value loss, of a critic.
 
+    kind: grpo and ppo are one formula; value is the critic's.
+    value_clip: how far a value may leave the recorded one; 0 does not clip. A critic's reduction is its framework's.
     kl: coefficient of the penalty against the reference; 0 takes none.
     reduction: token_mean and sequence_mean are over this micro-batch; token_sum divides the sum by
         `tokens`, so that the micro-batches of a step add up to the step's token mean.
@@ -31,9 +36,12 @@ class Loss:
     kl_estimator: str = "k3"
     reduction: str = "token_mean"
     tokens: int | None = None
+    value_clip: float = 0.2
+    dual_clip: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, choices in (("kind", KINDS), ("kl_estimator", tuple(KL_ESTIMATORS)), ("reduction", REDUCTIONS)):
+        reductions_ = VALUE_REDUCTIONS if self.kind == "value" else REDUCTIONS
+        for name, choices in (("kind", KINDS), ("kl_estimator", tuple(KL_ESTIMATORS)), ("reduction", reductions_)):
             if getattr(self, name) not in choices:
                 raise RequestError(
                     f"a loss has no {name} {getattr(self, name)!r}", expected=" | ".join(choices),
@@ -66,21 +74,40 @@ class Loss:
             if number == 0 and not equals:
                 settings["kind"] = name
                 continue
-            numeric = name in ("clip_low", "clip_high", "kl", "tokens")
+            numeric = name in ("clip_low", "clip_high", "kl", "tokens", "value_clip", "dual_clip")
             try:
                 settings[name] = (int(value) if name == "tokens" else float(value)) if numeric else value
             except ValueError:
                 raise RequestError(f"{name} of a loss is a number", expected="grpo,kl=0.001", found=part) from None
-        cls.from_mapping(settings)
+        cls.from_mapping({**_VALUE_DEFAULTS, **settings} if settings.get("kind") == "value" else settings)
         return settings
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
+        if self.kind == "value":
+            clip = f"values clipped to +-{self.value_clip:g} around the recorded" if self.value_clip else "no clipping"
+            return f"VALUE: half the squared error, {clip}, reduced as {self.reduction}"
         penalty = f", {self.kl:g} x KL ({self.kl_estimator})" if self.kl else ", no KL term"
         over = f"{self.reduction.replace('_', ' ')}" + (f" / {self.tokens:,} tokens" if self.tokens else "")
-        return f"{self.kind.upper()}: ratio clipped to -{self.clip_low:g}/+{self.clip_high:g}{penalty}, {over}"
+        clip = f"ratio clipped to -{self.clip_low:g}/+{self.clip_high:g}{self._dual()}"
+        return f"{self.kind.upper()}: {clip}{penalty}, {over}"
+
+    def _dual(self) -> str:
+        return f" and at most {self.dual_clip:g} where the advantage is negative" if self.dual_clip else ""
+
+    def of_values(self, values_BT: Any, old_values_BT: Any, returns_BT: Any, mask_BT: Any) -> dict[str, Any]:
+        """token_loss [B, T] (the squared error, 0 outside the mask) and loss, of a critic.
+
+        Raises:
+            RequestError: the settings are an actor's.
+        """
+        if self.kind != "value":
+            raise RequestError("a critic has a value loss", expected="--loss value,reduction=roll", found=str(self))
+        error_BT = value_loss.squared_error(values_BT, returns_BT, old_values_BT, self.value_clip or None)
+        loss = value_loss.REDUCTIONS[self.reduction](error_BT, mask_BT)
+        return {"token_loss": error_BT * mask_BT, "loss": loss}
 
     def value(self, logprobs_BT: Any, old_BT: Any, ref_BT: Any, advantages_BT: Any, mask_BT: Any) -> dict[str, Any]:
         """prob_ratio and token_loss [B, T] (0 outside the mask), pg_loss, kl_loss (where there is one) and loss.
@@ -90,6 +117,10 @@ class Loss:
         """
         ratio_BT = policy_loss.ratio(logprobs_BT, old_BT)
         token_loss_BT = policy_loss.clipped(ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high)
+        if self.dual_clip:
+            # Dual-clip PPO (arXiv 1912.09729) equation 5, as verl's clip_ratio_c.
+            bounded_BT = token_loss_BT.clip(max=-advantages_BT * self.dual_clip)
+            token_loss_BT = library(ratio_BT).where(advantages_BT < 0, bounded_BT, token_loss_BT)
         pg_loss = self._reduced(token_loss_BT, mask_BT)
         answer = {"prob_ratio": ratio_BT * mask_BT, "token_loss": token_loss_BT * mask_BT, "pg_loss": pg_loss}
         if not self.kl:
@@ -113,12 +144,23 @@ class Loss:
         return reductions.masked_sum(values_BT, mask_BT) / self.tokens
 
 
+#: What a value loss takes where nothing is said: OpenRLHF's mean over all tokens.
+_VALUE_DEFAULTS = {"kind": "value", "reduction": "openrlhf"}
+
+
 def resolve(
-    asked: Mapping[str, Any] | None, said: Mapping[str, Any] | None, tokens_of_step: int | None
+    asked: Mapping[str, Any] | None,
+    said: Mapping[str, Any] | None,
+    tokens_of_step: int | None,
+    *,
+    is_critic: bool = False,
 ) -> tuple[Loss, str]:
     """The loss to use and one sentence on where it comes from: asked for, recorded in the dump's flags, or assumed."""
     source = "as asked" if asked is not None else "as recorded" if said else "assumed: the dump records no loss"
     chosen = dict(asked if asked is not None else said or {})
+    if is_critic:
+        loss = Loss.from_mapping({**_VALUE_DEFAULTS, **chosen})
+        return loss, f"loss {loss} ({source})"
     if tokens_of_step and "reduction" not in chosen:
         chosen["reduction"] = "token_sum"
     if chosen.get("reduction") == "token_sum":

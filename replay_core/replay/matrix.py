@@ -13,17 +13,16 @@ from typing import Any
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.tolerance import END_TO_END, coarsest
 from replay_core.dumps import open_run
-from replay_core.errors import CellError, ChildDiedError, RldbgError, UnavailableError
+from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
 from replay_core.jobs import Event, Job, LogLine, OnEvent, Partial, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay.axes import Axes, smallest
+from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.leak import broken_segments, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
-
-#: Effective settings in which two cells may differ and still have run the same.
-_NOT_SETTINGS = ("attention_flag", "attn_implementation")
+from replay_core.replay.twins import ran_alike, twin
 
 
 @dataclass(slots=True)
@@ -50,6 +49,8 @@ class CellResult:
     recorded: list[dict[str, Any]] = field(default_factory=list)
     #: How a backward replay stands to the recorded losses and gradients.
     training: dict[str, Any] | None = None
+    #: How the weights after its optimizer step stand to the recorded ones.
+    params: dict[str, Any] | None = None
     #: A verdict that comes from elsewhere than a comparison (the recording's own row).
     agrees: bool | None = None
 
@@ -120,6 +121,18 @@ class Bench:
         self.on_event(Partial({"cell": result.cell, "agrees": result.agreement, "part": part}))
         return result
 
+    def take_over(self, flags: Flags, number: int) -> CellResult:
+        """The answer of cell `number` for other flags that run the very same: nothing is run for them."""
+        known = self.results[number]
+        note = f"not run: {flags.label()} is what cell {number} ran ({known.cell['flags']['attention']})"
+        cell = {**known.cell, "flags": flags.to_mapping(), "time": None, "memory": None, "notes": [note]}
+        if flags.attention == "flash":
+            cell["notes"].append("flash is torch's own flash kernel here: the flash-attention packages need CUDA")
+        result = replace(known, cell=cell, same_as=number)
+        self.results.append(result)
+        self.on_event(Partial({"cell": cell, "agrees": result.agreement, "part": "cell"}))
+        return result
+
     def _judge(self, result: CellResult, plan: ReplayPlan) -> None:
         baseline = self.baseline
         if baseline.run is None or result.run is None:
@@ -145,6 +158,7 @@ class Bench:
             result.cell.get("inputs") or [],
             is_packed=packed,
             left_pads=result.cell.get("left_pads") or [],
+            not_finite=result.cell.get("not_finite"),
         )
 
     def repeat(self, result: CellResult) -> dict[str, Any] | None:
@@ -167,24 +181,30 @@ class Bench:
         }
 
     def _run(self, plan: ReplayPlan, name: str) -> CellResult:
-        log = self.out / "logs" / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "w", encoding="utf-8") as file:
+        path = self.out / "logs" / f"{name}.log"
+        with CellLog(path) as log:
 
             def on_event(event: Event) -> None:
                 if isinstance(event, LogLine):
-                    file.write(event.text + "\n")
+                    log.line(event.text)
                 self.on_event(event)
 
             try:
                 cell = self.runner.run(Job("replay_cell", {"plan": plan.to_mapping()}), on_event)
-                return CellResult({**cell, "log": str(log)}, open_run(Path(cell["dump"])))
+                return CellResult({**cell, "log": str(path)}, open_run(Path(cell["dump"])))
             except UnavailableError as error:
-                return CellResult(_unfinished(plan, "unavailable", error, log))
+                return CellResult(_unfinished(plan, "unavailable", error, path))
             except ChildDiedError as error:
-                return CellResult(_unfinished(plan, "crashed", error, log))
-            except CellError as error:
-                return CellResult(_unfinished(plan, "failed", error, log))
+                return CellResult(_unfinished(plan, "crashed", error, path))
+            except JobCancelledError:
+                raise
+            except (RequestError, DumpError) as error:
+                if plan.forward is not None or not any(result.run is not None for result in self.results):
+                    raise
+                # What one cell alone cannot do (its capture would not fit) is that cell's outcome.
+                return CellResult(_unfinished(plan, "failed", error, path))
+            except RldbgError as error:
+                return CellResult(_unfinished(plan, "failed", error, path))
 
 
 def _unfinished(plan: ReplayPlan, outcome: str, error: RldbgError, log: Path) -> dict[str, Any]:
@@ -207,10 +227,9 @@ def mark_twins(results: Sequence[CellResult]) -> None:
     seen: list[tuple[dict[str, Any], int]] = []
     for number, result in enumerate(results):
         effective = result.cell["effective"]
-        if effective is None or result.part == "reference":
+        if effective is None or result.part == "reference" or result.same_as is not None:
             continue
-        ran = {name: value for name, value in effective.items() if name not in _NOT_SETTINGS}
-        ran["fault"] = result.cell["flags"]["fault"]
+        ran = ran_alike(effective, result.cell["flags"])
         result.same_as = next((earlier for known, earlier in seen if known == ran), None)
         if result.same_as is None:
             seen.append((ran, number))
@@ -241,10 +260,13 @@ def failing(results: Sequence[CellResult]) -> list[dict[str, Any]]:
     return smallest([one.toggles for one in results if one.cell["outcome"] in down and one.toggles is not None])
 
 
-def run_axes(bench: Bench, axes: Axes) -> None:
-    """Run the baseline and every cell the axes span."""
+def run_axes(bench: Bench, axes: Axes, rows: int) -> None:
+    """Run the baseline and every cell the axes span; not what a cell before it already did. `rows`: of the batch."""
     base = bench.plan.flags
     bench.run(axes.baseline(base), "reference")
     for flags in axes.cells(base):
-        bench.run(flags, "cell").toggles = axes.toggled(flags.to_mapping())
+        cells = [(number, one.cell) for number, one in enumerate(bench.results) if one.part == "cell"]
+        same = twin(flags, rows, cells)
+        result = bench.run(flags, "cell") if same is None else bench.take_over(flags, same)
+        result.toggles = axes.toggled(flags.to_mapping())
     mark_twins(bench.results)

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.records import Run
-from replay_core.replay import architectures, attention, own_code
+from replay_core.replay import architectures, attention, fit, own_code
 from replay_core.replay.batch import Batch
 from replay_core.replay.compiling import Compiled
 from replay_core.replay.flags import Flags
+from replay_core.replay.libraries import transformers
 from replay_core.replay.plan import ReplayPlan
 
 RANDOM = "random:"
 FACTORY = "factory:"
 CHECKPOINT = "checkpoint"
+
+#: What frameworks call a critic's head (OpenRLHF, TRL, verl) -> what transformers calls it.
+_VALUE_HEADS = {r"^(?:v_head\.summary|v_head|value_head|classifier)\.": "score."}
 
 _STEP = re.compile(r"(?:^|[_\-/])(?:step|iter|checkpoint)s?[_\-]?0*(\d+)$")
 
@@ -42,6 +45,10 @@ class LoadedModel:
     compiled: Compiled = field(default_factory=Compiled)
     known: dict[Any, Any] = field(default_factory=dict)
     is_checkpointing: bool = False
+    own_attention: str | None = None
+
+    def __post_init__(self) -> None:
+        self.own_attention = self.causal_lm.config._attn_implementation
 
     @property
     def backbone(self) -> Any:
@@ -67,10 +74,10 @@ def load(plan: ReplayPlan, reference: str, notes: list[str], batch: Batch) -> Lo
         model = _random(reference.removeprefix(RANDOM), plan, batch)
     elif reference.startswith(FACTORY):
         model = own_code.model(reference.removeprefix(FACTORY), plan.forward_path).to(getattr(torch, plan.flags.dtype))
-        _need_vocabulary(model.config.get_text_config().vocab_size, batch, Path(reference))
     else:
         model, said = _from_directory(Path(reference), plan, batch)
     model.eval().requires_grad_(False)
+    fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
     return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
 
 
@@ -81,7 +88,8 @@ def prepare(model: LoadedModel, flags: Flags) -> list[str]:
         UnavailableError: the attention cannot be set; the model keeps the one it had.
     """
     notes: list[str] = []
-    causal_lm, wanted = model.causal_lm, attention.implementation(flags)
+    causal_lm = model.causal_lm
+    wanted = attention.implementation(flags) or model.own_attention
     before = causal_lm.config._attn_implementation
     if before != wanted:
         try:
@@ -203,7 +211,10 @@ def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
     # Drawn in float32 whatever the dtype, so that every cell has the same weights, rounded.
     with torch.random.fork_rng(devices=[]), _naming_attention(plan.flags, kind):
         torch.manual_seed(plan.seed)
-        model = transformers.AutoModelForCausalLM.from_config(
+        kind_of_model = _class(plan)
+        if plan.is_critic:
+            config.num_labels = 1
+        model = kind_of_model.from_config(
             config, dtype=torch.float32, attn_implementation=attention.implementation(plan.flags)
         )
     for parameter in model.parameters():
@@ -222,10 +233,12 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
         )
     pickled = _need_weights(directory, plan)
     config = _config(directory)
-    vocabulary = config.get_text_config().vocab_size
-    _need_vocabulary(vocabulary, batch, directory)
+    # Before the weights are read: a wrong model is known by its config.
+    fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
     with _naming_attention(plan.flags, config.model_type), _naming_weights(directory), _no_progress_bar():
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        if plan.is_critic:
+            config.num_labels = 1
+        model, info = _class(plan).from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -234,8 +247,26 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
             attn_implementation=attention.implementation(plan.flags),
             use_safetensors=not pickled,
             output_loading_info=True,
+            key_mapping=_VALUE_HEADS if plan.is_critic else None,
+            # Said below, by name; transformers' own refusal points at a report in the log.
+            ignore_mismatched_sizes=True,
+        )
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise ModelError(
+            f"{len(mismatched)} of the weights have another shape than the config says",
+            file=str(directory),
+            tensor=name,
+            expected=str(list(wanted)),
+            found=str(list(stored)),
+            hint="do config.json and the weights belong to one model?",
         )
     missing = sorted(info["missing_keys"])
+    said = []
+    if plan.is_critic and missing == ["score.bias"]:
+        model.score.bias.data.zero_()
+        missing, said = [], ["the value head is stored without a bias: 0 is taken"]
     if missing:
         # transformers fills these with random numbers and only warns.
         raise ModelError(
@@ -246,7 +277,12 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
             hint="is it a critic, a reward model, an adapter, or an unfinished save?",
         )
     unexpected = sorted(info["unexpected_keys"])
-    return model, ([f"weights the model does not use: {', '.join(unexpected[:3])}"] if unexpected else [])
+    return model, said + ([f"weights the model does not use: {', '.join(unexpected[:3])}"] if unexpected else [])
+
+
+def _class(plan: ReplayPlan) -> Any:
+    """A critic is a model with one number per token for its head."""
+    return transformers.AutoModelForTokenClassification if plan.is_critic else transformers.AutoModelForCausalLM
 
 
 def _need_weights(directory: Path, plan: ReplayPlan) -> bool:
@@ -271,18 +307,6 @@ def _need_weights(directory: Path, plan: ReplayPlan) -> bool:
             hint="convert them to safetensors, or --allow-pickled-weights if you trust where they came from",
         )
     return True
-
-
-def _need_vocabulary(vocabulary: int, batch: Batch, directory: Path) -> None:
-    if batch.largest_id >= vocabulary or int(batch.ids_BS.min(initial=0)) < 0:
-        low, high = int(batch.ids_BS.min()), batch.largest_id
-        raise ModelError(
-            "the batch holds negative token ids" if low < 0 else "the model's vocabulary is too small for the batch",
-            file=str(directory),
-            expected=f"token ids 0..{vocabulary - 1}",
-            found=f"token ids {low}..{high}",
-            hint="is it the model the batch was recorded with? random:llama-tiny sizes itself to the batch",
-        )
 
 
 def _config(directory: Path) -> Any:

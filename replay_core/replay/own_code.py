@@ -30,6 +30,8 @@ def function(reference: str, folder: str | None) -> Callable[..., Any]:
         CellError: importing it raised.
     """
     module_name, _, name = reference.partition(":")
+    if not name:
+        raise RequestError("code is named module:function", expected="trainer.models:actor", found=reference)
     with _importing_from(folder):
         try:
             found: Any = importlib.import_module(module_name)
@@ -39,7 +41,7 @@ def function(reference: str, folder: str | None) -> Callable[..., Any]:
                 expected=f"a module on the path or in {folder or 'the current directory'}",
                 found=reference,
             ) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             traceback.print_exc()
             raise CellError(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
     for part in name.split("."):
@@ -92,7 +94,10 @@ def logprobs(reference: str, folder: str | None, causal_lm: Any, batch: dict[str
 def _called(reference: str, call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return call(*arguments)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    # SystemExit as well: the user's code must not end the child in the guise of an answer.
+    except BaseException as error:
         traceback.print_exc()
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         what = f"{reference} raised {type(error).__name__}: {first}"

@@ -77,7 +77,9 @@ class Arrangement:
 
     @property
     def response_mask(self) -> Bools | None:
-        return self.layout.response_BS
+        """None as well where it marks no token at all: then every token counts."""
+        mask = self.layout.response_BS
+        return mask if mask is not None and bool(mask.any()) else None
 
     def next_tokens(self) -> tuple[Ints, Ints]:
         """(flat slots that predict a next token, ids of those next tokens), by sample and position.

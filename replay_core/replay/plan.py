@@ -24,13 +24,17 @@ class ReplayPlan:
     capture: regular expression on module names (`layers\\.0\\.`); None captures every module, `none` only the
         final hidden states.
     logit_chunk: rows of logits held at once where `flags.logits` is chunked.
-    max_rows: replay only the first rows of the micro-batch.
+    rows: which rows of the micro-batch to replay, as a selection (`0,2`, `0:4`); None is all.
+    max_rows: replay only the first of them.
+    whole_step: replay the step's whole batch where it was recorded as one, not one of its micro-batches.
     capture_cap_mib: refuse a capture forecast to exceed this.
     allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
     is_reversed: pack the samples last to first: a leak moves with the order, nothing else does.
     forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
         `forward_path`, the directory it is imported from. Only ever set by the user.
     backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches.
+    optimizer: with backward, also one optimizer step: its settings, or its text ("" takes the recorded ones, else
+        AdamW's own, and says so); None takes none.
     loss: settings of the loss (`losses.Loss`), or its text; None takes the recorded ones, else GRPO's, and says so.
     share_gpu: run on a GPU that another process uses.
     cold_compile: compile into an empty inductor cache, so that compile_s is a first time.
@@ -49,6 +53,8 @@ class ReplayPlan:
     capture: str | None = None
     logit_chunk: int = 512
     max_rows: int | None = None
+    rows: str | None = None
+    whole_step: bool = False
     capture_cap_mib: int = 8192
     allow_pickled_weights: bool = False
     is_reversed: bool = False
@@ -57,6 +63,7 @@ class ReplayPlan:
     backward: bool = False
     micros: tuple[int, ...] | None = None
     loss: dict[str, Any] | str | None = None
+    optimizer: dict[str, Any] | str | None = None
     share_gpu: bool = False
     cold_compile: bool = False
 
@@ -65,6 +72,8 @@ class ReplayPlan:
             object.__setattr__(self, "micros", tuple(self.micros))
             if not self.backward:
                 raise RequestError("several micro-batches are one piece of work only with --backward")
+        if self.optimizer is not None and not self.backward:
+            raise RequestError("an optimizer step needs gradients", expected="--backward --optimizer-step")
         if self.forward is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.forward):
             raise RequestError(
                 "the trainer's own forward is named module:function", expected="trainer.replay:logprobs",
@@ -110,6 +119,11 @@ class ReplayPlan:
     def with_flags(self, flags: Flags, out: str) -> ReplayPlan:
         """The same micro-batch under other settings, answering into another directory."""
         return replace(self, flags=flags, out=out)
+
+    @property
+    def is_critic(self) -> bool:
+        """Whether the model's answer is a value per token and not log-probabilities."""
+        return self.role == "critic"
 
     def reference(self, out: str) -> ReplayPlan:
         """The same micro-batch with each row alone."""

@@ -8,7 +8,7 @@ ragged rows; all are brought to one form, [B, S] with index t about token t + 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare import compare_runs, tolerance
 from replay_core.compare.verdict import Context, judge
+from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
+from replay_core.replay import ragged
 from replay_core.replay.batch import Batch, padded_batch
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.segments import layout_of
 
 Floats = NDArray[np.float64]
@@ -30,6 +33,7 @@ Floats = NDArray[np.float64]
 COMPARABLE = {
     "actor": ("policy_logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs"),
     "ref": ("ref_logprobs", "old_logprobs", "policy_logprobs"),
+    "critic": ("values",),
 }
 #: Stages of a micro-batch that a backward replay computes again.
 _TRAINED = ("forward_data", "loss")
@@ -49,8 +53,9 @@ class Recorded:
     dtype: str
 
 
-def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> tuple[list[Recorded], list[str]]:
+def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[list[Recorded], list[str]]:
     """The recorded log-probabilities of a micro-batch, and what could not be placed."""
+    batch, key = replayed.recorded, replayed.key
     names = COMPARABLE.get(plan.role or key.role or "actor", COMPARABLE["actor"])
     found: list[Recorded] = []
     notes: list[str] = []
@@ -59,7 +64,7 @@ def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> t
             name = ref.canonical or naming.canonical(ref.name)
             if name not in names or any(known.name == name for known in found) or not ref.is_readable or ref.is_text:
                 continue
-            placed = place(ref, batch)
+            placed = placed_in(ref, record, batch)
             if placed is None:
                 rows = f"rows of {list(ref.rows[:4])} ..." if ref.rows else str(list(ref.shape))
                 notes.append(f"the recorded {ref.name} ({rows}) fits no token axis of the batch {batch.ids_BS.shape}")
@@ -67,6 +72,9 @@ def read_recorded(run: Run, plan: ReplayPlan, batch: Batch, key: RecordKey) -> t
             found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
     found += _of_the_step(run, key, batch, [name for name in names if all(one.name != name for one in found)])
     found.sort(key=lambda one: names.index(one.name))
+    if replayed.rows is not None:
+        chosen = replayed.chosen
+        found = [replace(one, values_BS=chosen(one.values_BS), known_BS=chosen(one.known_BS)) for one in found]
     return found, notes
 
 
@@ -136,6 +144,20 @@ def _tensors(record: Record, notes: list[str]) -> tuple[TensorRef, ...]:
         return ()
 
 
+def placed_in(ref: TensorRef, record: Record, batch: Batch) -> tuple[Floats, NDArray[np.bool_]] | None:
+    """As `place`, of a record that may hold samples of its own: then rows are found by their tokens.
+
+    A step's records without tokens of their own do not say which sample is which, so they are not placed.
+    """
+    own = ragged.usable(record)
+    ids = ragged.find(own, "input_ids")
+    if ids is None or ids.rows is not None or ragged.find(own, "attention_mask", "cu_seqlens") is None:
+        values = ragged.values(ref, record, batch)
+        if values is not None or (record.key.micro is None and ids is None):
+            return values
+    return place(ref, batch)
+
+
 def place(ref: TensorRef, batch: Batch) -> tuple[Floats, NDArray[np.bool_]] | None:
     """(values, which are known), both [B, S] with index t about token t + 1; None where it fits no token axis."""
     rows, width = batch.ids_BS.shape
@@ -187,10 +209,10 @@ def _ragged(
 
 
 def replayed(run: Run, batch: Batch) -> Floats:
-    """A replay's log_probs as [B, S] of the batch, index t about token t + 1; 0 where there is none."""
+    """A replay's log_probs, or a critic's values, as [B, S] of the batch: index t about token t + 1, else 0."""
     layout, own = layout_of(run), batch.layout()
     record = run.select(stage="forward_data")[0]
-    ref = record.get("log_probs")
+    ref = record.get("log_probs") or record.get("values")
     assert ref is not None
     values = np.zeros(batch.ids_BS.size)
     values[own.slots("next")] = np.asarray(pages.array(ref)).reshape(-1)[layout.slots("next")].astype(np.float64)
@@ -205,7 +227,7 @@ def against(recorded: Recorded, run: Run, batch: Batch, *, known_fp32: bool) -> 
     if not a.size:
         nothing = dict.fromkeys(("verdict", "max_abs", "mean_abs", "k3", "at"))
         return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
-    pair: PairFigures = figures([(a, b)], exact=False, logprobs=True)
+    pair: PairFigures = figures([(a, b)], exact=False, logprobs=recorded.name != "values")
     context = Context(naming.meaning(recorded.name), tolerance.coarsest("float32", recorded.dtype), exact=False,
                       known_fp32=known_fp32)  # fmt: skip
     found = judge(pair, None, context)
@@ -273,3 +295,49 @@ def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | 
         "first": None if first is None else first.name,
         "sentence": sentence,
     }
+
+
+def against_params(run: Run, replay: Run, key: RecordKey) -> dict[str, Any] | None:
+    """How the weights after a replayed optimizer step stand to what was recorded: the step's own `param` records,
+    else the checkpoint of the step after it. None where there is neither.
+    """
+    mine = [one for one in run.records if one.key.stage == "param" and one.key.step == key.step]
+    where = str(run.path)
+    if not mine:
+        following = run.models.get((key.step or 0) + 1)
+        folder = None if following is None else (run.path if run.path.is_dir() else run.path.parent) / following
+        if folder is None or not folder.is_dir():
+            return None
+        where = str(folder)
+        try:
+            mine = [one for one in open_run(folder).records if one.key.stage == "param"]
+        except RldbgError as error:
+            return {"against": where, "bitwise": None, "tensors": 0, "first": None, "sentence": error.message}
+    a, b = _params(mine), _params([one for one in replay.records if one.key.stage == "param"])
+    # A tied head is one weight, which some files hold under one name and some under two.
+    names = [name for name in b if name in a]
+    if not names:
+        return None
+    first, parted, worst = None, 0, 0.0
+    for name in names:
+        recorded, stepped = pages.array(a[name]), pages.array(b[name])
+        if recorded.shape == stepped.shape and np.array_equal(recorded, stepped):
+            continue
+        parted, first = parted + 1, first or name
+        if recorded.shape == stepped.shape:
+            worst = max(worst, float(np.abs(recorded.astype(np.float64) - stepped.astype(np.float64)).max()))
+    said = f"bitwise equal in all {len(names)} weights"
+    if parted:
+        said = f"{parted} of {len(names)} weights differ, first {first}, by at most {worst:.3g}"
+    missing = len(a) - len(names)
+    return {
+        "against": where, "bitwise": not parted, "tensors": len(names), "first": first,
+        "sentence": said + (f"; {missing} recorded weights have no counterpart" if missing else ""),
+    }  # fmt: skip
+
+
+def _params(records: Sequence[Record]) -> dict[str, TensorRef]:
+    """Canonical name -> weight."""
+    refs = [ref for record in records for ref in record.tensors() if ref.is_readable and not ref.is_text]
+    named = {ref.canonical or naming.canonical(ref.name): ref for ref in refs}
+    return {name: ref for name, ref in named.items() if name.startswith("param.")}

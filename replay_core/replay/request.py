@@ -15,11 +15,11 @@ from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay.axes import Axes
-from replay_core.replay.batch import RecordedBatch, read_batch
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
-from replay_core.replay.recorded import AGAINST, Recorded, against, against_training, read_recorded
+from replay_core.replay.reading import RecordedBatch, read_batch
+from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
         plan = replace(plan, loss=Loss.parse(plan.loss))
     run = open_run(Path(plan.dump))
     recorded = read_batch(run, plan)
-    values, notes = read_recorded(run, plan, recorded.batch, recorded.key)
+    values, notes = read_recorded(run, plan, recorded)
     bench = Bench(plan, out, runner, on_event)
     replayed = Replayed(bench.results, notes=notes, is_warm=request.is_warm)
     if request.models:
@@ -78,7 +78,7 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
         bench.results.append(_recording_row(run, plan, recorded))
         replayed.baseline = 1
         bench.plan = replace(plan, forward=None)
-        run_axes(bench, replayed.axes)
+        run_axes(bench, replayed.axes, recorded.batch.rows)
         if plan.forward is not None:
             bench.run(plan.flags, "cell", forward=plan.forward)
         replayed.breaking, replayed.failing = breaking(bench.results), failing(bench.results)
@@ -124,6 +124,8 @@ def _hold_to_recording(
         if result.cell.get("loss"):
             micros = tuple(one["micro"] for one in result.cell["loss"]["micros"])
             result.training = against_training(run, result.run, recorded.key, micros)
+        if result.cell.get("optimizer"):
+            result.params = against_params(run, result.run, recorded.key)
         fp32 = trained_in_fp32 and result.cell["flags"]["dtype"] == "float32"
         result.recorded = [against(value, result.run, recorded.batch, known_fp32=fp32) for value in values]
 

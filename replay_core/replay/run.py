@@ -18,7 +18,7 @@ from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
 from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility
-from replay_core.replay.batch import Batch, RecordedBatch, read_batch, resolve_temperature
+from replay_core.replay.batch import Batch, resolve_temperature
 from replay_core.replay.cell import Answer, Cell
 from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
@@ -26,6 +26,7 @@ from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.held import HOLDER, Holder
 from replay_core.replay.model import LoadedModel, prepare, resolve, step_of
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import RecordedBatch, read_batch
 
 
 def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None = None) -> dict[str, Any]:
@@ -95,6 +96,7 @@ def _forward(
         "final_hidden": answer.final_hidden,
         "compile": answer.compile,
         "observer": answer.observer,
+        "not_finite": model.known.get("not_finite"),
         "inputs": [finding.to_mapping() for finding in inputs],
     }
 
@@ -152,12 +154,14 @@ def described(
         "threads": effective["threads"],
         "compile": None,
         "observer": None,
+        "not_finite": None,
         "inputs": [],
         "left_pads": _left_pads(recorded.batch),
         "weights": {"model": model.reference, "step": step_of(model.reference), "batch_step": plan.step},
         "determinism": settings.in_words(plan.seed),
         "forward": None,
         "loss": None,
+        "optimizer": None,
     }
 
 
@@ -202,7 +206,7 @@ def stages(cell: Cell, answer: Answer) -> dict[str, dict[str, Any]]:
         name: torch.from_numpy(value) for name, value in inputs.items() if value is not None
     }
     batch_inputs["temperature"] = cell.temperature
-    forward_data = {"log_probs": answer.logprobs}
+    forward_data = {"values" if cell.plan.is_critic else "log_probs": answer.logprobs}
     if answer.entropy is not None:
         forward_data["entropy"] = answer.entropy
     if "response_mask" in batch_inputs:

@@ -132,6 +132,9 @@ def _logprob_differences(
 ) -> list[dict[str, float | None]]:
     if region == "response" and layout_a.response_BS is None:
         return [{"logp_max": None, "logp_mean": None} for _ in range(layout_a.samples)]
+    if _record(run_a, "forward_data").get("log_probs") is None:
+        # A critic says values; the comparison judges those.
+        return [{"logp_max": None, "logp_mean": None} for _ in range(layout_a.samples)]
     logp_a = _rows(run_a, "forward_data", "log_probs", layout_a)
     logp_b = _rows(run_b, "forward_data", "log_probs", layout_b)
     slots_a, slots_b = layout_a.slots("next"), layout_b.slots("next")

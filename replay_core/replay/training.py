@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,8 +22,7 @@ from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Progress
 from replay_core.recorder import Recorder
 from replay_core.records import Run
-from replay_core.replay import attention, compiling, visibility
-from replay_core.replay.batch import RecordedBatch, read_batch
+from replay_core.replay import attention, compiling, optimizing, visibility
 from replay_core.replay.cell import Cell
 from replay_core.replay.effective import effective_settings
 from replay_core.replay.flags import Flags
@@ -31,8 +30,10 @@ from replay_core.replay.footprint import PeakMemory, need_logits
 from replay_core.replay.logprobs import Head
 from replay_core.replay.losses import Loss, resolve
 from replay_core.replay.model import LoadedModel
+from replay_core.replay.optimizing import Optimizer
 from replay_core.replay.plan import ReplayPlan
-from replay_core.replay.recorded import place, records_of
+from replay_core.replay.reading import RecordedBatch, read_batch
+from replay_core.replay.recorded import placed_in, records_of
 from replay_core.replay.run import described
 
 
@@ -72,7 +73,12 @@ def train(
     """
     numbers = plan.micros or (plan.micro,)
     micros = [_micro(replace(plan, micro=number), flags, run, model, temperature, on_event) for number in numbers]
-    loss, sentence = resolve(_settings(plan), (run.flags or {}).get("loss"), micros[0].tokens_of_step)
+    loss, sentence = resolve(_settings(plan), _said(run, "loss", plan), micros[0].tokens_of_step,
+                             is_critic=plan.is_critic)  # fmt: skip
+    optimizer = None
+    if plan.optimizer is not None:
+        asked = Optimizer.parse(plan.optimizer) if isinstance(plan.optimizer, str) else plan.optimizer
+        optimizer = optimizing.resolve(asked, _said(run, "optimizer", plan), plan.step)
     cell = micros[0].cell
     rows = max(micro.cell.arrangement.slots for micro in micros)
     forecast = need_logits(flags, rows, model.config.vocab_size, plan.logit_chunk)
@@ -83,7 +89,11 @@ def train(
     memory, started = PeakMemory(flags.device), time.perf_counter()
     seconds = {"forward_s": 0.0, "backward_s": 0.0}
     values: list[float] = []
-    with _training(model) as order, recorder.step(plan.step, rank=plan.rank, role=plan.role or "actor") as record:
+    stepped = None
+    with (
+        _training(model, optimizer is not None) as order,
+        recorder.step(plan.step, rank=plan.rank, role=plan.role or "actor") as record,
+    ):
         for done, micro in enumerate(micros, start=1):
             began = time.perf_counter()
             with attention.pinned(flags), torch.enable_grad():
@@ -102,9 +112,15 @@ def train(
         norm = torch.nn.utils.get_total_norm(list(order.in_model_order()))
         number = None if plan.micros else micros[0].recorded.key.micro
         record("gradient", gradients, micro=number, grad_norm=norm)
+        broken = [name for name, gradient in gradients.items() if not bool(torch.isfinite(gradient).all())]
+        if optimizer is not None:
+            after, update = optimizing.stepped(optimizer[0], model.causal_lm)
+            record("param", after, micro=number, update_norm=update)
+            stepped = {"settings": optimizer[0].to_mapping(), "stated": optimizer[1], "update_norm": update,
+                       "parameters": len(after)}  # fmt: skip
+            notes.append(optimizer[1])
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
-    broken = [name for name, gradient in gradients.items() if not bool(torch.isfinite(gradient).all())]
     if broken:
         notes.append(f"the first gradient that is not finite, in backward order, is {broken[0]}")
     inputs = visibility.check(cell.arrangement, use_cache=flags.use_cache)
@@ -121,6 +137,7 @@ def train(
             "grad_norm": float(norm),
             "first_nonfinite_gradient": broken[0] if broken else None,
         },
+        "optimizer": stepped,
     }
 
 
@@ -128,31 +145,48 @@ def _settings(plan: ReplayPlan) -> dict[str, Any] | None:
     return Loss.parse(plan.loss) if isinstance(plan.loss, str) else plan.loss
 
 
+def _said(run: Run, what: str, plan: ReplayPlan) -> dict[str, Any] | None:
+    """The settings a dump records of its loss or optimizer; a critic's under its own name."""
+    flags = run.flags or {}
+    return flags.get(f"critic_{what}" if plan.is_critic else what)
+
+
 def _micro(
     plan: ReplayPlan, flags: Flags, run: Run, model: LoadedModel, temperature: float, on_event: OnEvent
 ) -> _Micro:
     recorded = read_batch(run, plan)
-    fields: dict[str, torch.Tensor | None] = {"advantages": None, "old_logprobs": None, "ref_logprobs": None}
+    names = ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs")
+    fields: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     tokens = None
     for record in records_of(run, recorded.key):
         for ref in record.tensors():
             name = ref.canonical or ref.name
             if name in fields and fields[name] is None and ref.is_readable:
-                placed = place(ref, recorded.batch)
+                placed = _per_sample(ref, recorded) or placed_in(ref, record, recorded.recorded)
                 if placed is not None:
-                    fields[name] = torch.from_numpy(placed[0][:, :-1].astype(np.float32))
+                    fields[name] = torch.from_numpy(recorded.chosen(placed[0])[:, :-1].astype(np.float32))
             if ref.name == "tokens_of_step" and ref.is_readable:
                 tokens = int(pages.array(ref).reshape(-1)[0])
-    if fields["advantages"] is None:
+    if fields[names[0]] is None:
         raise RequestError(
-            "the record holds no advantages of this micro-batch: its loss cannot be formed",
+            f"the record holds no {names[0]} of this micro-batch: its loss cannot be formed",
             file=str(run.path),
-            expected="advantages per token, [B, S-1], [B, S] or a response suffix",
-            hint="record advantages and old_log_probs beside input_ids",
+            tensor=names[0],
+            expected=f"{names[0]} per token, [B, S-1], [B, S] or a response suffix",
+            hint=f"record {names[0]} and {names[1].replace('logprobs', 'log_probs')} beside input_ids",
         )
     forward = replace(plan, capture="none")
     cell = Cell(forward, flags, recorded.batch, model, temperature, on_event)
     return _Micro(plan.micro, recorded, cell, fields, tokens)
+
+
+def _per_sample(ref: Any, recorded: RecordedBatch) -> Any:
+    """A number per response (TRL's advantages) as one per token; None of what is no such thing."""
+    batch = recorded.recorded
+    if ref.alignment != "sample" or tuple(ref.shape) != (batch.rows,):
+        return None
+    values_BS = np.repeat(np.asarray(pages.array(ref), dtype=np.float64)[:, None], batch.ids_BS.shape[1], axis=1)
+    return values_BS, np.ones_like(values_BS, dtype=bool)
 
 
 def _loss(
@@ -160,6 +194,14 @@ def _loss(
 ) -> dict[str, Any]:
     device = logprobs_BT.device
     given = {name: None if value is None else value.to(device) for name, value in micro.fields.items()}
+    if "returns" in given:
+        old_values_BT = given["values"]
+        if old_values_BT is None:
+            old_values_BT = logprobs_BT.detach()
+            note = "no old values are recorded: they are taken to be the model's own, so nothing is clipped"
+            if note not in notes:
+                notes.append(note)
+        return loss.of_values(logprobs_BT, old_values_BT, given["returns"], mask_BT)
     old_BT = given["old_logprobs"]
     if old_BT is None:
         old_BT = logprobs_BT.detach()
@@ -172,9 +214,9 @@ def _loss(
 def _logprobs(
     cell: Cell, head: Head, flags: Flags, temperature: float, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-probabilities [B, S-1] of every next token, the final hidden states), differentiable."""
+    """(log-probabilities [B, S-1] of every next token, or a critic's values; final hidden states), differentiable."""
     arrangement, forwards = cell.arrangement, cell.arrangement.forwards
-    if flags.logits == "whole" and arrangement.cu_seqlens is None:
+    if flags.logits == "whole" and not cell.plan.is_critic and arrangement.cu_seqlens is None:
         parts, hidden = [], []
         for forward in forwards:
             inputs = cell.inputs(forward)
@@ -194,6 +236,8 @@ def _logprobs(
               range(max(1, -(-len(targets) // chunk)) + 1)]  # fmt: skip
 
     def some(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if cell.plan.is_critic:
+            return head(hidden).float()[:, 0]
         scaled = head(hidden).float() / temperature
         return scaled.gather(-1, target[:, None])[:, 0] - scaled.logsumexp(-1)
 
@@ -234,7 +278,8 @@ def _record(
     whole[:, :-1] = logprobs_BT.detach().cpu()
     laid = torch.zeros(arrangement.layout.sample_BS.size)
     laid[torch.from_numpy(arrangement.layout.slots("next"))] = whole.reshape(-1)[torch.from_numpy(own.slots("next"))]
-    forward_data = {"log_probs": laid.reshape(arrangement.layout.shape)}
+    answer = "values" if micro.cell.plan.is_critic else "log_probs"
+    forward_data = {answer: laid.reshape(arrangement.layout.shape)}
     if "response_mask" in written:
         forward_data["response_mask"] = written["response_mask"]
     record("forward_data", forward_data, **place_)
@@ -277,12 +322,13 @@ class _Order:
 
 
 @contextmanager
-def _training(model: LoadedModel) -> Iterator[_Order]:
+def _training(model: LoadedModel, is_stepped: bool) -> Iterator[_Order]:
     """The model with gradients on, and without any trace of them afterwards: it is held for the next replay."""
     model.causal_lm.requires_grad_(True)
     order = _Order(model.causal_lm)
     try:
-        yield order
+        with optimizing.restored(model.causal_lm) if is_stepped else nullcontext():
+            yield order
     finally:
         order.remove()
         model.causal_lm.zero_grad(set_to_none=True)

@@ -47,6 +47,10 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--gradient-checkpointing", is_flag=True)
 @click.option("--deterministic", is_flag=True, help="torch.use_deterministic_algorithms and what belongs to it.")
 @click.option("--backward", is_flag=True, help="Also the loss and its gradients; --micro may then name several.")
+@click.option(
+    "--optimizer-step", "optimizer", is_flag=False, flag_value="", metavar="[SPEC]",
+    help="With --backward: one step as well; adamw,lr=1e-6,max_grad_norm=1 ...; else as recorded.",
+)  # fmt: skip
 @click.option("--loss", metavar="SPEC", help="grpo,kl=0.001,reduction=token_sum ...; else as recorded.")
 @click.option("--forward", metavar="MODULE:FUNCTION", help="The trainer's own (model, batch) -> log-probabilities.")
 @click.option("--against", metavar="NAME", help="Rank several --model by a recorded log-probability.")
@@ -57,6 +61,7 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--temperature", type=float, help="Of the rollout; else the record's, else 1.0 and said so.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a random: model's weights.")
 @click.option("--capture", metavar="REGEX", help="Modules whose tensors are kept (default: all; none: no one).")
+@click.option("--rows", metavar="ROWS", help="Replay only these rows of the micro-batch: 3, 0,2, 0:4.")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Replay only the first rows.")
 @click.option(
     "--logit-chunk", type=click.IntRange(min=1), default=512, show_default=True, help="Rows of logits at once."
@@ -154,6 +159,7 @@ def _plan(
         "forward": forward,
         "forward_path": str(Path.cwd()) if own_code else None,
         "backward": backward,
+        "whole_step": micro is not None and micro.text == "all" and not backward,
         **rest,
     }
 
@@ -171,7 +177,7 @@ def _several(path: Path, step: Selection | None, rank: Selection | None, micro: 
 
 def _one(name: str, selection: Selection | None) -> int:
     """The single number asked for; a micro-batch is replayed one at a time. The first one when nothing was asked."""
-    if selection is None:
+    if selection is None or (name == "micro" and selection.text == "all"):
         return 0
     if selection.numbers is None or len(selection.numbers) != 1:
         raise SelectionError(f"replay takes one {name}", expected=f"--{name} 0", found=str(selection))

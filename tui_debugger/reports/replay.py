@@ -132,6 +132,13 @@ def _loss(number: int, cell: dict[str, Any]) -> list[str]:
     held = cell.get("recorded_training")
     if held:
         lines.append(f"  recording: {held['sentence']}")
+    if cell.get("optimizer"):
+        step = cell["optimizer"]
+        lines.append(f"cell {number} {step['stated']}")
+        lines.append(f"  {step['parameters']} weights moved by {words.number(step['update_norm'], 6)} (L2)")
+        after = cell.get("recorded_params")
+        said = after["sentence"] if after else "nothing recorded of the weights after it"
+        lines.append(f"  recorded weights after the step: {said}")
     return lines
 
 

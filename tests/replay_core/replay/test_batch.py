@@ -5,8 +5,9 @@ import pytest
 
 from replay_core.errors import DumpError, SelectionError
 from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
-from replay_core.replay.batch import padded_batch, read_batch, resolve_temperature, unpacked_batch
+from replay_core.replay.batch import padded_batch, resolve_temperature, unpacked_batch
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import read_batch
 
 IDS = [[5, 6, 7, 0], [0, 8, 9, 4]]
 MASK = [[1, 1, 1, 0], [0, 1, 1, 1]]
@@ -97,7 +98,7 @@ def test_a_step_that_is_not_there_is_a_selection_error():
 def test_first_rows_only_is_said():
     found = read_batch(run_of(record(RecordKey(0, 0, 0), input_ids=IDS, attention_mask=MASK)), plan(max_rows=1))
     assert found.batch.rows == 1
-    assert "first 1 of 2 rows" in found.notes[0]
+    assert "only 1 of 2 rows" in found.notes[0]
 
 
 def test_a_mask_of_zeros_is_an_error():

@@ -71,11 +71,12 @@ def test_hooks_of_one_callable_never_reach_another():
     assert store == {}
 
 
-def test_without_a_cxx_compiler_the_cell_is_unavailable(monkeypatch, tmp_path):
+def test_without_a_cxx_compiler_the_cell_is_unavailable(tmp_path):
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", (None, str(tmp_path / "no-such-compiler")))
-    with pytest.raises(UnavailableError, match="C\\+\\+ compiler") as refused:
+    # Not monkeypatch: undoing it would take the setting away from every test after this one.
+    missing = config.patch({"cpp.cxx": (None, str(tmp_path / "no-such-compiler"))})
+    with missing, pytest.raises(UnavailableError, match="C\\+\\+ compiler") as refused:
         compiling.need(Flags(compile="inductor"))
     assert "aot_eager" in refused.value.hint
     compiling.need(Flags(compile="aot_eager"))
