@@ -209,6 +209,29 @@ def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np
         yield start, flat[start : start + elements]
 
 
+def spread_chunks(ref: TensorRef, chunks: int, elements: int = CHUNK) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """As `flat_chunks`, but at most `chunks` of them, evenly spread; all of them where that is not more.
+
+    Only a tensor whose bytes lie in one piece can be read here and there; any other is read whole.
+    """
+    import numpy as np
+
+    where = ref.source
+    total = -(-ref.numel // elements)
+    if total <= chunks or not isinstance(where, FileBytes) or where.strides is not None:
+        yield from flat_chunks(ref, elements)
+        return
+    file, dtype = mapped(where.path), numpy_dtype(ref.dtype)
+    if where.big_endian:
+        dtype = dtype.newbyteorder(">")
+    for number in range(chunks):
+        start = (number * (total - 1) // (chunks - 1)) * elements
+        count = min(elements, ref.numel - start)
+        offset, nbytes = where.offset + start * dtype.itemsize, count * dtype.itemsize
+        yield start, np.frombuffer(file.view(offset, nbytes), dtype=dtype, count=count)
+        file.drop(offset, nbytes)
+
+
 def _chunks_of_parts(source: Parts, numel: int, elements: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Chunks of `elements` whatever the parts' sizes, so that two tensors' chunks face each other."""
     import numpy as np

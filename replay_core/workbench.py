@@ -6,16 +6,22 @@ Imports of what a job does not need are left to the job: a reader child never pa
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
+from replay_core.jobs import Document, Job, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
+
+if TYPE_CHECKING:
+    from replay_core.compare import TensorVerdict
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Document:
@@ -29,6 +35,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "record": _record_job,
         "inspect": _inspect_job,
         "compare": _compare_job,
+        "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
     }
@@ -145,9 +152,19 @@ def find_record(run: Run, key: RecordKey | None = None, **selection: Any) -> Rec
 
 
 def compare_dumps(
-    a: Path, b: Path, *, exact: bool = False, on_event: OnEvent = ignore, **selection: Selection | str | None
+    a: Path,
+    b: Path,
+    *,
+    exact: bool = False,
+    on_event: OnEvent = ignore,
+    on_row: Callable[[Document], None] | None = None,
+    scope_b: dict[str, int | None] | None = None,
+    **selection: Selection | str | None,
 ) -> Document:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
+
+    `on_row` takes each entry of the document's `tensors` as its verdict falls. `scope_b` picks other records of B
+    (step, rank, micro) and sets them against those of A: two steps of one run, two ranks of one step.
 
     Raises:
         NothingComparableError: the two share no tensor.
@@ -157,22 +174,48 @@ def compare_dumps(
     run_a, run_b = open_run(a), open_run(b)
     chosen = {name: value for name, value in selection.items() if value is not None}
     records_a = run_a.select(**chosen) if chosen else None  # type: ignore[arg-type]
-    records_b = run_b.select(**chosen) if chosen else None  # type: ignore[arg-type]
-    return documents.comparison_document(
-        compare_runs(run_a, run_b, records_a, records_b, exact=exact, on_event=on_event)
+    records_b = run_b.select(**chosen) if chosen and scope_b is None else None  # type: ignore[arg-type]
+    if scope_b is not None:
+        records_b = _as_scope(run_b, scope_b, {name: chosen.get(name) for name in scope_b})
+
+    def tell(row: TensorVerdict) -> None:
+        if on_row is not None:
+            on_row(documents.tensor_row(row))
+
+    compared = compare_runs(
+        run_a, run_b, records_a, records_b, exact=exact, on_event=on_event, on_row=None if on_row is None else tell
     )
+    return documents.comparison_document(compared)
+
+
+def _as_scope(run: Run, scope: dict[str, int | None], asked: dict[str, Any]) -> list[Record]:
+    """The records of a scope under the keys of the one they are set against: pairing goes by key."""
+    wanted = {name: Selection.parse(value) for name, value in scope.items() if value is not None}
+    keys = {name: next(iter(one.numbers)) for name, one in asked.items() if one is not None and one.numbers}
+    named = {name: value for name, value in keys.items() if scope.get(name) is not None}
+    found = []
+    for record in run.select(**wanted):  # type: ignore[arg-type]
+        stand_in = copy.copy(record)
+        stand_in.key = replace(record.key, **named)
+        found.append(stand_in)
+    return found
 
 
 def inspect(
-    a: dict[str, Any], b: dict[str, Any] | None = None, *, at: list[int] | None = None, count: int = 64
+    a: dict[str, Any],
+    b: dict[str, Any] | None = None,
+    *,
+    at: list[int] | None = None,
+    count: int = 64,
+    **more: Any,
 ) -> Document:
     """A tensor document: statistics, values around an index, and the pair's verdict when there are two.
 
-    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}.
+    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}. `more` is what `glance.glance` takes.
     """
-    from replay_core.inspection import tensor_document
+    from replay_core.glance import glance
 
-    return tensor_document(_named(a), _named(b) if b else None, at=at, count=count)
+    return glance(_named(a), _named(b) if b else None, at=at, count=count, **more)
 
 
 def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
@@ -206,19 +249,69 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
-    return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)))
+    names = ("part", "at_a", "at_b", "judge", "tokens")
+    more = {name: params[name] for name in names if params.get(name) is not None}
+    return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)), **more)
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     names = ("step", "rank", "micro")
     selection = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
     a, b = Path(params["a"]), Path(params["b"])
-    doc = compare_dumps(a, b, exact=bool(params.get("exact")), on_event=on_event, **selection)
+    rows = _RowStream(on_event) if params.get("stream") else None
+    doc = compare_dumps(
+        a,
+        b,
+        exact=bool(params.get("exact")),
+        on_event=on_event,
+        on_row=None if rows is None else rows.add,
+        scope_b=params.get("scope_b"),
+        **selection,
+    )
+    if rows is not None:
+        doc["tensors"] = rows.whole(doc["tensors"])
     if params.get("final_hidden"):
         from replay_core.replay.segments import segments
 
         doc["segments"] = clean(segments(open_run(a), open_run(b), str(params["final_hidden"])))
     return doc
+
+
+class _RowStream:
+    """Sends a comparison's entries in small pieces: as they fall (`rows`), and the whole list at the end (`tensors`).
+
+    One line of a hundred thousand entries would keep whoever reads it from doing anything else for a second.
+    """
+
+    PIECE = 200
+    PAUSE_S = 0.2
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._waiting: list[Document] = []
+        self._sent = time.monotonic()
+
+    def add(self, row: Document) -> None:
+        self._waiting.append(row)
+        now = time.monotonic()
+        if len(self._waiting) >= self.PIECE or now - self._sent > self.PAUSE_S:
+            self._on_event(Partial({"rows": clean(self._waiting)}))
+            self._waiting, self._sent = [], now
+
+    def whole(self, tensors: list[Document]) -> list[Document]:
+        """What is left for the document itself: nothing, once every piece is sent."""
+        if self._waiting:
+            self._on_event(Partial({"rows": clean(self._waiting)}))
+        for start in range(0, len(tensors), self.PIECE):
+            self._on_event(Partial({"tensors": tensors[start : start + self.PIECE]}))
+        return []
+
+
+def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.executors.child import ChildRunner
+
+    with ChildRunner(warm=params.get("matrix") is None) as runner:
+        return replay(dict(params["plan"]), Path(params["out"]), runner, on_event, matrix=params.get("matrix"))
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:

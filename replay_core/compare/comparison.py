@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replay_core import naming
@@ -80,10 +81,12 @@ def compare_runs(
     *,
     exact: bool = False,
     on_event: OnEvent = ignore,
+    on_row: Callable[[TensorVerdict], None] | None = None,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
-    Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence.
+    Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence; `on_row` takes
+    every verdict as it falls.
 
     Raises:
         NothingComparableError: not one tensor of the two could be compared.
@@ -109,6 +112,8 @@ def compare_runs(
                 damaged.setdefault(row.damaged, row.skipped)
             continue
         result.tensors.append(row)
+        if on_row is not None:
+            on_row(row)
         if not announced and may_be_first(row):
             announced = True
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
