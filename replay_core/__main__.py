@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.executors import wire
-from replay_core.jobs import Document, Event, Job, OnEvent, event_to_mapping
+from replay_core.jobs import COORDINATING_JOBS, Document, Event, Job, OnEvent, event_to_mapping
 
 Perform = Callable[[Job, OnEvent], Document]
 
@@ -162,7 +162,8 @@ class _Loop:
 
 @contextlib.contextmanager
 def _samples(job: Job, on_event: OnEvent) -> Any:
-    if wire.role_of(job) != wire.REPLAYER:
+    # Who coordinates has nothing to weigh: its children send samples of their own.
+    if wire.role_of(job) != wire.REPLAYER or job.kind in COORDINATING_JOBS:
         yield
         return
     # Deferred: psutil costs a reader 20 ms and would sample nothing there.

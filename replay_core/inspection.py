@@ -36,16 +36,16 @@ def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = 
     Raises:
         RequestError: no such tensor in the record, or `at` lies outside it.
     """
-    ref_a = _find(a)
-    ref_b = _find(b) if b else None
+    ref_a = find_tensor(a)
+    ref_b = find_tensor(b) if b else None
     row = _verdict(a, b, ref_a) if b else None
-    start_a, start_b = _starts(ref_a, ref_b, row, at)
+    start_a, start_b = starts(ref_a, ref_b, row, at)
     return documents.document(
         "tensor",
-        a=_side(a, ref_a),
-        b=_side(b, ref_b) if b and ref_b else None,
+        a=side(a, ref_a),
+        b=side(b, ref_b) if b and ref_b else None,
         verdict=None if row is None else documents.tensor_row(row),
-        window=_window(ref_a, ref_b, start_a, start_b, count),
+        window=window(ref_a, ref_b, start_a, start_b, count),
         # What only `shown_tensor` looks for.
         histogram=None,
         part=None,
@@ -63,7 +63,7 @@ def shown_tensor(
         RequestError: no such tensor, place or slice; or the named tokenizer cannot be read.
     """
     run, record, _ = named
-    ref = _find(named)
+    ref = find_tensor(named)
     document = tensor_document(named, at=at, count=0 if part else 64)
     numbers = ref.is_readable and not ref.is_text
     document["histogram"] = log2_histogram(ref) if numbers and ref.numel else None
@@ -111,7 +111,7 @@ def _decoded(
     }
 
 
-def _find(named: Named) -> TensorRef:
+def find_tensor(named: Named) -> TensorRef:
     _, record, name = named
     ref = record.get(name)
     if ref is None:
@@ -125,7 +125,7 @@ def _find(named: Named) -> TensorRef:
     return ref
 
 
-def _side(named: Named, ref: TensorRef) -> dict[str, Any]:
+def side(named: Named, ref: TensorRef) -> dict[str, Any]:
     run, record, _ = named
     looked = statistics(ref) if ref.is_readable and not ref.is_text else None
     return {"path": str(run.path), "key": record.key.to_mapping(), **documents.field(ref, looked)}
@@ -148,7 +148,7 @@ def _neighbours(run: Run, record: Record) -> list[Record]:
     return [other for other in run.records if (other.key.step, other.key.micro, other.key.rank, other.key.role) == here]
 
 
-def _starts(
+def starts(
     a: TensorRef, b: TensorRef | None, row: TensorVerdict | None, at: list[int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     origin_a, origin_b = (0,) * len(a.shape), (0,) * len(b.shape if b else ())
@@ -166,7 +166,7 @@ def _starts(
     return origin_a, origin_b
 
 
-def _window(
+def window(
     a: TensorRef, b: TensorRef | None, start_a: tuple[int, ...], start_b: tuple[int, ...], count: int
 ) -> dict[str, Any]:
     """Up to `count` values of the last axis around the start, both sides, and their difference b - a."""

@@ -16,7 +16,9 @@ Document = dict[str, Any]
 
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = ("open", "record", "inspect", "compare", "reopen", "diagnose")
-REPLAYER_JOBS = ("replay_cell", "demo_train")
+REPLAYER_JOBS = ("replay_cell", "demo_train", "replay")
+#: Of the latter, those that hand their work to children of their own.
+COORDINATING_JOBS = ("replay",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A piece of the final document, sent early: `{"first_divergence": ...}` or `{"cell": ...}`."""
+    """A piece of the final document, sent early: `{"first_divergence": ...}`, `{"cell": ...}`, `{"rows": ...}`."""
 
     document: Document
 

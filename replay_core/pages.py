@@ -260,6 +260,30 @@ def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np
         yield start, flat[start : start + elements]
 
 
+def spread_chunks(ref: TensorRef, chunks: int, elements: int = CHUNK) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """As `flat_chunks`, but at most `chunks` of them, evenly spread; all of them where that is not more.
+
+    Only a tensor whose bytes lie in one piece can be read here and there; any other is read whole.
+    """
+    import numpy as np
+
+    where = ref.source
+    total = -(-ref.numel // elements)
+    if total <= chunks or not isinstance(where, FileBytes) or where.strides is not None:
+        yield from flat_chunks(ref, elements)
+        return
+    dtype = numpy_dtype(ref.dtype)
+    if where.big_endian:
+        dtype = dtype.newbyteorder(">")
+    buffer = np.empty(elements * dtype.itemsize, dtype=np.uint8)
+    with stream(where.path) as file:
+        for number in range(chunks):
+            start = (number * (total - 1) // (chunks - 1)) * elements
+            part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
+            file.into(part.data, where.offset + start * dtype.itemsize)
+            yield start, part.view(dtype)
+
+
 def row_reader(ref: TensorRef, width: int) -> Callable[[Any], np.ndarray[Any, Any]]:
     """Reads rows of the tensor seen as [-1, width], by their numbers: [len(numbers), width].
 

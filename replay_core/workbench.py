@@ -6,8 +6,11 @@ Imports of what a job does not need are left to the job: a reader child never pa
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
+from replay_core.jobs import Document, Job, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 
@@ -32,6 +35,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "compare": _compare_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
+        "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
     }
@@ -160,6 +164,7 @@ def compare_dumps(
     summarised: bool | None = None,
     on_event: OnEvent = ignore,
     on_row: Callable[[Document], None] | None = None,
+    scope_b: dict[str, int | None] | None = None,
     **selection: Selection | str | None,
 ) -> Document:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
@@ -171,6 +176,8 @@ def compare_dumps(
         atol, rtol: every |d| <= atol + rtol |a| instead of any other limit for floats.
         summarised: also what NexRL's script reports; None: where either dump is NexRL's.
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
+        scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A: two
+            steps of one run, two ranks of one step.
         selection: step, rank, micro, stage, role.
 
     Raises:
@@ -186,7 +193,11 @@ def compare_dumps(
     renames = Renames.read(map_file) if map_file is not None else None
     run_a, run_b = open_run(a), open_run(b)
     chosen = {part: value for part, value in selection.items() if value is not None}
-    records_a, records_b = (_chosen(run, chosen) for run in (run_a, run_b))
+    records_a = _chosen(run_a, chosen)
+    if scope_b is None:
+        records_b = _chosen(run_b, chosen)
+    else:
+        records_b = _as_scope(run_b, scope_b, {part: chosen.get(part) for part in scope_b})
     if summarised is None:
         summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
     compared = compare_runs(
@@ -208,6 +219,19 @@ def compare_dumps(
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
     return run.select(**chosen) if chosen else None
+
+
+def _as_scope(run: Run, scope: dict[str, int | None], asked: dict[str, Any]) -> list[Record]:
+    """The records of a scope under the keys of the one they are set against: pairing goes by key."""
+    wanted = {name: Selection.parse(value) for name, value in scope.items() if value is not None}
+    keys = {name: next(iter(one.numbers)) for name, one in asked.items() if one is not None and one.numbers}
+    named = {name: value for name, value in keys.items() if scope.get(name) is not None}
+    found = []
+    for record in run.select(**wanted):  # type: ignore[arg-type]
+        stand_in = copy.copy(record)
+        stand_in.key = replace(record.key, **named)
+        found.append(stand_in)
+    return found
 
 
 def _with_texts(doc: Document, run: Run) -> Document:
@@ -339,6 +363,7 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     names = ("step", "rank", "micro")
     selection: dict[str, Any] = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
     a, b = Path(params["a"]), Path(params["b"])
+    rows = _RowStream(on_event) if params.get("stream") else None
     doc = compare_dumps(
         a,
         b,
@@ -350,8 +375,12 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
         rtol=params.get("rtol"),
         stage=params.get("stage"),
         on_event=on_event,
+        on_row=None if rows is None else rows.add,
+        scope_b=params.get("scope_b"),
         **selection,
     )
+    if rows is not None:
+        doc["tensors"] = rows.whole(doc["tensors"])
     if params.get("final_hidden"):
         from replay_core.replay.segments import segments
 
@@ -367,6 +396,43 @@ def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     step = Selection.parse(params["step"]) if params.get("step") is not None else None
     paths = [Path(one) for one in params.get("paths") or [params["path"]]]
     return diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+
+
+class _RowStream:
+    """Sends a comparison's entries in small pieces: as they fall (`rows`), and the whole list at the end (`tensors`).
+
+    One line of a hundred thousand entries would keep whoever reads it from doing anything else for a second.
+    """
+
+    PIECE = 200
+    PAUSE_S = 0.2
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._waiting: list[Document] = []
+        self._sent = time.monotonic()
+
+    def add(self, row: Document) -> None:
+        self._waiting.append(row)
+        now = time.monotonic()
+        if len(self._waiting) >= self.PIECE or now - self._sent > self.PAUSE_S:
+            self._on_event(Partial({"rows": clean(self._waiting)}))
+            self._waiting, self._sent = [], now
+
+    def whole(self, tensors: list[Document]) -> list[Document]:
+        """What is left for the document itself: nothing, once every piece is sent."""
+        if self._waiting:
+            self._on_event(Partial({"rows": clean(self._waiting)}))
+        for start in range(0, len(tensors), self.PIECE):
+            self._on_event(Partial({"tensors": tensors[start : start + self.PIECE]}))
+        return []
+
+
+def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.executors.child import ChildRunner
+
+    with ChildRunner(warm=params.get("matrix") is None) as runner:
+        return replay(dict(params["plan"]), Path(params["out"]), runner, on_event, matrix=params.get("matrix"))
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),  # the child process's loop
     ("workbench",),  # the one façade
+    ("glance",),  # a tensor as the screen looks at it: at once, whatever its size
     ("inspection",),  # one tensor or two under the glass: numbers of `compare`, worded by `export`
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
@@ -37,9 +38,13 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("screens",),
     ("panes",),
     ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
-    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash"),
+    ("replaying",),  # of the session, what runs a model
+    ("errands",),  # of the session, how a job is sent and what its events change
+    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered"),
     ("state",),
-    ("format", "paths", "actions", "terminal"),
+    ("tensor_rows", "flag_choices"),  # what a line of a list is
+    ("terminal", "settings"),
+    ("format", "paths", "actions"),
 )
 
 #: What the front end may open of the core: a module, or only these names of it. And why.
@@ -58,6 +63,8 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.child": (None, "a child behind a command"),
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
+    "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
+    "replay_core.replay.forecast": (None, "what cannot run here, by the file system alone"),
     "replay_core.replay.plan": (None, "what to replay: plain data, no torch"),
     "replay_core.telemetry.devices": (("gpus",), "the GPUs that `rldbg info` prints"),
 }

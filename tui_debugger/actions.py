@@ -1,12 +1,13 @@
 """Everything a user can do, once. Key bindings, key bar, help and palette are made from this list.
 
-A behaviour that is not listed here does not exist; every action is a method `action_<id>` of the
-debugger screen (a test holds that).
+A behaviour that is not listed here does not exist; every action is a method `action_<id>` of the screens
+it belongs to (a test holds that).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,22 @@ class Action:
     """Place in the key bar, smallest first; 0 keeps it out of the bar."""
     pane: str | None = None
     """The pane that must have the focus, None for any."""
-    shown_key: str | None = None
     argument: str | None = None
+    screens: tuple[str, ...] = ("debugger",)
+    """The screens that have it."""
+
+    @property
+    def name(self) -> str:
+        """What the user's `[keys]` table calls it: `first`, `flag.attention`."""
+        return f"{self.id}.{self.argument}" if self.argument is not None else self.id
 
     @property
     def key_text(self) -> str:
-        return self.shown_key or _KEY_NAMES.get(self.keys[0], self.keys[0])
+        return _KEY_NAMES.get(self.keys[0], self.keys[0]) if self.keys else ""
+
+    @property
+    def all_keys(self) -> str:
+        return "  ".join(_KEY_NAMES.get(key, key) for key in self.keys)
 
     @property
     def call(self) -> str:
@@ -40,73 +51,121 @@ _KEY_NAMES = {
     "question_mark": "?",
     "colon": ":",
     "at": "@",
+    "equals_sign": "=",
     "escape": "esc",
 }
 
 #: Panes in the order of their numbers.
-PANES = ("steps", "tensors", "inspect", "log", "flags", "usage")
+PANES = ("steps", "tensors", "inspect", "log", "flags", "telemetry", "findings")
 PANE_TITLES = {
     "steps": "Steps",
     "tensors": "Tensors",
     "inspect": "Inspect",
     "log": "Log",
     "flags": "Flags",
-    "usage": "Usage",
+    "telemetry": "Telemetry",
+    "findings": "Findings",
+    "matrix": "Matrix",
 }
+NUMBERS = {name: number for number, name in enumerate(PANES, 1)}
 
-FIND, RUN, MOVE, LOOK = "Find the divergence", "Replay and compare", "Move", "Rest"
+
+def pane_title(name: str) -> str:
+    """`2 Tensors`: the number is the key."""
+    return f"{NUMBERS[name]} {PANE_TITLES[name]}"
+
+
+FIND, RUN, SETTINGS, MOVE, LOOK = "Find the divergence", "Replay and compare", "Flags", "Move", "Rest"
+_ALL = ("debugger", "matrix")
+_MATRIX = ("matrix",)
+
+#: The flags of a replay: name, key, what the key does.
+_FLAG_KEYS = (
+    ("attention", "a", "attention", "next attention implementation"),
+    ("compile", "x", "compile", "torch.compile: off, aot_eager, inductor"),
+    ("dynamic", "X", "dynamic", "shapes of compiled code: auto, on, off"),
+    ("packing", "p", "packing", "packing on or off"),
+    ("block_mask", "b", "block mask", "block mask on, or off: packed rows then leak"),
+    ("dtype", "t", "dtype", "next dtype"),
+    ("rows_per_forward", "w", "rows at once", "all rows in one forward, or one by one"),
+    ("deterministic", "D", "deterministic", "deterministic algorithms on or off"),
+    ("gradient_checkpointing", "K", "grad ckpt", "gradient checkpointing on or off"),
+    ("use_cache", "U", "use_cache", "use_cache on or off"),
+    ("mode", "T", "mode", "eval, or train: the model's dropout applies"),
+    ("logits", "L", "logits", "logits in chunks, or whole as many trainers hold them"),
+    ("device", "V", "device", "cpu or cuda"),
+)
 
 ACTIONS: tuple[Action, ...] = (
-    Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 3),
-    Action(
-        "diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 4, shown_key="]", argument="next"
-    ),
-    Action("diverging", ("left_square_bracket",), "prev", "previous diverging tensor", FIND, 0, argument="previous"),
-    Action("filter", ("slash",), "filter", "filter tensors: a regular expression on verdict and name", FIND, 7),
-    Action("at", ("at",), "index", "show the values from an index on, e.g. 0,12", FIND, 5, "inspect"),
+    Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1),
+    Action("diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 2, argument="next"),
+    Action("diverging", ("left_square_bracket",), "prev", "previous diverging tensor", FIND, argument="previous"),
+    Action("filter", ("slash",), "filter", "filter tensors or steps by a regular expression", FIND, 6),
+    Action("sort", ("S",), "sort", "sort: order of computation, worst first, name", FIND, 21, "tensors"),
+    Action("at", ("at",), "index", "values from an index on (0,12), or a slice of any rank (0:4,:8)", FIND, 5),
+    Action("sheet", ("i",), "tokens", "inspector: values, or the sample token by token", FIND, 1, "inspect"),
     Action("view", ("v",), "view", "switch between the comparison and the record's own tensors", FIND),
-    Action("replay", ("r",), "replay", "run the record with the flags and compare with each row alone", RUN, 1),
-    Action("compare", ("c",), "compare", "compare with another dump", RUN, 6),
-    Action("model", ("m",), "model", "choose the model a replay loads", RUN, 3, "flags"),
-    Action("flag", ("a",), "attention", "next attention implementation", RUN, argument="attention"),
-    Action("flag", ("p",), "packing", "packing on or off", RUN, argument="packing"),
-    Action("flag", ("t",), "dtype", "next dtype", RUN, argument="dtype"),
-    Action("flag", ("b",), "block mask", "block mask on, or off: packed rows then leak", RUN, argument="block_mask"),
-    Action("flag", ("w",), "rows", "all rows in one forward, or one by one", RUN, argument="rows_per_forward"),
-    Action("change", ("space",), "change", "change the flag under the cursor; pause the log", RUN, 2, "flags"),
-    Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN),
+    Action("step", ("s",), "step", "go to a step", FIND, 1, "steps"),
+    Action("replay", ("r",), "replay", "run the record with the flags and compare with each row alone", RUN, 3),
+    Action("matrix", ("m",), "matrix", "every combination of flags, each in a child of its own", RUN, 4),
+    Action("compare", ("c",), "compare", "compare with another dump", RUN, 7),
+    Action("mark", ("space",), "mark", "mark a tensor, step or cell; flags: change; log: pause", RUN, 8, screens=_ALL),
+    Action("pair", ("equals_sign",), "compare marked", "compare the two marked things", RUN, screens=_ALL),
+    Action("open_dump", ("o",), "open", "open a dump, or a saved document (.json)", RUN),
+    Action("model", ("M",), "model", "choose the model a replay loads", RUN, 2, "flags"),
+    Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN, screens=_ALL),
+    Action("run_matrix", ("r",), "run", "run the matrix", RUN, 1, screens=_MATRIX),
+    Action("axes", ("a",), "axes", "choose the axes of the matrix", RUN, 2, screens=_MATRIX),
+    *(Action("flag", (key,), label, text, SETTINGS, argument=name) for name, key, label, text in _FLAG_KEYS),
     *(
         Action("pane", (str(i),), PANE_TITLES[name], f"go to {PANE_TITLES[name]}", MOVE, argument=name)
         for i, name in enumerate(PANES, 1)
     ),
-    Action("next_pane", ("tab",), "next pane", "next pane (shift+tab: back)", MOVE, argument="next"),
+    Action("next_pane", ("tab",), "next pane", "next pane", MOVE, argument="next"),
     Action("next_pane", ("shift+tab",), "back", "previous pane", MOVE, argument="previous"),
-    Action("move", ("j",), "down", "one down (or the arrow)", MOVE, argument="down"),
-    Action("move", ("k",), "up", "one up (or the arrow)", MOVE, argument="up"),
-    Action("move", ("g",), "top", "to the top (or home)", MOVE, argument="top"),
-    Action("move", ("G",), "end", "to the end (or end)", MOVE, argument="end"),
-    Action("move", ("ctrl+d",), "page down", "half a page down", MOVE, argument="page_down"),
-    Action("move", ("ctrl+u",), "page up", "half a page up", MOVE, argument="page_up"),
-    Action("open", ("enter",), "open", "open what the cursor is on", MOVE),
-    Action("back", ("escape",), "back", "close, clear the filter, restore the layout, go back", MOVE, shown_key="esc"),
-    Action("maximise", ("z",), "maximise", "give the pane the whole screen, and back", MOVE, 9),
-    Action("export", ("e",), "export", "write what is shown as JSON", LOOK, 8),
-    Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 10),
-    Action("palette", ("colon", "ctrl+p"), "palette", "all commands and themes, by name", LOOK, 11),
-    Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 12),
-    Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 13),
-)
+    Action("move", ("j",), "down", "one down (or the arrow)", MOVE, argument="down", screens=_ALL),
+    Action("move", ("k",), "up", "one up (or the arrow)", MOVE, argument="up", screens=_ALL),
+    Action("move", ("g",), "top", "to the top (or home)", MOVE, argument="top", screens=_ALL),
+    Action("move", ("G",), "end", "to the end (or end)", MOVE, argument="end", screens=_ALL),
+    Action("move", ("ctrl+d",), "page down", "half a page down", MOVE, argument="page_down", screens=_ALL),
+    Action("move", ("ctrl+u",), "page up", "half a page up", MOVE, argument="page_up", screens=_ALL),
+    Action("open", ("enter",), "open", "open what the cursor is on; cell: divergences, or log", MOVE, screens=_ALL),
+    Action("back", ("escape",), "back", "close, clear the filter, restore the layout", MOVE, screens=_ALL),
+    Action("maximise", ("z",), "maximise", "give the pane the whole screen, and back", MOVE, 11),
+    Action("export", ("e",), "export", "write what is shown as JSON; rldbg FILE opens it", LOOK, 10, screens=_ALL),
+    Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_ALL),
+    Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_ALL),
+    Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_ALL),
+    Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_ALL),
+    Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_ALL),
+    Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 15, screens=_ALL),
+)  # fmt: skip
 
 
-def for_bar(pane: str) -> list[Action]:
-    """What the key bar lists while `pane` has the focus."""
-    fitting = [action for action in ACTIONS if action.bar and action.pane in (None, pane)]
-    return sorted(fitting, key=lambda action: (action.pane != pane, action.bar))
+def of_screen(screen: str, actions: Iterable[Action] = ACTIONS) -> list[Action]:
+    return [action for action in actions if screen in action.screens]
 
 
-def groups() -> dict[str, list[Action]]:
+def for_bar(pane: str, actions: Sequence[Action] = ACTIONS) -> list[Action]:
+    """What the key bar lists while `pane` has the focus; `start` is the screen with nothing open."""
+    if pane == "start":
+        wanted = ("open", "open_dump", "theme", "palette", "help", "quit")
+        return [action for action in of_screen("debugger", actions) if action.id in wanted]
+    screen = "matrix" if pane == "matrix" else "debugger"
+    fitting = [action for action in of_screen(screen, actions) if action.bar and action.pane in (None, pane)]
+    named = [
+        replace(action, label=_MARK.get(pane, action.label)) if action.id == "mark" else action for action in fitting
+    ]
+    return sorted(named, key=lambda action: action.bar)
+
+
+#: What space does, by pane.
+_MARK = {"flags": "change", "log": "pause"}
+
+
+def groups(actions: Iterable[Action] = ACTIONS) -> dict[str, list[Action]]:
     """The actions under their headings, for the help page."""
     table: dict[str, list[Action]] = {}
-    for action in ACTIONS:
+    for action in actions:
         table.setdefault(action.group, []).append(action)
     return table

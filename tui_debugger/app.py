@@ -15,15 +15,19 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from replay_core.errors import ExitCode
-from tui_debugger import paths, terminal, theming
-from tui_debugger.actions import ACTIONS
+from replay_core.jobs import Document
+from tui_debugger import keymap, paths, remembered, terminal, theming
+from tui_debugger.actions import of_screen
 from tui_debugger.crash import write_crash
 from tui_debugger.engine import ChildEngine, Engine
 from tui_debugger.screens.debugger import DebuggerScreen
 from tui_debugger.session import Session
+from tui_debugger.settings import Settings, read_settings
 from tui_debugger.state import Part, Scope, State
 
 _FATAL_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
+#: How often a changed place is written, in seconds.
+_KEEP_S = 2.0
 
 
 class RldbgApp(App[None]):
@@ -35,6 +39,8 @@ class RldbgApp(App[None]):
         replay: settings of a replay (`model`, `flags`, `temperature`, `seed`); `dump` is the recording when it is
             not A; with `start` it begins at once.
         engine: who runs the jobs; the children of this process unless a test brings its own.
+        listed: A's run document, when the caller has already listed its names.
+        settings: the user's own; read from config.toml otherwise.
     """
 
     TITLE = "rldbg"
@@ -52,9 +58,14 @@ class RldbgApp(App[None]):
         ascii: bool = False,
         theme: str | None = None,
         engine: Engine | None = None,
+        listed: Document | None = None,
+        settings: Settings | None = None,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
+        self._settings = settings or read_settings()
+        self._listed = listed
+        self._filters.append(terminal.ControlFilter())
         self._paths = (a, b)
         self._select = select or {}
         self._replay = replay or {}
@@ -73,7 +84,9 @@ class RldbgApp(App[None]):
         state.flags.update(given)
         state.flags_given = frozenset(given)
         self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
-        self.debugger = DebuggerScreen(self.session)
+        self.actions, self._key_problems = keymap.remapped(self._settings.keys)
+        self.debugger = DebuggerScreen(self.session, self.actions)
+        self._kept: dict[str, Any] = {}
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return dict(theming.TOKENS)
@@ -95,27 +108,45 @@ class RldbgApp(App[None]):
         themes, problems = theming.load_themes()
         for theme in themes:
             self.register_theme(theme)
-        asked = self._theme_asked or os.environ.get("RLDBG_THEME") or theming.DEFAULT
+        problems += [*self._settings.problems, *self._key_problems]
+        chosen = self._theme_asked or os.environ.get("RLDBG_THEME") or self._settings.theme
+        asked = chosen or self._known(remembered.theme()) or theming.DEFAULT
         if asked not in self.available_themes:
             problems.append(f"no theme {asked}: using {theming.DEFAULT} (there is {', '.join(t.name for t in themes)})")
             asked = theming.DEFAULT
         self.theme = asked
         if problems:
-            self.notify("\n".join(problems), title="themes", severity="warning", markup=False)
+            self.notify("\n".join(problems), title="settings", severity="warning", markup=False, timeout=15)
+
+    def _known(self, name: str | None) -> str | None:
+        return name if name in self.available_themes else None
 
     def _begin(self) -> None:
         a, b = self._paths
         self.session.state.a_path, self.session.state.b_path = a, b
+        self.debugger.redraw(Part.START)
+        self.set_interval(_KEEP_S, self._keep_place)
         self.debugger.run_worker(self._first_look(a, b), group="job")
 
     async def _first_look(self, a: Path | None, b: Path | None) -> None:
         chosen = {name: self._select[name] for name in ("step", "rank", "micro") if self._select.get(name) is not None}
-        await self.session.open(a, b, Scope(**chosen) if chosen else None)
+        await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed)
         if self._replay.get("start"):
             await self.session.replay()
 
     async def on_unmount(self) -> None:
+        self._keep_place()
         await self.engine.stop()
+
+    def _keep_place(self) -> None:
+        """Write where the user is, when that changed: a dropped link takes this process with it."""
+        state = self.session.state
+        if state.a_path is None or state.a is None or state.busy is not None:
+            return
+        place = {**self.session.place(), "pane": self.debugger.active, "alone": self.debugger.alone}
+        if place != self._kept:
+            self._kept = place
+            remembered.keep_place(state.a_path, state.b_path, place)
 
     # ── what the session calls ───────────────────────────────────────────────────────────────────
 
@@ -132,17 +163,18 @@ class RldbgApp(App[None]):
     # ── palette ──────────────────────────────────────────────────────────────────────────────────
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        for action in ACTIONS:
+        on_matrix = not isinstance(screen, DebuggerScreen)
+        for action in of_screen("matrix" if on_matrix else "debugger", self.actions):
             if action.group != "Move" and action.id != "palette":
-                title = f"{action.label} ({action.key_text})"
-                yield SystemCommand(title, action.help, lambda call=action.call: self._act(call))
+                title = f"{action.label} ({action.key_text})" if action.keys else action.label
+                yield SystemCommand(title, action.help, lambda call=action.call: self._act(call, screen))
         for name in sorted(self.available_themes):
             yield SystemCommand(
                 f"theme {name}", "colours of the screen", lambda name=name: setattr(self, "theme", name)
             )
 
-    async def _act(self, call: str) -> None:
-        await self.run_action(call, default_namespace=self.debugger)
+    async def _act(self, call: str, screen: Screen[Any]) -> None:
+        await self.run_action(call, default_namespace=screen)
 
     # ── crashes ──────────────────────────────────────────────────────────────────────────────────
 
@@ -165,6 +197,7 @@ def run_ui(
     ascii: bool = False,
     mouse: bool = True,
     theme: str | None = None,
+    listed: Document | None = None,
 ) -> int:
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
@@ -172,8 +205,10 @@ def run_ui(
         0; 70 after a crash; 128 + number after a signal.
     """
     terminal.survive_broken_input()
-    app = RldbgApp(a, b, select=select, replay=replay, ascii=ascii, theme=theme)
-    app.run(mouse=mouse)
+    settings = read_settings()
+    ascii = ascii or settings.ascii or not terminal.speaks_utf8()
+    app = RldbgApp(a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings)
+    app.run(mouse=mouse and settings.mouse)
     code = app.return_code
     error = app._exception
     if error is not None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from replay_core.executors import wire
 from replay_core.executors.async_child import AsyncChild
-from replay_core.jobs import Document, Job, OnEvent, ignore
+from replay_core.jobs import COORDINATING_JOBS, Document, Job, OnEvent, ignore
 
 
 class Engine(Protocol):
@@ -27,19 +27,27 @@ class Engine(Protocol):
 
 
 class ChildEngine:
-    """Two children: reading never waits for a replay, and torch is loaded only by a replay."""
+    """Children by what they do: reading never waits for a replay, and torch is loaded only by a replay.
+
+    A matrix has a child of its own that starts one per cell; the warm replayer leaves first, since it may hold the
+    memory that the cells need.
+    """
 
     def __init__(self) -> None:
         self._reader = AsyncChild(wire.READER)
         self._replayer = AsyncChild(wire.REPLAYER)
+        self._coordinator = AsyncChild(wire.REPLAYER)
 
     async def start(self) -> None:
         """Start the reader; the replayer starts with its first job."""
         await self._reader.start()
 
     async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        if job.kind in COORDINATING_JOBS:
+            await self._replayer.stop()
+            return await self._coordinator.run(job, on_event)
         child = self._replayer if wire.role_of(job) == wire.REPLAYER else self._reader
         return await child.run(job, on_event)
 
     async def stop(self) -> None:
-        await asyncio.gather(self._reader.stop(), self._replayer.stop())
+        await asyncio.gather(self._reader.stop(), self._replayer.stop(), self._coordinator.stop())

@@ -16,7 +16,7 @@ DIVERGING = frozenset({"NAN", "SHAPE", "DIFF"})
 NONE = "—"
 
 #: What a terminal acts on instead of showing: controls, direction marks, line and paragraph separators, surrogates.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def safe(text: object, *, lines: bool = False) -> str:
@@ -24,7 +24,7 @@ def safe(text: object, *, lines: bool = False) -> str:
 
     Names, texts and paths of a dump are untrusted. With `lines`, line breaks and tabs stay.
     """
-    shown = _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), str(text))
+    shown = UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), str(text))
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -90,6 +90,28 @@ def middle(text: str, width: int) -> str:
         return text[:width]
     tail = max(1, (width - 1) * 2 // 3)
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+def wrapped(text: str, width: int, taken: int = 0) -> list[str]:
+    """The text in lines of `width`, the first one shorter by what is `taken` of it."""
+    lines, room = [""], max(8, width - taken)
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
+            room = width
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def ago(seconds_past: float) -> str:
+    """`just now`, `5 min ago`, `3 h ago`, `2 days ago`."""
+    if seconds_past < 90:
+        return "just now"
+    for size, unit in ((86_400, "day"), (3600, "h"), (60, "min")):
+        if seconds_past >= size:
+            count = int(seconds_past // size)
+            return f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
+    return "just now"
 
 
 def scope(key: Mapping[str, Any] | None) -> str:
@@ -181,7 +203,9 @@ def comparison_answer(document: Mapping[str, Any]) -> Answer:
     return Answer(word, word.lower(), phrase, facts, _remarks(document, totals))
 
 
-def first_answer(first: Mapping[str, Any], totals: Mapping[str, Any] | None = None) -> Answer:
+def first_answer(
+    first: Mapping[str, Any], totals: Mapping[str, Any] | None = None, running: str = "the comparison still runs"
+) -> Answer:
     """The first line when something diverges."""
     facts = []
     where = place(first.get("index"))
@@ -194,7 +218,7 @@ def first_answer(first: Mapping[str, Any], totals: Mapping[str, Any] | None = No
         facts.append(f"a={number(first.get('a'), 3)} b={number(first.get('b'), 3)}")
     if first.get("origin"):
         facts.append(f"origin {first['origin']}")
-    notes = [counts(totals)] if totals else ["the comparison still runs"]
+    notes = [counts(totals)] if totals else [running]
     if first.get("why"):
         notes.append(str(first["why"]))
     return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, notes)

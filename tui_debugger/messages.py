@@ -67,3 +67,28 @@ class FilterClosed(Message):
     def __init__(self, keep: bool) -> None:
         super().__init__()
         self.keep = keep
+
+
+class FindingOpened(Message):
+    """Enter on a finding: the file it names, and the step it speaks of."""
+
+    def __init__(self, where: str, step: int | None) -> None:
+        super().__init__()
+        self.where = where
+        self.step = step
+
+
+class StartChosen(Message):
+    """Enter on a line of the start list: paths to open, or the demo where there are none."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        super().__init__()
+        self.paths = paths
+
+
+class CellChosen(Message):
+    """Enter on a cell of the matrix."""
+
+    def __init__(self, cell: int) -> None:
+        super().__init__()
+        self.cell = cell

@@ -1,21 +1,120 @@
-"""What `e` writes: the document on the screen, and the replay it came from."""
+"""What `e` writes, the document on the screen and the replay it came from, and how such a file is opened again."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from replay_core.errors import DumpError
 from replay_core.jobs import Document
 from tui_debugger import paths
 from tui_debugger.state import State
 
+SCHEMA_VERSION = 1
+#: Documents the screen can show again.
+KINDS = ("comparison", "replay", "run", "record")
+
+#: Bytes looked at to tell a document from a dump that happens to be JSON.
+_HEAD = 4096
+
+
+def is_document(path: Path) -> bool:
+    """Whether a file says of itself that rldbg wrote it."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return b'"schema_version"' in head and (b'"rldbg"' in head or b'"kind"' in head)
+
+
+def read(path: Path) -> Document:
+    """A saved document.
+
+    Raises:
+        DumpError: it is no JSON, of a kind the screen does not show, or of a schema from the future.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DumpError("the document cannot be read", file=str(path), found=str(error)) from None
+    if not isinstance(document, dict) or document.get("kind") not in KINDS:
+        found = document.get("kind") if isinstance(document, dict) else type(document).__name__
+        expected = " | ".join(KINDS)
+        raise DumpError("the screen cannot show this document", file=str(path), expected=expected, found=str(found))
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise DumpError(
+            "the document was written by another rldbg", file=str(path), expected=f"schema_version {SCHEMA_VERSION}",
+            found=str(version), hint="upgrade rldbg, or compare the dumps again",
+        )  # fmt: skip
+    missing = [name for name in _NEEDED[str(document["kind"])] if name not in document]
+    if missing:
+        raise DumpError("the document is not whole", file=str(path), expected=", ".join(missing), found="none of them")
+    return document
+
+
+_NEEDED = {
+    "comparison": ("a", "b", "counts", "tensors"),
+    "replay": ("cells", "baseline", "plan"),
+    "run": ("path", "records"),
+    "record": ("path", "key", "fields"),
+}
+
+
+def side_as_run(document: Mapping[str, Any], side: str) -> Document:
+    """A side of a saved comparison as a run of the records it names."""
+    keys: list[dict[str, Any]] = []
+    for entry in document["tensors"]:
+        key = entry.get(f"{side}_key")
+        if key is not None and key not in keys[-8:]:
+            keys.append(key)
+    unique = list({json.dumps(key, sort_keys=True): key for key in keys}.values())
+    return _run(document[side], unique)
+
+
+def plan_as_run(document: Mapping[str, Any]) -> Document:
+    """The recording a saved replay took its micro-batch from."""
+    plan = document["plan"]
+    key = {name: plan.get(name) for name in ("step", "rank", "micro", "role")}
+    return _run({"path": plan.get("dump"), "dialect": "saved replay", "flags": None}, [key])
+
+
+def record_as_run(document: Mapping[str, Any]) -> Document:
+    return _run({"path": document["path"], "dialect": "saved record", "flags": None}, [document["key"]])
+
+
+def _run(side: Mapping[str, Any], keys: list[dict[str, Any]]) -> Document:
+    steps = sorted({key["step"] for key in keys if key.get("step") is not None})
+    records = [{"key": key, "path": side.get("path"), "fields": None} for key in keys]
+    return {
+        "path": side.get("path"), "dialect": side.get("dialect"), "steps": steps, "records": records,
+        "problems": [], "notes": [], "flags": side.get("flags"), "models": {},
+    }  # fmt: skip
+
+
+def axes_text(axes: Mapping[str, list[Any]]) -> str:
+    """The axes of a saved matrix as they are written."""
+
+    def word(value: Any) -> str:
+        return "all" if value is None else ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+    return " ".join(f"{name}={','.join(map(word, values))}" for name, values in axes.items())
+
 
 def documents(state: State) -> list[Document]:
     """The documents behind what is shown: none while nothing is open."""
+    matrix = [state.matrix.document] if state.matrix.document is not None else []
     if state.shows_record or state.comparison is None:
         shown = state.record or state.a
-        return [] if shown is None else [shown]
+        return matrix if shown is None or "schema_version" not in shown else [shown, *matrix]
+    if matrix:
+        return [state.comparison, *matrix]
     return [state.comparison, replay_document(state)] if state.cells else [state.comparison]
 
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 from replay_core.jobs import Document, Sample
-from replay_core.replay.flags import ATTENTIONS, DEVICES, DTYPES, Flags
+from replay_core.replay.flags import MATRIX
 from tui_debugger import format as fmt
+from tui_debugger.flag_choices import default_flags
+from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows
 
-#: Rows a list draws at most; what is left out is counted on its border.
-ROW_CAP = 200_000
 SAMPLES_KEPT = 900
 
 
@@ -29,8 +29,10 @@ class Part(Enum):
     TENSORS = auto()
     INSPECT = auto()
     FLAGS = auto()
-    USAGE = auto()
+    TELEMETRY = auto()
     ANSWER = auto()
+    MATRIX = auto()
+    START = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +50,14 @@ class Scope:
     def params(self) -> dict[str, int | None]:
         return {"step": self.step, "rank": self.rank, "micro": self.micro}
 
+    def covers(self, key: Mapping[str, Any]) -> bool:
+        """Whether a record of this key belongs to it."""
+        return all(
+            wanted is None or key.get(name) is None or key.get(name) == wanted for name, wanted in self.params().items()
+        )
+
     def __str__(self) -> str:
         return fmt.scope(self.params())
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRow:
-    """One line of the tensor list."""
-
-    name: str
-    verdict: str
-    entry: Mapping[str, Any]
-    """The document's own entry: a comparison's `tensors` item, or a record's `fields` item."""
-    is_first: bool = False
-
-    @property
-    def diverges(self) -> bool:
-        return self.verdict in fmt.DIVERGING
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A flag and the settings its key goes through."""
-
-    name: str
-    label: str
-    key: str
-    settings: tuple[Any, ...]
-
-
-FLAGS = (
-    Choice("attention", "attention", "a", ATTENTIONS),
-    Choice("packing", "packing", "p", (False, True)),
-    Choice("dtype", "dtype", "t", DTYPES),
-    Choice("block_mask", "block mask", "b", (True, False)),
-    Choice("rows_per_forward", "rows at once", "w", (None, 1)),
-    Choice("device", "device", "", DEVICES),
-)
-
-
-def default_flags() -> dict[str, Any]:
-    defaults = Flags()
-    return {choice.name: getattr(defaults, choice.name) for choice in FLAGS}
-
-
-def asked_flags(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The flags a run or a side of a comparison was computed with, as they were asked for; empty when unknown."""
-    flags = (document or {}).get("flags") or {}
-    return dict(flags.get("asked", flags))
 
 
 @dataclass(slots=True)
@@ -107,6 +69,34 @@ class Cell:
 
 
 @dataclass(slots=True)
+class Matrix:
+    """The cells of a matrix, while it runs and after."""
+
+    axes: str = MATRIX
+    cells: list[Document] = field(default_factory=list)
+    document: Document | None = None
+    """The whole replay document, once every cell has run."""
+    runs: bool = False
+    total: int = 0
+    doing: str = ""
+
+    @property
+    def baseline(self) -> Document | None:
+        if self.document is not None:
+            return dict(self.cells[self.document["baseline"]])
+        return next((cell for cell in self.cells if cell.get("part") == "reference"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A thing marked for comparison: a tensor (sides of an inspection), a record's scope, or a cell's dump."""
+
+    kind: str
+    name: str
+    what: Mapping[str, Any]
+
+
+@dataclass(slots=True)
 class Busy:
     """A job that runs: what it does and how far it is."""
 
@@ -115,11 +105,22 @@ class Busy:
     total: int | None = None
     unit: str = ""
     is_replay: bool = False
+    began: float = 0.0
+    phase_began: float = 0.0
+    now: float = 0.0
 
     def __str__(self) -> str:
         if self.total:
-            return f"{self.what}: {self.done} of {self.total} {self.unit}".rstrip()
+            return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{self._pace()}".rstrip()
         return f"{self.what}: {self.unit}" if self.unit else self.what
+
+    def _pace(self) -> str:
+        """Rate and time left, once a phase has gone on long enough to tell."""
+        spent = self.now - self.phase_began
+        if not self.total or spent < 2 or not 0 < self.done < self.total:
+            return ""
+        rate = self.done / spent
+        return f" · {fmt.number(rate, 3)}/s · {fmt.seconds((self.total - self.done) / rate)} left"
 
 
 @dataclass(slots=True)
@@ -133,11 +134,19 @@ class State:
     comparison: Document | None = None
     early: Document | None = None
     """The first divergence of a comparison that still runs."""
+    live: bool = False
+    """The rows are those of a comparison that still runs."""
+    snapshot: Path | None = None
+    """The saved document that is shown, when it is one."""
     shows_record: bool = True
     selected: int = 0
     """Index of the selected row among all rows (before the filter)."""
     inspected: Document | None = None
+    sheet: str = "values"
     filter: str = ""
+    sort: str = SORTS[0]
+    step_filter: str = ""
+    marks: list[Mark] = field(default_factory=list)
     flags: dict[str, Any] = field(default_factory=default_flags)
     flags_given: frozenset[str] = frozenset()
     """Flags the caller set: opening a dump leaves these as they are."""
@@ -149,22 +158,60 @@ class State:
     plan: dict[str, Any] = field(default_factory=dict)
     """Of the last replay, as its document holds it."""
     cells: list[Cell] = field(default_factory=list)
+    matrix: Matrix = field(default_factory=Matrix)
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    """Of the running job: what it did, and the seconds it took."""
     busy: Busy | None = None
     trouble: str | None = None
     """The first line of the last error, until something works again."""
     step_verdicts: dict[int | None, str] = field(default_factory=dict)
     rows: list[TensorRow] = field(default_factory=list)
     shown: list[int] = field(default_factory=list)
-    """Indexes of `rows` the filter lets through."""
+    """Indexes of `rows` the filter lets through, in the order they are drawn."""
     filter_error: str | None = None
+    several_records: bool = False
+    """Whether the rows come from more than one rank or micro-batch."""
 
-    def show_comparison(self, document: Document) -> None:
-        """Make a comparison the thing the tensor list shows, its first divergence selected."""
-        self.comparison, self.early, self.shows_record = document, None, False
-        self.rows = list(comparison_rows(document))
+    def show_comparison(self, document: Document, rows: list[TensorRow] | None = None) -> None:
+        """Make a comparison the thing the tensor list shows, its first divergence selected.
+
+        `rows` are the document's own, where they have already been made.
+        """
+        self.comparison, self.early, self.shows_record, self.live = document, None, False, False
+        if rows is None:
+            rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
+        self.rows = rows
+        self._see_keys(rows)
         self.refilter()
         self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
+
+    def begin_live(self) -> None:
+        """A comparison begins: its rows are shown as they are judged."""
+        self.rows, self.shown, self.live, self.shows_record = [], [], True, False
+        self.selected, self.several_records, self.comparison = 0, False, None
+
+    def add_live(self, tensors: Sequence[Mapping[str, Any]]) -> None:
+        """More rows of the comparison that runs. The first diverging one is selected, and stays so."""
+        start = len(self.rows)
+        fresh = list(comparison_rows(tensors, None))
+        self.rows += fresh
+        self._see_keys(fresh)
+        self.shown += matching(self.rows, self._wanted(), start, len(self.rows))
+        if self.early is None or not any(row.diverges for row in fresh):
+            return
+        here = self.row
+        if here is None or not here.diverges:
+            self.selected = next(start + i for i, row in enumerate(fresh) if row.diverges)
+
+    def _see_keys(self, rows: Sequence[TensorRow]) -> None:
+        keys = set()
+        for row in rows:
+            key = row.entry.get("a_key") or row.entry.get("b_key") or {}
+            keys.add((key.get("rank"), key.get("micro")))
+            if len(keys) > 1:
+                break
+        self.several_records = len(keys) > 1 or (self.live and self.several_records)
 
     def _first_difference(self) -> int:
         """The row to look at where nothing diverges: the first that is not bitwise the same."""
@@ -173,75 +220,99 @@ class State:
         return next((i for i, row in enumerate(self.rows) if (row.name, row.entry.get("a_key")) == here), 0)
 
     def show_record(self, document: Document) -> None:
-        self.record, self.shows_record = document, True
-        self.rows = [
-            TensorRow(str(entry["name"]), "BAD" if entry.get("problem") else "", entry)
-            for entry in document.get("fields") or []
-        ]
+        self.record, self.shows_record, self.live = document, True, False
+        self.rows = list(record_rows(document.get("fields") or []))
+        self.several_records = False
         self.refilter()
         self.selected = self.shown[0] if self.shown else 0
 
-    def refilter(self) -> None:
-        """Apply the filter: a regular expression on `VERDICT name`."""
+    def _wanted(self) -> Callable[[str], object]:
+        """The filter, a regular expression on `VERDICT name`; a text where it is none."""
         self.filter_error = None
         try:
-            wanted = re.compile(self.filter, re.IGNORECASE)
+            return re.compile(self.filter, re.IGNORECASE).search
         except re.error as error:
             self.filter_error = str(error)
-            wanted = re.compile(re.escape(self.filter), re.IGNORECASE)
-        hits = [i for i, row in enumerate(self.rows) if wanted.search(f"{row.verdict} {row.name}")]
-        self.shown = hits[:ROW_CAP]
+            return re.compile(re.escape(self.filter), re.IGNORECASE).search
+
+    def refilter(self) -> None:
+        """Apply filter and order to every row."""
+        self.take_shown(matching(self.rows, self._wanted(), 0, len(self.rows)))
+
+    def filter_slice(self, start: int, stop: int) -> list[int]:
+        """What the filter lets through of a part of the rows: a long list is filtered between two keys."""
+        return matching(self.rows, self._wanted(), start, stop)
+
+    def take_shown(self, hits: list[int]) -> None:
+        self.shown = ordered(self.rows, hits, self.sort)[:ROW_CAP] if self.sort != SORTS[0] else hits[:ROW_CAP]
 
     @property
     def row(self) -> TensorRow | None:
         return self.rows[self.selected] if self.selected < len(self.rows) else None
 
+    def row_is_shown(self) -> bool:
+        """Whether the filter lets the selected row through."""
+        row = self.row
+        return row is not None and self._wanted()(row.said) is not None
+
     def diverging(self, after: int, direction: int) -> int | None:
-        """The nearest diverging row beyond `after`, among those shown."""
-        order = self.shown if direction > 0 else reversed(self.shown)
-        for index in order:
-            if (index - after) * direction > 0 and self.rows[index].diverges:
-                return index
-        return None
+        """The nearest diverging row beyond `after`, in the order shown."""
+        order = self.shown if direction > 0 else self.shown[::-1]
+        start = order.index(after) + 1 if after in order else 0
+        return next((index for index in order[start:] if self.rows[index].diverges), None)
 
     def first(self) -> int | None:
         return next((i for i, row in enumerate(self.rows) if row.is_first), None)
 
+    def toggle_mark(self, mark: Mark) -> None:
+        """Mark it, or take its mark away; two things of one kind are marked at most, the older goes."""
+        if mark in self.marks:
+            self.marks.remove(mark)
+            return
+        self.marks = [*(other for other in self.marks if other.kind == mark.kind), mark][-2:]
+
+    def is_marked(self, kind: str, name: str) -> bool:
+        return any(mark.kind == kind and mark.name == name for mark in self.marks)
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What is wrong with what was read and compared: severity, claim, where."""
+        found = []
+        for document in (self.a, self.b, self.comparison):
+            for problem in (document or {}).get("problems") or []:
+                one = {"severity": "warning", "claim": str(problem.get("what")), "where": str(problem.get("where"))}
+                if one not in found:
+                    found.append(one)
+        return found
+
     def answer(self) -> fmt.Answer:
         """What the top of the screen says now."""
         if self.early:
-            return fmt.first_answer(self.early)
+            return fmt.first_answer(self.early, running=str(self.busy or "the comparison still runs"))
         if self.comparison and not self.busy and not self.shows_record:
             answer = fmt.comparison_answer(self.comparison)
+            if self.snapshot is not None:
+                answer.notes[0] = f"saved {self.comparison.get('created', '')} · {answer.notes[0]}"
             if len(self.step_verdicts) > 1 and answer.token != "first":
                 answer.facts.append(f"{len(self.step_verdicts)} steps compared: none diverges")
             return answer
         if self.busy:
-            return fmt.Answer("RUN", "muted", str(self.busy), [], ["ctrl+c cancels"])
+            return fmt.Answer("RUN", "muted", str(self.busy), [], [self._done_so_far(), "ctrl+c cancels"])
         if self.trouble:
             return fmt.Answer("ERROR", "missing", self.trouble, [], ["the log pane (4) has all of it"])
         if self.a is None:
-            where = "no dump open" if self.a_path is None else f"opening {self.a_path}"
-            return fmt.Answer("RLDBG", "muted", where, [], ["rldbg DIR opens a dump, rldbg A B compares two"])
+            if self.a_path is not None:
+                return fmt.Answer("RLDBG", "muted", f"opening {self.a_path}", [], [])
+            return fmt.Answer(
+                "RLDBG", "muted", "no dump open", [], ["Two runs of one micro-batch should agree: where do they part?"]
+            )
         keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
-        notes.append("c compares with another dump, r replays this record (5: its flags)")
+        notes.append("c compares with another dump, r replays this record (5: its flags), m runs every combination")
         if self.comparison:
             keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
         return fmt.Answer("READY", "muted", keys, [], notes)
 
-
-def comparison_rows(document: Mapping[str, Any]) -> Iterator[TensorRow]:
-    """The rows of a comparison in order of computation, the first divergence marked once."""
-    first = document.get("first_divergence") or {}
-    marked = False
-    for entry in document.get("tensors") or []:
-        is_first = (
-            not marked
-            and entry.get("name") == first.get("name")
-            and (first.get("a_key") is None or entry.get("a_key") == first.get("a_key"))
-        )
-        marked = marked or is_first
-        yield TensorRow(str(entry["name"]), str(entry.get("verdict", "")), entry, is_first)
+    def _done_so_far(self) -> str:
+        return " · ".join(f"{what} {fmt.seconds(took)}" for what, took in self.phases[-5:])
 
 
 def plural(count: int, noun: str) -> str:
@@ -254,7 +325,7 @@ def run_line(document: Mapping[str, Any]) -> str:
     parts = [f"{document.get('dialect')} dump", plural(len(steps), "step"), plural(len(records), "record")]
     problems = document.get("problems") or []
     if problems:
-        parts.append(f"{plural(len(problems), 'problem')}: {problems[0].get('what', '')}")
+        parts.append(f"{plural(len(problems), 'problem')} (7): {problems[0].get('what', '')}")
     notes = document.get("notes") or []
     if notes and not problems:
         parts.append(str(notes[0]))

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import codecs
 import functools
+import os
 from typing import Any
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
+
+from tui_debugger.format import UNSAFE
 
 
 def survive_broken_input() -> None:
@@ -26,6 +29,16 @@ def survive_broken_input() -> None:
         return functools.partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
     linux_driver.getincrementaldecoder = forgiving  # type: ignore[attr-defined]
+
+
+def speaks_utf8() -> bool:
+    """Whether the locale says that the terminal shows UTF-8; a bare C locale (a container, an old cron) does not."""
+    said = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
+    # Nothing said is how most containers start, and nearly every terminal behind one is UTF-8: only tmux, which
+    # goes by the locale it was started under, then draws `_` for whatever is not ASCII.
+    if not said:
+        return not os.environ.get("TMUX")
+    return "utf-8" in said.lower() or "utf8" in said.lower()
 
 
 _PLAIN = {
@@ -44,6 +57,22 @@ def plain(text: str) -> str:
     if text.isascii():
         return text
     return "".join(char if char.isascii() else _PLAIN.get(char, "?" * cell_len(char)) for char in text)
+
+
+class ControlFilter(LineFilter):
+    """The last gate before the terminal: what it would act on instead of showing becomes a `?`.
+
+    Names and texts of a dump are untrusted, and panes spell such characters out (`format.safe`); this holds for
+    whatever a pane forgot.
+    """
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            Segment(UNSAFE.sub("?", segment.text), segment.style)
+            if not segment.control and UNSAFE.search(segment.text)
+            else segment
+            for segment in segments
+        ]
 
 
 class AsciiFilter(LineFilter):

@@ -25,7 +25,7 @@ def test_a_pair_opens_on_its_first_diverging_tensor() -> None:
             top = screen(app).splitlines()[1]
             assert "DIFF  first at " + FIRST in top
             assert "sample 1 position 0 · a=0.0123 b=-0.0456 · origin layers.0.self_attn" in top
-            assert engine.jobs[-1].params["at"] == [1, 0, 17]
+            assert engine.jobs[-1].params["at_a"] == [1, 0, 17]
 
     asyncio.run(run())
 
@@ -120,7 +120,7 @@ def test_a_replay_without_a_model_says_which_key_helps() -> None:
         engine = ScriptedEngine(open={**document("run_a"), "models": {}})
         async with opened(A, engine=engine) as (app, pilot):
             await press(app, pilot, "r")
-            assert any("press m" in toast for toast in toasts(app))
+            assert any("press M" in toast for toast in toasts(app))
             await press(app, pilot, "m", *"random:llama-tiny", "enter", "r")
             assert engine.kinds().count("replay_cell") == 2
 

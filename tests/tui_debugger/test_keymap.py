@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from tui_debugger import keymap
-from tui_debugger.actions import ACTIONS, PANES, for_bar
+from tui_debugger.actions import ACTIONS, PANES, for_bar, of_screen
 from tui_debugger.screens.debugger import DebuggerScreen
+from tui_debugger.screens.matrix import MatrixScreen
+
+SCREENS = {"debugger": DebuggerScreen, "matrix": MatrixScreen}
 
 
-def test_every_action_is_a_method_of_the_screen() -> None:
-    assert [action.id for action in ACTIONS if not hasattr(DebuggerScreen, f"action_{action.id}")] == []
+def test_every_action_is_a_method_of_its_screens() -> None:
+    for name, screen in SCREENS.items():
+        listed = of_screen(name)
+        assert listed
+        assert [action.id for action in listed if not hasattr(screen, f"action_{action.id}")] == []
 
 
 def test_every_key_is_deliverable() -> None:
@@ -32,12 +38,13 @@ def test_the_known_bad_keys_are_refused() -> None:
 
 
 def test_no_key_means_two_things() -> None:
-    keys = [(key, action.pane) for action in ACTIONS for key in action.keys]
-    assert len(keys) == len(set(keys))
-    anywhere = [key for key, pane in keys if pane is None]
-    assert not set(anywhere) & {key for key, pane in keys if pane is not None}
+    for name in SCREENS:
+        keys = [(key, action.pane) for action in of_screen(name) for key in action.keys]
+        assert len(keys) == len(set(keys))
+        anywhere = [key for key, pane in keys if pane is None]
+        assert not set(anywhere) & {key for key, pane in keys if pane is not None}
 
 
 def test_the_bar_always_offers_help_and_quit() -> None:
-    for pane in PANES:
+    for pane in (*PANES, "start", "matrix"):
         assert {"help", "quit"} <= {action.id for action in for_bar(pane)}

@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from textual.color import Color
 
 from tests.tui_debugger.driving import A, B, opened, screen, toasts
 from tui_debugger import paths, theming
 
-SHIPPED = ("high-contrast", "mono", "rldbg-dark", "rldbg-light", "terminal")
+SHIPPED = ("colour-blind", "high-contrast", "mono", "rldbg-dark", "rldbg-light", "terminal")
 
 
 def test_the_shipped_themes_load_without_a_complaint() -> None:
@@ -30,6 +31,46 @@ def test_every_theme_draws_the_screen(name: str) -> None:
             assert "DIFF  first at" in screen(app)
 
     asyncio.run(run())
+
+
+def _luminance(colour: str) -> float:
+    parts = [part / 255 for part in Color.parse(colour).rgb]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG 2.2: 1 is invisible, 21 is black on white; text needs 4.5."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+#: A word on what it is drawn on. Words of verdicts stand on the panes, on the cursor line, and on the bars.
+GROUNDS = ("background", "panel", "block-cursor-background", "block-cursor-blurred-background")
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "terminal"])
+def test_every_word_can_be_read_on_what_it_stands_on(name: str) -> None:
+    theme = next(theme for theme in theming.load_themes()[0] if theme.name == name)
+    colours = {"background": theme.background, "panel": theme.panel, "foreground": theme.foreground, **theme.variables}
+    words = [token for token in theming.TOKENS if token != "on-first"] + ["foreground"]
+    faint = {
+        f"{word} on {ground}": round(ratio, 1)
+        for ground in GROUNDS
+        for word in words
+        if (ratio := _contrast(str(colours[word]), str(colours[ground]))) < (4.5 if ground == "background" else 3)
+    }
+    assert faint == {}
+    assert _contrast(colours["on-first"], colours["first"]) >= 4.5
+    assert _contrast(colours["block-cursor-foreground"], colours["block-cursor-background"]) >= 4.5
+
+
+def test_colour_blind_eyes_tell_agreement_from_divergence_by_lightness_or_blue() -> None:
+    theme = next(theme for theme in theming.load_themes()[0] if theme.name == "colour-blind")
+    for bad in ("first", "diff", "nan", "shape"):
+        same, other = (Color.parse(theme.variables[token]).rgb for token in ("same", bad))
+        # Protan and deutan eyes keep the blue axis: agreement is blue, divergence is not.
+        assert same[2] - other[2] > 30 or same[0] - other[0] < -80
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,25 @@ from __future__ import annotations
 from rich.text import Text
 from textual import on
 
+from replay_core.replay.forecast import unavailable
 from tui_debugger import format as fmt
+from tui_debugger.actions import ACTIONS, Action, pane_title
+from tui_debugger.flag_choices import FLAGS, asked_flags, default_flags, no_effect
 from tui_debugger.messages import FlagPressed
-from tui_debugger.state import FLAGS, State, asked_flags, default_flags
+from tui_debugger.state import State
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
 
 
 class FlagsPane(Rows):
-    BORDER_TITLE = "5 Flags"
+    BORDER_TITLE = pane_title("flags")
     head_lines = 0
 
-    def __init__(self) -> None:
+    def __init__(self, actions: tuple[Action, ...] = ACTIONS) -> None:
         super().__init__(id="flags")
         self._state = State()
+        self._keys = {action.argument: action.key_text for action in actions if action.id == "flag"}
+        self._model_key = next((action.key_text for action in actions if action.id == "model"), "")
 
     def show(self, state: State) -> None:
         self._state = state
@@ -37,32 +42,39 @@ class FlagsPane(Rows):
     def line(self, row: int, width: int) -> Text:
         text = Text(" ")
         if row == len(FLAGS):
-            text.append("m ", paint(self, "key"))
+            text.append(f"{self._model_key} ", paint(self, "key"))
             text.append(f"{'model':<14}")
-            model = self._state.model or self._recorded()
+            model = fmt.safe(self._state.model or self._recorded())
             text.append(fmt.middle(model, max(4, width - 18)), "" if self._state.model else paint(self, "muted"))
             return text
         choice = FLAGS[row]
         value = self._state.flags.get(choice.name)
-        text.append(f"{choice.key or ' '} ", paint(self, "key"))
+        text.append(f"{self._keys.get(choice.name) or ' '} ", paint(self, "key"))
         text.append(f"{choice.label:<14}")
         shown = "all" if choice.name == "rows_per_forward" and value is None else fmt.setting(value)
+        idle = no_effect(choice.name, self._state.flags)
         changed = value != self._before.get(choice.name)
-        text.append(shown, paint(self, "strong") if changed else "")
-        used = self._effective().get(choice.name)
-        if choice.name == "attention" and used is not None:
-            text.append(f"  ran {str(used).replace('_scaled_dot_product_', '')}", paint(self, "muted"))
+        text.append(shown, paint(self, "muted") if idle else paint(self, "strong") if changed else "")
+        if changed and not idle:
+            text.append(" *", paint(self, "key"))
+        room = width - text.cell_len
+        why, used = unavailable(choice.name, value, self._state.flags), self._effective().get(choice.name)
+        if why is not None:
+            text.append("  n/a" if room < len(why) + 6 else f"  n/a: {why}", paint(self, "missing"))
+        elif idle is not None and room > len(idle) + 3 and changed:
+            text.append(f"   {idle}", paint(self, "muted"))
+        elif choice.name == "attention" and used is not None:
+            ran = str(used).replace("_scaled_dot_product_", "")
+            text.append(f"  ran {fmt.middle(ran, max(4, room - 6))}", paint(self, "muted"))
         elif used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
             text.append(f"   ran {fmt.setting(used)}", paint(self, "missing"))
-        elif choice.name == "block_mask" and value is False and not self._state.flags.get("packing"):
-            text.append("   only when packing", paint(self, "muted"))
         return text
 
     def _recorded(self) -> str:
         models = (self._state.a or {}).get("models") or {}
         step = str(self._state.scope.step)
         found = models.get(step) or models.get("*") or next(iter(models.values()), None)
-        return str(found) if found else "none recorded: press m"
+        return str(found) if found else f"none recorded: press {self._model_key}"
 
     @on(Rows.Chosen)
     def _chosen(self, event: Rows.Chosen) -> None:

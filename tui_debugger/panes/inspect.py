@@ -1,4 +1,4 @@
-"""3 Inspect: one tensor: its verdict's sentence, statistics of both sides, and values where A and B differ."""
+"""3 Inspect: one tensor: its verdict's sentence, where it differs, statistics of both sides, values around a place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger.actions import pane_title
 from tui_debugger.state import State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+from tui_debugger.widgets.strips import heat, histogram
+from tui_debugger.widgets.tables import parts_table, token_table, window_table
 
 _EMPTY = (
     "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."
@@ -29,7 +32,7 @@ _METRICS = (
 
 
 class InspectPane(VerticalScroll, can_focus=True):
-    BORDER_TITLE = "3 Inspect"
+    BORDER_TITLE = pane_title("inspect")
     COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
     def __init__(self) -> None:
@@ -41,6 +44,9 @@ class InspectPane(VerticalScroll, can_focus=True):
 
     def show(self, state: State) -> None:
         self._state = state
+        self.border_subtitle = "i: values" if state.sheet == "tokens" else "i: tokens"
+        if state.inspected is None:
+            self.border_subtitle = ""
         self._draw()
         self.scroll_home(animate=False)
 
@@ -49,7 +55,8 @@ class InspectPane(VerticalScroll, can_focus=True):
 
     def _draw(self) -> None:
         document = self._state.inspected
-        width = max(24, self.scrollable_content_region.width)
+        # The scroll bar comes and goes with what is drawn: its column is never used.
+        width = max(24, self.size.width - 3)
         self.query_one("#inspect-sheet", Static).update(
             Text(_EMPTY, style=paint(self, "muted")) if document is None else self.sheet(document, width)
         )
@@ -65,44 +72,73 @@ class InspectPane(VerticalScroll, can_focus=True):
             self._note(text, document["entry"])
             return text
         a, b = document["a"], document.get("b")
-        text.append(fmt.middle(str(a.get("canonical") or a["name"]), width), paint(self, "strong"))
-        text.append("\n")
-        verdict = document.get("verdict") or self._entry()
+        names = [fmt.safe(side.get("canonical") or side["name"]) for side in (a, b) if side]
+        for name in dict.fromkeys(names):
+            text.append(f"{fmt.middle(name, width)}\n", paint(self, "strong"))
+        tokens = document.get("tokens")
+        if self._state.sheet == "tokens":
+            self._tokens(text, tokens, width)
+            return text
+        verdict = document.get("verdict") or self._entry(document)
         if verdict:
             self._verdict(text, verdict, width)
         self._facts(text, a, b)
-        self._stats(text, a.get("stats") or {}, (b or {}).get("stats") if b else None, width)
-        self._window(text, document.get("window") or {}, width)
+        self._difference(text, document.get("difference"), width)
+        if document.get("part"):
+            parts_table(self, text, document["part"], document.get("part_b"), width)
+        else:
+            row = self._state.row
+            raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
+            window_table(self, text, document.get("window") or {}, raw, width)
+        self._stats(text, a, b, width)
         return text
 
-    def _entry(self) -> Mapping[str, Any] | None:
+    def _entry(self, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The line's own verdict, where the sheet is about that line."""
         row = self._state.row
-        return row.entry if row is not None and not self._state.shows_record else None
+        if row is None or self._state.shows_record:
+            return None
+        names = row.entry.get("names") or [row.name]
+        return row.entry if document["a"].get("name") in (*names, row.name) else None
 
     def _note(self, text: Text, entry: Mapping[str, Any]) -> None:
-        text.append(f"{entry.get('name')}\n", paint(self, "strong"))
+        text.append(f"{fmt.safe(entry.get('name'))}\n", paint(self, "strong"))
         if entry.get("problem"):
             text.append("BAD ", paint(self, "missing"))
-            text.append(f"{entry['problem']}\n")
+            text.append(f"{fmt.safe(entry['problem'])}\n")
         elif entry.get("value") is not None:
             text.append(f"{entry.get('dtype')}\n", paint(self, "muted"))
-            text.append(f"{fmt.exact(entry['value'])}\n")
+            value = entry["value"]
+            lines = value if isinstance(value, list) else [value]
+            for number, line in enumerate(lines):
+                text.append(f"{number} " if len(lines) > 1 else "", paint(self, "muted"))
+                text.append(f"{fmt.safe(fmt.exact(line), lines=True)}\n")
+        elif entry.get("reason"):
+            text.append(f"{entry.get('verdict')} ", paint(self, verdict_token(str(entry.get("verdict")))))
+            text.append(f"{fmt.safe(entry['reason'])}\n")
         text.no_wrap = False
+
+    def _tokens(self, text: Text, tokens: Mapping[str, Any] | None, width: int) -> None:
+        if tokens is None:
+            text.append("No token ids are recorded beside this tensor: nothing to lay out token by token.\n")
+            text.no_wrap = False
+            return
+        token_table(self, text, tokens, width)
 
     def _verdict(self, text: Text, verdict: Mapping[str, Any], width: int) -> None:
         word = str(verdict.get("verdict", ""))
         text.append(word, paint(self, verdict_token(word)))
         if verdict.get("suspect"):
             text.append(" suspect", paint(self, "missing"))
-        reason = verdict.get("reason")
-        if reason:
-            text.append(f"  {reason}")
+        reason = fmt.safe(verdict.get("reason") or "")
+        for i, line in enumerate(fmt.wrapped(reason, width, len(word) + 2)):
+            text.append(f"  {line}" if not i else f"\n{line}")
         text.append("\n")
         row = self._state.row
         first = (self._state.comparison or {}).get("first_divergence") or {}
         if row is not None and row.is_first and not self._state.shows_record and first.get("origin"):
             text.append("origin ", paint(self, "muted"))
-            text.append(f"{first['origin']}\n")
+            text.append(f"{fmt.safe(first['origin'])}\n")
         raw = (verdict.get("index") or {}).get("raw_a")
         if raw is not None and verdict.get("a") is not None and word != "SAME":
             text.append(f"at {','.join(map(str, raw)) or 'the scalar'} ", paint(self, "muted"))
@@ -114,6 +150,9 @@ class InspectPane(VerticalScroll, can_focus=True):
             parts.append(
                 ("worst token", f"s{worst.get('sample')} p{worst.get('position')} {fmt.number(worst.get('rel_l2'), 3)}")
             )
+        unmasked = (verdict.get("unmasked") or {}) if word != "SAME" else {}
+        if unmasked.get("rel_l2") is not None:
+            parts.append(("unmasked rel l2", fmt.number(unmasked["rel_l2"], 3)))
         self._pairs(text, parts, width)
 
     def _pairs(self, text: Text, parts: list[tuple[str, str]], width: int) -> None:
@@ -142,44 +181,62 @@ class InspectPane(VerticalScroll, can_focus=True):
             text.append(str(a["alignment"]))
         text.append("\n")
 
+    def _difference(self, text: Text, difference: Mapping[str, Any] | None, width: int) -> None:
+        """A strip per axis: where the pair differs; then how large the differences are."""
+        if not difference:
+            return
+        axes = difference.get("axes") or []
+        differs = any(value for axis in axes for value in axis["rel_l2"] if value)
+        if not differs:
+            return
+        text.append("\nwhere (rel l2 per stretch, 1e-8 … 1)\n", paint(self, "muted"))
+        for axis in axes:
+            text.append(f"{_axis_name(axis['axis'], len(axes), axes):<9}", paint(self, "muted"))
+            strip = heat(self, axis["rel_l2"], width - 9 - 8)
+            text.append_text(strip)
+            text.append(f" {axis['size']:,}\n", paint(self, "muted"))
+        bins = difference.get("histogram") or {}
+        if bins.get("bins"):
+            text.append(f"{'log2|d|':<9}", paint(self, "muted"))
+            text.append_text(histogram(self, bins, width - 9))
+            text.append("\n")
+            equal = [f"{fmt.number(bins.get('zeros'))} equal"]
+            if bins.get("nonfinite"):
+                equal.append(f"{fmt.number(bins['nonfinite'])} not finite")
+            text.append(
+                f"{'':<9}{', '.join(equal)} of {fmt.number(difference.get('looked_at'))} looked at\n",
+                paint(self, "muted"),
+            )
+
     def _stats(self, text: Text, a: Mapping[str, Any], b: Mapping[str, Any] | None, width: int) -> None:
+        of_a, of_b = a.get("stats") or {}, (b or {}).get("stats") or {}
+        if not of_a and not of_b:
+            return
         size = min(16, max(10, (width - 10) // 2))
-        heading = f"\n{'':<9}{'a' if b else '':>{size}}{'b' if b else '':>{size}}\n"
-        text.append(heading if b else "\n", paint(self, "muted"))
+        text.append(
+            f"\n{'':<9}{'a' if b else '':>{size}}{'b' if b else '':>{size}}\n" if b else "\n", paint(self, "muted")
+        )
         for key, label in _STATS:
-            if key in ("nan", "pos_inf", "neg_inf") and not a.get(key) and not (b or {}).get(key):
+            if key in ("nan", "pos_inf", "neg_inf") and not of_a.get(key) and not of_b.get(key):
                 continue
-            values = [fmt.number(a.get(key))] + ([fmt.number(b.get(key))] if b else [])
+            values = [fmt.number(of_a.get(key))] + ([fmt.number(of_b.get(key))] if b else [])
             text.append(f"{label:<9}", paint(self, "muted"))
             loud = key in ("nan", "pos_inf", "neg_inf")
             for value in values:
                 text.append(f"{value:>{size}}", paint(self, "nan") if loud and value != "0" else "")
             text.append("\n")
+        if a.get("sampled"):
+            whole = 1
+            for part in a.get("shape") or []:
+                whole *= int(part)
+            text.append(f"sampled: {a['sampled']:,} of {whole:,} elements\n", paint(self, "missing"))
 
-    def _window(self, text: Text, window: Mapping[str, Any], width: int) -> None:
-        index = window.get("index") or []
-        if not index:
-            return
-        a, b, d = window.get("a") or [], window.get("b"), window.get("d")
-        labels = [",".join(str(part) for part in (place if isinstance(place, list) else [place])) for place in index]
-        wide = min(max(len(label) for label in labels) + 1, 16)
-        columns = 3 if b is not None else 1
-        size = max(8, min(16, (width - wide - 1) // columns))
-        heads = ("a", "b", "b - a") if b is not None else ("value",)
-        text.append(f"\n{'index':<{wide}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", paint(self, "muted"))
-        digits = 6 if size >= 13 else 4
-        row = self._state.row
-        raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
-        for i, label in enumerate(labels):
-            differs = b is not None and a[i] != b[i]
-            here = raw is not None and index[i] == raw
-            text.append(f"{label:<{wide}}", paint(self, "first" if here else "muted"))
-            text.append(f"{fmt.number(a[i], digits):>{size}}")
-            if b is not None:
-                text.append(
-                    f"{fmt.number(b[i], digits):>{size}}", paint(self, "first" if here else "diff") if differs else ""
-                )
-                delta = fmt.number(d[i], 3) if d is not None and differs else "="
-                text.append(f"{delta:>{size}}", paint(self, "diff" if differs else "muted"))
-            text.append("\n")
-        text.append("@ shows another place", paint(self, "muted"))
+
+def _axis_name(axis: int, count: int, axes: list[Any]) -> str:
+    """What an axis usually is: the last of several holds channels, the first samples."""
+    if count == 1:
+        return "element"
+    last = axes[-1]["axis"]
+    if axis == last:
+        return "channel" if last >= 2 else "token"
+    return "token" if axis == last - 1 and last >= 2 else "row" if axis == 0 else f"axis {axis}"

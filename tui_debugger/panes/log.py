@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from rich.text import Text
 from textual.widgets import RichLog
 
+from tui_debugger import format as fmt
+from tui_debugger.actions import pane_title
 from tui_debugger.widgets.paint import paint
 
 LINES_KEPT = 5000
@@ -12,12 +16,14 @@ _EMPTY = "What a replay prints stands here, and every error in full."
 
 
 class LogPane(RichLog):
-    BORDER_TITLE = "4 Log"
+    BORDER_TITLE = pane_title("log")
     COMPONENT_CLASSES = {"t-muted", "t-diff"}
 
     def __init__(self) -> None:
         super().__init__(id="log", max_lines=LINES_KEPT, wrap=True, min_width=0, markup=False, highlight=False)
         self.written = 0
+        self.kept: deque[str] = deque(maxlen=LINES_KEPT)
+        """The lines themselves, for the log over the whole screen."""
 
     def on_mount(self) -> None:
         self.write(Text(_EMPTY, style=paint(self, "muted")))
@@ -26,13 +32,14 @@ class LogPane(RichLog):
         """Append what arrived since the last drawing; of a flood only the end, and how much was left out."""
         if not lines:
             return
+        self.kept.extend(lines)
         if not self.written:
             self.clear()
         self.written += len(lines)
         left_out = len(lines) - LINES_KEPT
         if left_out > 0:
             lines = [f"({left_out:,} lines not shown)", *lines[left_out:]]
-        self.write(Text("\n".join(lines)), scroll_end=self.auto_scroll)
+        self.write(Text("\n".join(fmt.safe(line, lines=True) for line in lines)), scroll_end=self.auto_scroll)
 
     def toggle_pause(self) -> None:
         self.auto_scroll = not self.auto_scroll

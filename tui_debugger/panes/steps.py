@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,11 +13,14 @@ from rich.text import Text
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
+from tui_debugger import format as fmt
+from tui_debugger.actions import pane_title
 from tui_debugger.messages import RecordHighlighted, RecordOpened
 from tui_debugger.state import Scope, State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
-_EMPTY = ("The records of a dump", "stand here, by step:", "rldbg DIR")
+_EMPTY = ("The records of a dump", "stand here, by step:", "o opens one.")
+_STEP = re.compile(r"\bstep (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +31,46 @@ class Spot:
     record: int | None = None
     records: tuple[int, ...] = ()
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.records or (() if self.record is None else (self.record,))
+
+
+class Problems:
+    """How many problems a run has at which record and step: by the file they name, and by the step they speak of."""
+
+    def __init__(self, problems: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> None:
+        by_path = {str(record.get("path")): index for index, record in enumerate(records)}
+        self._records: Counter[int] = Counter()
+        self._steps: Counter[int | None] = Counter()
+        for problem in problems:
+            index = by_path.get(str(problem.get("where")))
+            said = _STEP.search(f"{problem.get('what')}")
+            if index is not None:
+                self._records[index] += 1
+            if index is not None or said:
+                step = records[index]["key"].get("step") if index is not None else int(said.group(1)) if said else None
+                self._steps[step] += 1
+
+    def of_record(self, index: int) -> int:
+        return self._records[index]
+
+    def of_step(self, step: int | None) -> int:
+        return self._steps[step]
+
+
+def _matcher(text: str) -> Callable[[str], object] | None:
+    if not text:
+        return None
+    try:
+        return re.compile(text, re.IGNORECASE).search
+    except re.error:
+        return re.compile(re.escape(text), re.IGNORECASE).search
+
 
 class StepsPane(Tree[Spot]):
     COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
-    BORDER_TITLE = "1 Steps"
+    BORDER_TITLE = pane_title("steps")
     ICON_NODE = "▸ "
     ICON_NODE_EXPANDED = "▾ "
 
@@ -43,21 +84,28 @@ class StepsPane(Tree[Spot]):
         self._verdicts: dict[int | None, str] = {}
         self._stages: set[str | None] = set()
         self._silent = False
+        self._filter = ""
+        self._wrong = Problems([], [])
+        self._marked: set[str] = set()
 
     def show(self, state: State) -> None:
         """Draw the run; keep the tree as it is while only verdicts change."""
         self._verdicts = dict(state.step_verdicts)
+        self._marked = {mark.name for mark in state.marks if mark.kind == "record"}
         if state.a is None:
-            self.border_subtitle = ""
-            if not self.root.children:
+            self.border_subtitle, self._drawn = "", None
+            if not self.root.children or self.root.children[0].data is not None:
+                self.clear()
                 self.root.expand()
                 for line in _EMPTY:
                     self.root.add_leaf(Text(line, style=paint(self, "muted")))
             return
-        if self._drawn is not state.a:
-            self._drawn = state.a
+        if self._drawn is not state.a or self._filter != state.step_filter:
+            self._drawn, self._filter = state.a, state.step_filter
             self._plant(state)
-        self.border_subtitle = f"{len(self._records):,} records"
+        shown = sum(len(node.data.records) or 1 for node in self.root.children if node.data)
+        total = len(self._records)
+        self.border_subtitle = f"{shown:,} of {total:,} records" if self._filter else f"{total:,} records"
         self._follow(state.scope)
         self._clear_line_cache()  # labels hold verdicts
         self.refresh()
@@ -65,10 +113,13 @@ class StepsPane(Tree[Spot]):
     def _plant(self, state: State) -> None:
         assert state.a is not None
         self._records = list(state.a.get("records") or [])
+        self._wrong = Problems(state.a.get("problems") or [], self._records)
         self._stages = {record["key"].get("stage") for record in self._records if record["key"].get("step") is not None}
         by_step: dict[int | None, list[int]] = {}
+        wanted = _matcher(state.step_filter)
         for index, record in enumerate(self._records):
-            by_step.setdefault(record["key"].get("step"), []).append(index)
+            if wanted is None or wanted(self._said(index)):
+                by_step.setdefault(record["key"].get("step"), []).append(index)
         self.clear()
         for step, indexes in sorted(by_step.items(), key=lambda item: (item[0] is None, item[0] or 0)):
             name = "no step" if step is None else f"step {step}"
@@ -119,6 +170,14 @@ class StepsPane(Tree[Spot]):
         for index in indexes:
             node.add_leaf(self._stage(index), Spot(scope, index))
 
+    def _said(self, index: int) -> str:
+        """What the filter looks at: `step 3 rank 0 micro 1 modules PROBLEM DIFF`."""
+        key = self._records[index]["key"]
+        parts = [fmt.scope(key), str(key.get("role")), str(key.get("stage"))]
+        if self._wrong.of_record(index) or self._wrong.of_step(key.get("step")):
+            parts.append("PROBLEM")
+        return " ".join([*parts, self._verdicts.get(key.get("step"), "")])
+
     def _stage(self, index: int) -> str:
         record = self._records[index]
         role = record["key"].get("role")
@@ -136,16 +195,41 @@ class StepsPane(Tree[Spot]):
 
     def process_label(self, label: Any) -> Text:
         # A name is data: never markup.
-        return label if isinstance(label, Text) else Text(str(label))
+        return label if isinstance(label, Text) else Text(fmt.safe(label))
 
     def render_label(self, node: TreeNode[Spot], base_style: Style, style: Style) -> Text:
         text = super().render_label(node, base_style, style)
-        if node.parent is self.root and node.data is not None:
-            word = self._verdicts.get(node.data.scope.step)
-            if word:
-                text.append("  ")
-                text.append(word, paint(self, verdict_token(word)))
+        spot = node.data
+        if spot is None:
+            return text
+        at_step = node.parent is self.root
+        if at_step and (word := self._verdicts.get(spot.scope.step)):
+            text.append("  ")
+            text.append(word, paint(self, verdict_token(word)))
+        wrong = self._wrong.of_step(spot.scope.step) if at_step else sum(map(self._wrong.of_record, spot.all))
+        if wrong:
+            text.append(f"  !{wrong}", paint(self, "missing"))
+        if str(spot.scope) in self._marked and (at_step or spot.scope.micro is not None):
+            text.append("  +", paint(self, "key"))
         return text
+
+    @property
+    def here(self) -> Spot | None:
+        """What the cursor is on."""
+        return self.cursor_node.data if self.cursor_node is not None else None
+
+    def go_to(self, step: int | None, path: str = "") -> bool:
+        """Put the cursor on a step, or on the record of a file; False where there is none."""
+        index = next((i for i, record in enumerate(self._records) if path and str(record.get("path")) == path), None)
+        if index is not None:
+            step = self._records[index]["key"].get("step")
+        for node in self.root.children:
+            if node.data and node.data.scope.step == step:
+                self.move_cursor(node)
+                if index is not None:
+                    self.post_message(RecordOpened(index, Scope.of(self._records[index]["key"])))
+                return True
+        return False
 
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Spot]) -> None:
         event.stop()

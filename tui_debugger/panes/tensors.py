@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
@@ -10,8 +12,11 @@ from textual.events import Key
 from textual.widgets import Input
 
 from tui_debugger import format as fmt
+from tui_debugger.actions import pane_title
 from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted, TensorOpened
-from tui_debugger.state import State, TensorRow
+from tui_debugger.panes.start import StartList
+from tui_debugger.state import State
+from tui_debugger.tensor_rows import SORTS, TensorRow
 from tui_debugger.widgets.paint import paint, verdict_token
 from tui_debugger.widgets.rows import Rows
 
@@ -20,6 +25,7 @@ _NO_ROWS = (
     "the tensors then stand here in order of computation."
 )
 _FILTERED = "No tensor matches the filter. esc clears it."
+_COMPARING = "Comparing. Tensors stand here as they are judged, in order of computation."
 
 
 class TensorRows(Rows):
@@ -31,24 +37,21 @@ class TensorRows(Rows):
         self._shown: list[int] = []
         self._comparing = False
         self._with_key = False
-        self._drawn: object = None
+        self._marked: set[str] = set()
 
     def show(self, state: State) -> None:
         self._rows, self._shown = state.rows, state.shown
         self._comparing = not state.shows_record
-        self.empty = _FILTERED if state.rows else _NO_ROWS
-        if self._drawn is not state.rows:
-            self._drawn = state.rows
-            keys = [row.entry.get("a_key") or row.entry.get("b_key") or {} for row in state.rows]
-            self._with_key = self._comparing and len({(key.get("rank"), key.get("micro")) for key in keys}) > 1
-        at = self._shown.index(state.selected) if state.selected in self._shown else 0
-        self.set_count(len(self._shown), at)
-
-    def index(self, row: int) -> int | None:
-        return self._shown[row] if row < len(self._shown) else None
+        self.empty = _FILTERED if state.rows else _COMPARING if state.live else _NO_ROWS
+        self._with_key = self._comparing and state.several_records
+        self._marked = {mark.name for mark in state.marks if mark.kind == "tensor"}
+        self.set_count(len(self._shown), _place(self._shown, state.selected))
 
     def is_marked(self, row: int) -> bool:
         return self._rows[self._shown[row]].is_first
+
+    def index(self, row: int) -> int | None:
+        return self._shown[row] if row < len(self._shown) else None
 
     def _columns(self, width: int) -> list[tuple[str, int]]:
         """The columns that fit behind verdict and name."""
@@ -79,7 +82,8 @@ class TensorRows(Rows):
         item = self._rows[self._shown[row]]
         columns = self._columns(width)
         at_cursor = row == self.cursor
-        text = Text("▶ " if at_cursor and item.is_first else "● " if item.is_first else "› " if at_cursor else "  ")
+        glyph = "▶ " if at_cursor and item.is_first else "● " if item.is_first else "› " if at_cursor else "  "
+        text = Text(f"+{glyph[0] if at_cursor else ' '}" if item.name in self._marked else glyph)
         if self._comparing:
             suspect = "?" if item.entry.get("suspect") else " "
             text.append(f"{item.verdict + suspect:<9}", paint(self, verdict_token(item.verdict)))
@@ -87,10 +91,13 @@ class TensorRows(Rows):
             text.append(f"{item.verdict} ", paint(self, verdict_token(item.verdict)))
         room = width - text.cell_len - sum(size + 1 for _, size in columns)
         quiet = item.verdict in ("SAME", "PADDING")
-        name = fmt.middle(item.name, room)
+        name = fmt.middle(fmt.safe(item.name), room)
         text.append(f"{name:<{room}}", paint(self, "muted") if quiet else "")
         for column, size in columns:
-            text.append(f" {fmt.middle(self._cell(item, column), size):>{size}}", paint(self, "muted") if quiet else "")
+            text.append(
+                f" {fmt.middle(fmt.safe(self._cell(item, column)), size):>{size}}",
+                paint(self, "muted") if quiet else "",
+            )
         return text
 
     def _cell(self, item: TensorRow, column: str) -> str:
@@ -128,17 +135,30 @@ class FilterInput(Input):
 
 
 class TensorsPane(Vertical):
-    BORDER_TITLE = "2 Tensors"
+    BORDER_TITLE = pane_title("tensors")
 
     def __init__(self) -> None:
         super().__init__(id="tensors")
 
     def compose(self) -> ComposeResult:
+        yield StartList()
         yield TensorRows()
         yield FilterInput(placeholder="regular expression, e.g. ^DIFF|o_proj", id="filter", compact=True)
 
     def on_mount(self) -> None:
         self.query_one(FilterInput).display = False
+        self.show_start(False)
+
+    @property
+    def starts(self) -> bool:
+        """Whether the start list stands in the place of the tensors."""
+        return self.query_one(StartList).display
+
+    def show_start(self, shown: bool) -> None:
+        self.query_one(StartList).display = shown
+        self.rows.display = not shown
+        if shown:
+            self.border_title, self.border_subtitle = "Begin", "enter opens · o asks for a path"
 
     @property
     def rows(self) -> TensorRows:
@@ -146,10 +166,15 @@ class TensorsPane(Vertical):
 
     def show(self, state: State) -> None:
         self.rows.show(state)
+        if self.starts:
+            return
+        name = pane_title("tensors")
         if state.shows_record:
-            self.border_title = f"2 Tensors · of {state.scope}" if state.record else "2 Tensors"
+            self.border_title = f"{name} · of {state.scope}" if state.record else name
+        elif state.live:
+            self.border_title = f"{name} · as they are judged"
         else:
-            self.border_title = "2 Tensors · in order of computation"
+            self.border_title = f"{name} · {'in ' if state.sort == SORTS[0] else ''}{state.sort}"
         left_out = len(state.rows) - len(state.shown)
         if state.filter_error:
             self.border_subtitle = f"not a regular expression: {state.filter_error}"
@@ -189,3 +214,11 @@ class TensorsPane(Vertical):
     def _chosen(self, event: Rows.Chosen) -> None:
         event.stop()
         self.post_message(TensorOpened())
+
+
+def _place(shown: list[int], selected: int) -> int:
+    """Where the selected row stands among those shown: the list comes sorted unless the user sorted it otherwise."""
+    at = bisect_left(shown, selected)
+    if at < len(shown) and shown[at] == selected:
+        return at
+    return shown.index(selected) if selected in shown else 0

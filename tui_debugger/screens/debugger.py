@@ -1,56 +1,66 @@
-"""The debugger's one screen: six panes, the answer above them, the keys below."""
+"""The debugger's one screen: seven panes, the answer above them, the keys below."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
-from textual.widget import Widget
 
-from tui_debugger import clipboard, keymap
-from tui_debugger.actions import PANES
+from replay_core.replay.forecast import unavailable
+from tui_debugger import clipboard, keymap, remembered
+from tui_debugger.actions import ACTIONS, Action
+from tui_debugger.flag_choices import FLAGS
 from tui_debugger.messages import (
     FilterChanged,
     FilterClosed,
+    FindingOpened,
     FlagPressed,
     RecordHighlighted,
     RecordOpened,
+    StartChosen,
     TensorHighlighted,
     TensorOpened,
 )
+from tui_debugger.panes.findings import FindingsPane
 from tui_debugger.panes.flags import FlagsPane
 from tui_debugger.panes.inspect import InspectPane
 from tui_debugger.panes.log import LogPane
+from tui_debugger.panes.start import StartList
 from tui_debugger.panes.steps import StepsPane
+from tui_debugger.panes.telemetry import TelemetryPane
 from tui_debugger.panes.tensors import TensorsPane
-from tui_debugger.panes.usage import UsagePane
-from tui_debugger.screens.ask import AskScreen
+from tui_debugger.screens.asking import Asking
+from tui_debugger.screens.finding import Finding
 from tui_debugger.screens.help import HelpScreen
+from tui_debugger.screens.logview import LogScreen
+from tui_debugger.screens.matrix import MatrixScreen
+from tui_debugger.screens.moving import Moving
+from tui_debugger.screens.themes import ThemeScreen
 from tui_debugger.session import Session
-from tui_debugger.state import FLAGS, Part, Scope, State
+from tui_debugger.state import Mark, Part, Scope, State
 from tui_debugger.widgets.bars import KeyBar, TabLine
 from tui_debugger.widgets.headline import Headline, TitleLine
 
 _REDRAW_S = 1 / 15
 
 
-class DebuggerScreen(Screen[None]):
-    BINDINGS = keymap.bindings()  # type: ignore[assignment]
+class DebuggerScreen(Finding, Moving, Asking):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy")]
-    AUTO_FOCUS = "#tensor-rows"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
+    AUTO_FOCUS = ""
     ESCAPE_TO_MINIMIZE = False
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, actions: tuple[Action, ...] = ACTIONS) -> None:
         super().__init__()
         self.session = session
-        self.active = "tensors"
-        self.alone = False
+        self.actions = actions
+        for binding in keymap.bindings("debugger", actions):
+            for key in binding.key.split(","):
+                self._bindings.bind(key, binding.action, binding.description, show=False)
         self._stale: set[Part] = set()
         self._lines: list[str] = []
         self._redraw_due = False
@@ -60,6 +70,10 @@ class DebuggerScreen(Screen[None]):
     def state(self) -> State:
         return self.session.state
 
+    @property
+    def job_runs(self) -> bool:
+        return self.state.busy is not None
+
     def compose(self) -> ComposeResult:
         yield TitleLine()
         yield Headline()
@@ -67,18 +81,19 @@ class DebuggerScreen(Screen[None]):
         with Horizontal(id="columns"):
             with Vertical(id="left"):
                 yield StepsPane()
+                yield FlagsPane(self.actions)
             with Vertical(id="centre"):
                 yield TensorsPane()
+                yield FindingsPane()
                 yield LogPane()
             with Vertical(id="right"):
                 yield InspectPane()
-                yield FlagsPane()
-                yield UsagePane()
-        yield KeyBar()
+                yield TelemetryPane()
+        yield KeyBar(self.actions)
 
     def on_mount(self) -> None:
         self.redraw(*Part)
-        self._mark_active()
+        self._focus_pane("tensors")
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -101,72 +116,42 @@ class DebuggerScreen(Screen[None]):
         state = self.state
         with self.app.batch_update():
             self.query_one(LogPane).add(lines)
+            if Part.START in parts:
+                self._show_start()
             if Part.RUNS in parts:
                 self.query_one(StepsPane).show(state)
+                self.query_one(FindingsPane).show(state)
             if Part.TENSORS in parts:
                 self.query_one(TensorsPane).show(state)
             if Part.INSPECT in parts:
                 self.query_one(InspectPane).show(state)
-            if parts & {Part.FLAGS, Part.USAGE, Part.RUNS}:
+            if parts & {Part.FLAGS, Part.TELEMETRY, Part.RUNS}:
                 self.query_one(FlagsPane).show(state)
-            if Part.USAGE in parts or Part.TENSORS in parts:
-                self.query_one(UsagePane).show(state)
+            if Part.TELEMETRY in parts or Part.TENSORS in parts:
+                self.query_one(TelemetryPane).show(state)
             self.query_one(Headline).show(state)
             self.query_one(TitleLine).show(state)
-            self.query_one(KeyBar).show(self.active, state.busy is not None)
+            self.query_one(KeyBar).show(self._bar, state.busy is not None)
+        if isinstance(self.app.screen, MatrixScreen):
+            self.app.screen.redraw()
+
+    def _show_start(self) -> None:
+        pane, is_open = self.query_one(TensorsPane), self.state.a_path is not None
+        if pane.starts == (not is_open):
+            return
+        if not is_open:
+            self.query_one(StartList).fill(remembered.recent())
+        pane.show_start(not is_open)
+        if self.active == "tensors":
+            self._focus_pane("tensors")
 
     def log_line(self, line: str) -> None:
         self._lines.append(line)
         self.redraw()
 
-    # ── focus and layout ─────────────────────────────────────────────────────────────────────────
-
-    def pane(self, name: str) -> Widget:
-        return self.query_one(f"#{name}")
-
-    def _focus_pane(self, name: str) -> None:
-        self.active = name
-        self._mark_active()
-        target = self.query_one(TensorsPane).rows if name == "tensors" else self.pane(name)
-        target.focus()
-
-    def _mark_active(self) -> None:
-        for name in PANES:
-            self.pane(name).set_class(name == self.active, "-active")
-        for column in self.query("#left, #centre, #right"):
-            column.set_class(bool(column.query(".-active")), "-has-active")
-        self.set_class(self.alone, "-alone")
-        self.query_one(TabLine).show(self.active)
-        self.query_one(KeyBar).show(self.active, self.state.busy is not None)
-
-    def on_descendant_focus(self) -> None:
-        for widget in self.focused.ancestors_with_self if self.focused else ():
-            if widget.id in PANES and widget.id != self.active:
-                self.active = widget.id
-                self._mark_active()
-
     @on(TabLine.Pressed)
     def _tab_pressed(self, event: TabLine.Pressed) -> None:
         self._focus_pane(event.pane)
-
-    def action_pane(self, name: str) -> None:
-        self._focus_pane(name)
-
-    def action_next_pane(self, direction: str) -> None:
-        step = 1 if direction == "next" else -1
-        self._focus_pane(PANES[(PANES.index(self.active) + step) % len(PANES)])
-
-    def action_maximise(self) -> None:
-        self.alone = not self.alone
-        self._mark_active()
-
-    def action_move(self, where: str) -> None:
-        widget = self.focused
-        for name, arguments in _MOVES[where]:
-            method = getattr(widget, f"action_{name}", None)
-            if method is not None:
-                method(*arguments)
-                return
 
     def action_back(self) -> None:
         if self.alone:
@@ -174,6 +159,9 @@ class DebuggerScreen(Screen[None]):
         elif self.state.filter:
             self._set_filter("")
             self.query_one(TensorsPane).close_filter(hide=True)
+        elif self.state.step_filter:
+            self.state.step_filter = ""
+            self.redraw(Part.RUNS)
         elif self.active != "tensors":
             self._focus_pane("tensors")
 
@@ -181,156 +169,123 @@ class DebuggerScreen(Screen[None]):
         if self.active == "flags":
             self.query_one(FlagsPane).press()
 
-    # ── the divergence ───────────────────────────────────────────────────────────────────────────
-
-    def action_first(self) -> None:
-        state = self.state
-        if state.comparison is None:
-            self.app.notify("nothing compared yet: press c or r", markup=False)
-            return
-        if state.shows_record:
-            state.show_comparison(state.comparison)
-        index = state.first()
-        if index is None:
-            self.app.notify("nothing diverges", markup=False)
-            index = state.selected
-        elif index not in state.shown:
-            self._set_filter("")
-        self._select(index)
-        self._focus_pane("tensors")
-
-    def action_diverging(self, direction: str) -> None:
-        index = self.state.diverging(self.state.selected, 1 if direction == "next" else -1)
-        if index is None:
-            self.app.notify(f"no {direction} diverging tensor", markup=False)
-            return
-        self._select(index)
-
-    def _select(self, index: int) -> None:
-        self.state.selected = index
-        self.redraw(Part.TENSORS)
-        self._work(self.session.inspect(), "inspect")
-
-    def action_view(self) -> None:
-        state = self.state
-        if state.shows_record and state.comparison is not None:
-            state.show_comparison(state.comparison)
-        elif not state.shows_record and state.record is not None and Scope.of(state.record["key"]) == state.scope:
-            state.show_record(state.record)
-        elif not state.shows_record and state.a and state.a.get("records"):
-            keys = [record["key"] for record in state.a["records"]]
-            here = next((i for i, key in enumerate(keys) if key.get("step") == state.scope.step), 0)
-            self._work(self.session.show_record(here), "look")
-            return
-        else:
-            self.app.notify("nothing compared yet: press c or r", markup=False)
-            return
-        self.redraw(Part.TENSORS, Part.ANSWER)
-        self._work(self.session.inspect(), "inspect")
-
-    def action_filter(self) -> None:
-        self._focus_pane("tensors")
-        self.query_one(TensorsPane).ask_filter(self.state.filter)
-
-    def _set_filter(self, text: str) -> None:
-        self.state.filter = text
-        self.state.refilter()
-        if self.state.shown and self.state.selected not in self.state.shown:
-            self._select(self.state.shown[0])
-        self.redraw(Part.TENSORS)
-
-    def action_at(self) -> None:
-        def go(text: str | None) -> None:
-            if text is None:
-                return
-            try:
-                at = [int(part) for part in text.replace("[", "").replace("]", "").split(",")]
-            except ValueError:
-                self.app.notify(f"not an index: {text} (expected e.g. 0,12)", severity="error", markup=False)
-                return
-            self._work(self.session.inspect(at), "inspect")
-
-        self.app.push_screen(AskScreen("Values from index", "one number per dimension, e.g. 0,12"), go)
-
     # ── replay, compare, flags ───────────────────────────────────────────────────────────────────
 
     def action_replay(self) -> None:
         if self.state.busy is not None:
-            self.app.notify(f"{self.state.busy} · ctrl+c cancels", markup=False)
+            self.say(f"{self.state.busy} · ctrl+c cancels")
             return
-        self._work(self.session.replay(), "job")
+        self.work(self.session.replay(), "job")
 
-    def action_compare(self) -> None:
-        def go(text: str | None) -> None:
-            if text is not None:
-                self._work(self.session.compare_with(Path(text).expanduser()), "job")
-
-        value = str(self.state.b_path or "")
-        self.app.push_screen(AskScreen("Compare with", "a dump: directory or file", value, is_path=True), go)
-
-    def action_model(self) -> None:
-        def go(text: str | None) -> None:
-            if text is not None:
-                self.state.model = text
-                self.redraw(Part.FLAGS)
-
-        hint = "a directory, a cached hub id, or random:llama-tiny"
-        self.app.push_screen(AskScreen("Model to replay with", hint, self.state.model or "", is_path=True), go)
+    def action_matrix(self) -> None:
+        self.app.push_screen(MatrixScreen(self))
 
     def action_flag(self, name: str) -> None:
         choice = next(choice for choice in FLAGS if choice.name == name)
         value = self.state.flags.get(name)
         at = choice.settings.index(value) if value in choice.settings else -1
-        self.state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
+        now = self.state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
         self.redraw(Part.FLAGS)
-        if self.active != "flags" and not self.query_one(FlagsPane).region:
-            shown = self.state.flags[name]
-            self.app.notify(f"{choice.label}: {'all' if shown is None else shown}", markup=False, timeout=2)
+        why = unavailable(name, now, self.state.flags)
+        if why is not None:
+            self.app.notify(f"{choice.label} {now} cannot run here: {why}", severity="warning", markup=False, timeout=3)
+        elif self.active != "flags" and not self.query_one(FlagsPane).region:
+            self.app.notify(f"{choice.label}: {'all' if now is None else now}", markup=False, timeout=2)
 
-    def action_change(self) -> None:
+    def action_mark(self) -> None:
         if self.active == "flags":
             self.query_one(FlagsPane).press()
         elif self.active == "log":
             self.query_one(LogPane).toggle_pause()
+        elif self.active == "steps":
+            spot = self.query_one(StepsPane).here
+            if spot is not None and self.state.a is not None:
+                self._mark(Mark("record", str(spot.scope), spot.scope.params()))
+        elif self.active == "tensors" and self.state.row is not None:
+            row = self.state.row
+            sides = self.session.sides(row)
+            side = sides.get("a") or sides.get("b")
+            if side is None:
+                self.say("nothing of it can be read: it cannot be compared")
+                return
+            self._mark(Mark("tensor", row.name, side))
+
+    def _mark(self, mark: Mark) -> None:
+        self.state.toggle_mark(mark)
+        if len(self.state.marks) == 2:
+            self.say(f"two marked: = compares {self.state.marks[0].name} with {self.state.marks[1].name}")
+        self.redraw(Part.TENSORS, Part.RUNS)
+
+    def action_pair(self) -> None:
+        if len(self.state.marks) != 2:
+            self.say("mark two first: space marks a tensor in 2, a step or micro-batch in 1, a cell in the matrix")
+            return
+        one, other = self.state.marks
+        if one.kind == "tensor":
+            self.work(self.session.inspect_pair(one, other), "inspect")
+            self._focus_pane("inspect")
+        elif one.kind == "record":
+            self.work(self.session.compare_scopes(Scope(**one.what), Scope(**other.what)), "job")
+            self._focus_pane("tensors")
+        else:
+            self.work(self.session.compare_cells(dict(one.what), dict(other.what)), "job")
 
     def action_cancel(self) -> None:
         if self.state.busy is None:
-            self.app.notify("nothing runs; q quits", markup=False)
+            self.say("nothing runs; q quits")
         self.workers.cancel_group(self, "job")
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
     def action_export(self) -> None:
+        self.work(self._export(), "export")
+
+    async def _export(self) -> None:
         try:
-            written = self.session.export(Path.cwd())
+            # A long list takes a second to write: the keys go on meanwhile.
+            written = await asyncio.to_thread(self.session.export, Path.cwd())
         except (OSError, ValueError) as error:
-            self.app.notify(f"cannot export: {error}", severity="error", markup=False)
+            self.say(f"cannot export: {error}", "error")
             return
         names = "\n".join(str(path) for path in written)
-        self.app.notify(f"wrote {names}" if written else "nothing to export: open a dump first", markup=False)
+        self.say(f"wrote {names}" if written else "nothing to export: open a dump first")
         for path in written:
             self.log_line(f"wrote {path}")
 
     def action_copy(self) -> None:
-        inspected = self.query_one(InspectPane).text if self.active == "inspect" else ""
-        self._work(self._copy(inspected or self.state.answer().sentence), "copy")
+        named = {
+            "inspect": lambda: self.query_one(InspectPane).text,
+            "findings": lambda: self.query_one(FindingsPane).text,
+        }
+        self.copy(named.get(self.active, str)() or self.state.answer().sentence)
+
+    def copy(self, text: str) -> None:
+        self.work(self._copy(text), "copy")
 
     async def _copy(self, text: str) -> None:
         self.app.copy_to_clipboard(text)
         in_tmux = await clipboard.tmux_buffer(text)
-        self.app.notify(clipboard.said(in_tmux, clipboard.keep_copy(text)), markup=False)
+        self.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
+
+    def action_open_log(self) -> None:
+        cell = self.state.cells[-1].document if self.state.cells else {}
+        log = cell.get("log")
+        self.app.push_screen(LogScreen(Path(log)) if log else LogScreen(None, self.query_one(LogPane).kept))
+
+    def action_theme(self) -> None:
+        self.app.push_screen(ThemeScreen())
 
     def action_palette(self) -> None:
         self.app.action_command_palette()
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen())
+        self.app.push_screen(HelpScreen(self.actions))
 
     def action_quit(self) -> None:
         busy = self.state.busy
         if busy is not None and busy.is_replay and not self._quit_asked:
             self._quit_asked = True
-            self.app.notify("a replay runs: q again quits, ctrl+c cancels it", severity="warning", markup=False)
+            self.say("a replay runs: q again quits, ctrl+c cancels it", "warning")
             return
         self.app.exit(return_code=0)
 
@@ -339,7 +294,7 @@ class DebuggerScreen(Screen[None]):
     @on(TensorHighlighted)
     def _tensor_highlighted(self, event: TensorHighlighted) -> None:
         self.state.selected = event.index
-        self._work(self.session.inspect(), "inspect")
+        self.work(self.session.inspect(), "inspect")
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
@@ -349,15 +304,29 @@ class DebuggerScreen(Screen[None]):
     def _record_highlighted(self, event: RecordHighlighted) -> None:
         # With a pair open the list stays on the comparison until enter asks for another.
         if self.state.b is None and event.index is not None:
-            self._work(self.session.show_record(event.index), "look")
+            self.work(self.session.show_record(event.index), "look")
 
     @on(RecordOpened)
     def _record_opened(self, event: RecordOpened) -> None:
-        if self.state.b is not None:
-            self._work(self.session.compare(event.scope), "job")
+        if self.state.b is not None and self.state.snapshot is None:
+            self.work(self.session.compare(event.scope), "job")
         elif event.index is not None:
-            self._work(self.session.show_record(event.index), "look")
+            self.work(self.session.show_record(event.index), "look")
             self._focus_pane("tensors")
+
+    @on(FindingOpened)
+    def _finding_opened(self, event: FindingOpened) -> None:
+        self._focus_pane("steps")
+        if not self.query_one(StepsPane).go_to(event.step, event.where):
+            self.say("it belongs to no record that is listed")
+
+    @on(StartChosen)
+    def _start_chosen(self, event: StartChosen) -> None:
+        if not event.paths:
+            self.work(self.session.demo(), "job")
+            return
+        a, *more = (Path(path) for path in event.paths)
+        self.work(self.session.open(a, more[0] if more else None), "job")
 
     @on(FlagPressed)
     def _flag_pressed(self, event: FlagPressed) -> None:
@@ -376,23 +345,6 @@ class DebuggerScreen(Screen[None]):
             self._set_filter("")
         self.query_one(TensorsPane).close_filter(hide=not (event.keep and self.state.filter))
 
-    def _work(self, work: Coroutine[Any, Any, Any], group: str) -> None:
-        # Looking never cancels: the session keeps the latest look. Of jobs the newer wins.
-        self.run_worker(_quietly(work), group=group, exclusive=group == "job")
-
-
-_MOVES: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
-    "down": [("step", (1,)), ("cursor_down", ()), ("scroll_down", ())],
-    "up": [("step", (-1,)), ("cursor_up", ()), ("scroll_up", ())],
-    "top": [("edge", ("top",)), ("scroll_home", ())],
-    "end": [("edge", ("end",)), ("scroll_end", ())],
-    "page_down": [("half_page", (1,)), ("page_down", ())],
-    "page_up": [("half_page", (-1,)), ("page_up", ())],
-}
-
-
-async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
-    try:
-        await work
-    except asyncio.CancelledError:
-        return
+    def act_on(self, name: str, *arguments: Any) -> None:
+        """An action asked for by a screen on top of this one."""
+        getattr(self, f"action_{name}")(*arguments)

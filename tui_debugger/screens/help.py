@@ -24,6 +24,8 @@ _WORDS = (
     ("SHAPE", "shape", "cannot be laid over each other"),
     ("MISSING", "missing", "only one side has it"),
     ("PADDING", "padding", "differs only where the attention mask is 0"),
+    ("!2", "missing", "in Steps: two problems of the dump lie there; 7 Findings says which"),
+    ("+", "key", "marked with space; = compares two marked"),
 )
 
 _ABOUT = (
@@ -42,6 +44,10 @@ class HelpScreen(ModalScreen[None]):
         Binding("pageup,ctrl+u", "scroll('page_up')", show=False),
     ]
 
+    def __init__(self, listed: tuple[actions.Action, ...] = actions.ACTIONS) -> None:
+        super().__init__()
+        self._actions = listed
+
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", can_focus=False) as page:
             page.border_title = "Help"
@@ -57,11 +63,14 @@ class HelpScreen(ModalScreen[None]):
 
     def _text(self) -> RenderableType:
         parts: list[RenderableType] = []
-        for heading, listed in actions.groups().items():
+        for heading, listed in actions.groups(self._actions).items():
             table = self._table(parts, heading)
             for action in listed:
-                keys = "  ".join([action.key_text, *action.keys[1:]])
-                where = f" (in {actions.PANE_TITLES[action.pane]})" if action.pane else ""
+                if not action.keys:
+                    continue
+                keys = action.all_keys
+                only = action.pane or (None if "debugger" in action.screens else "matrix")
+                where = f" (in {actions.PANE_TITLES[only]})" if only else ""
                 table.add_row(Text(keys, paint(self, "key")), Text(f"{action.help}{where}"))
         table = self._table(parts, "Verdicts")
         for word, token, meaning in _WORDS:

@@ -9,7 +9,7 @@ from textual import events
 from textual.message import Message
 from textual.widgets import Static
 
-from tui_debugger.actions import PANE_TITLES, PANES, for_bar
+from tui_debugger.actions import ACTIONS, PANE_TITLES, PANES, Action, for_bar
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
 
 
@@ -35,7 +35,6 @@ class TabLine(Static):
             style = self.get_component_rich_style("tabs--active") if pane == active else paint(self, "muted")
             text.append(f" {i} {PANE_TITLES[pane]} ", style)
             self._spans.append((start, text.cell_len, pane))
-            text.append(" ")
         self.update(text)
 
     def on_click(self, event: events.Click) -> None:
@@ -49,8 +48,9 @@ class KeyBar(Static):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
-    def __init__(self) -> None:
+    def __init__(self, actions: tuple[Action, ...] = ACTIONS) -> None:
         super().__init__("", markup=False, id="key-bar")
+        self._actions = actions
         self._pane = "tensors"
         self._job_runs = False
 
@@ -62,9 +62,10 @@ class KeyBar(Static):
         self._draw()
 
     def _draw(self) -> None:
-        listed = [(action.key_text, action.label, action.id) for action in for_bar(self._pane)]
+        listed = [(action.key_text, action.label, action.id) for action in for_bar(self._pane, self._actions)]
         if self._job_runs:
-            listed = [("ctrl+c", "cancel", "cancel"), *((k, text, i) for k, text, i in listed if i != "replay")]
+            idle = [item for item in listed if item[2] not in ("replay", "run_matrix")]
+            listed = [("ctrl+c", "cancel", "cancel"), *idle]
         always = [item for item in listed if item[2] in ("help", "quit")]
         room = self.size.width - 1 - sum(len(k) + len(text) + 3 for k, text, _ in always)
         text = Text(" ", no_wrap=True, overflow="crop", end="")

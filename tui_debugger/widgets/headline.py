@@ -12,7 +12,8 @@ from textual.widgets import Static
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
-from tui_debugger.state import State, asked_flags
+from tui_debugger.flag_choices import asked_flags
+from tui_debugger.state import State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
 _STATES = ("first", "close", "same", "missing", "muted", "padding")
@@ -42,7 +43,7 @@ class TitleLine(Static):
         for i, (letter, name) in enumerate(names):
             text.append(" ↔ " if i else " ", paint(self, "muted"))
             text.append(f"{letter} ", paint(self, "key"))
-            text.append(fmt.middle(name, room))
+            text.append(fmt.middle(fmt.safe(name), room))
         if tail:
             text.append(" · ", paint(self, "muted"))
             text.append(tail)
@@ -106,13 +107,14 @@ class Headline(Static):
         if answer.token == "first":
             text.append("first at ")
         room = width - text.cell_len
-        facts = " · ".join(answer.facts)
-        text.append(fmt.middle(answer.where, room) if answer.token == "first" else answer.where, paint(self, "strong"))
-        notes = list(answer.notes)
-        if facts and len(answer.where) + len(facts) + 3 <= room:
+        said = [fmt.safe(fact) for fact in answer.facts]
+        facts, where = " · ".join(said), fmt.safe(answer.where)
+        text.append(fmt.middle(where, room) if answer.token == "first" else where, paint(self, "strong"))
+        notes = [fmt.safe(note) for note in answer.notes if note]
+        if facts and len(where) + len(facts) + 3 <= room:
             text.append(f" · {facts}")
         elif facts:
-            text.append(f"\n{indent}{fitting(answer.facts, width - len(indent))}")
+            text.append(f"\n{indent}{fitting(said, width - len(indent))}")
             notes = [" · ".join(notes)]
         for note in notes:
             text.append(f"\n{indent}")

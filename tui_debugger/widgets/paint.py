@@ -29,7 +29,9 @@ _OF_VERDICT = {
 
 
 def paint(widget: Widget, token: str) -> Style:
-    """The style of a token on this widget, without a background of its own."""
+    """The style of a token on this widget, without a background of its own; the plain one for no token."""
+    if not token:
+        return Style()
     return widget.get_component_rich_style(f"t-{token}", partial=True)
 
 

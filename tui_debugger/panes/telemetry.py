@@ -1,4 +1,4 @@
-"""6 Usage: memory and time of the replay that runs, and of those that ran."""
+"""6 Telemetry: memory and time of the replay that runs, and of those that ran."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from textual.containers import VerticalScroll
 from textual.widgets import Sparkline, Static
 
 from tui_debugger import format as fmt
+from tui_debugger.actions import pane_title
 from tui_debugger.state import State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
 _EMPTY = "Memory and time of a replay stand here\nwhile it runs. Press r to replay."
 
 
-class UsagePane(VerticalScroll, can_focus=True):
-    BORDER_TITLE = "6 Usage"
+class TelemetryPane(VerticalScroll, can_focus=True):
+    BORDER_TITLE = pane_title("telemetry")
     COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
     def __init__(self) -> None:
-        super().__init__(id="usage")
+        super().__init__(id="telemetry")
 
     def compose(self) -> ComposeResult:
-        yield Static(_EMPTY, markup=False, id="usage-now")
-        yield Sparkline([], id="usage-line")
-        yield Static("", markup=False, id="usage-cells")
+        yield Static(_EMPTY, markup=False, id="telemetry-now")
+        yield Sparkline([], id="telemetry-line")
+        yield Static("", markup=False, id="telemetry-cells")
 
     def on_mount(self) -> None:
         self.query_one(Sparkline).display = False
-        self.query_one("#usage-now", Static).update(Text(_EMPTY, style=paint(self, "muted")))
+        self.query_one("#telemetry-now", Static).update(Text(_EMPTY, style=paint(self, "muted")))
 
     def show(self, state: State) -> None:
         line = self.query_one(Sparkline)
         line.display = len(state.samples) > 1
         if state.samples:
             last = state.samples[-1]
-            self.query_one("#usage-now", Static).update(
+            self.query_one("#telemetry-now", Static).update(
                 Text.assemble(
                     f"{fmt.seconds(last.elapsed_s)}   ",
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
@@ -48,17 +49,20 @@ class UsagePane(VerticalScroll, can_focus=True):
             gpu = [sample.gpu_mib for sample in state.samples if sample.gpu_mib is not None]
             line.data = gpu or [sample.host_mib for sample in state.samples]
             line.border_title = "gpu MiB" if gpu else "host MiB"
-        self.query_one("#usage-cells", Static).update(self._cells(state))
+        self.query_one("#telemetry-cells", Static).update(self._cells(state))
 
     def _cells(self, state: State) -> Text:
         text = Text()
+        for what, took in state.phases[-4:] if state.busy is not None else ():
+            text.append(f"{fmt.middle(what, 30):<30} ", paint(self, "muted"))
+            text.append(f"{fmt.seconds(took)}\n")
         for cell in state.cells:
             document = cell.document
             time, memory = document.get("time") or {}, document.get("memory") or {}
             agreement = document.get("agreement") or {}
             agrees = agreement.get("agrees")
             word = "" if agrees is None else "SAME" if agrees else "DIFF"
-            text.append(f"{cell.label}", paint(self, "strong"))
+            text.append(fmt.safe(cell.label), paint(self, "strong"))
             if word:
                 text.append("  ")
                 text.append("agrees" if word == "SAME" else "differs", paint(self, verdict_token(word)))

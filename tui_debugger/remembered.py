@@ -1,0 +1,81 @@
+"""What the screen remembers from one session to the next: recent runs, and where you were in each.
+
+Written as it changes, never only at the end: a dropped link takes the process with it. A file that cannot
+be read or was written by another version is as good as none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tui_debugger import paths
+
+STATE_VERSION = 1
+RUNS_KEPT = 24
+
+Place = dict[str, Any]
+
+
+def _file() -> Path:
+    return paths.state_dir() / "session.json"
+
+
+def _load() -> dict[str, Any]:
+    try:
+        content = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and content.get("version") == STATE_VERSION else {}
+
+
+def _name(a: Path, b: Path | None) -> str:
+    return "\n".join(os.path.abspath(path) for path in (a, b) if path is not None)
+
+
+def place(a: Path, b: Path | None) -> Place:
+    """Where the user was in this run or pair; empty when never there."""
+    found = (_load().get("runs") or {}).get(_name(a, b))
+    return found if isinstance(found, dict) else {}
+
+
+def recent() -> list[tuple[list[str], float]]:
+    """The runs and pairs opened last that still exist, newest first, with the time they were looked at."""
+    runs = _load().get("runs") or {}
+    dated = [
+        (name.split("\n"), float(value.get("when") or 0)) for name, value in runs.items() if isinstance(value, dict)
+    ]
+    return sorted((one for one in dated if all(map(os.path.exists, one[0]))), key=lambda one: -one[1])
+
+
+def theme() -> str | None:
+    """The theme chosen on the screen."""
+    name = _load().get("theme")
+    return name if isinstance(name, str) else None
+
+
+def keep_theme(name: str) -> None:
+    content = _load()
+    _write({**content, "theme": name})
+
+
+def keep_place(a: Path, b: Path | None, where: Place) -> None:
+    """Note where the user is now."""
+    content = _load()
+    runs = {**(content.get("runs") or {}), _name(a, b): {**where, "when": time.time()}}
+    newest = sorted(runs, key=lambda name: -float(runs[name].get("when") or 0))[:RUNS_KEPT]
+    _write({**content, "runs": {name: runs[name] for name in newest}})
+
+
+def _write(content: dict[str, Any]) -> None:
+    # Two screens may write at once: the later wins whole, never half of each.
+    try:
+        folder = paths.private_dir(paths.state_dir())
+        half = folder / f".session-{os.getpid()}.json"
+        half.write_text(json.dumps({**content, "version": STATE_VERSION}), encoding="utf-8")
+        half.replace(_file())
+    except OSError:
+        return

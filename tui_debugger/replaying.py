@@ -1,0 +1,210 @@
+"""What happens when a user replays: one setting, a whole matrix, or the demo from its training on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import ModelError, RldbgError
+from replay_core.jobs import Document, Job
+from replay_core.replay.flags import Flags
+from tui_debugger import format as fmt
+from tui_debugger import paths
+from tui_debugger.errands import Errands
+from tui_debugger.flag_choices import asked_flags
+from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
+
+_REFERENCE = "reference: each row alone"
+
+
+class Replaying(Errands):
+    """Replays of the open run. How an answer is shown, the session above decides."""
+
+    _references: dict[tuple[Any, ...], Document]
+
+    async def _show_comparison(self, document: Document) -> None:
+        raise NotImplementedError
+
+    async def open(self, a: Path | None, b: Path | None, scope: Scope | None = None) -> None:
+        raise NotImplementedError
+
+    async def _compared(self, params: dict[str, Any], what: str) -> Document:
+        raise NotImplementedError
+
+    async def replay(self) -> None:
+        """Run the record each row alone (once) and as the flags say, then compare the two dumps."""
+        state = self.state
+        if state.a is None:
+            self._fail(RldbgError("no dump is open: nothing to replay", hint="o opens one, or: rldbg DIR"))
+            return
+        state.samples.clear()
+        await self._guard(self._replay(state.a))
+        self._changed(Part.ANSWER, Part.TELEMETRY, Part.FLAGS)
+
+    async def _replay(self, run: Document) -> None:
+        state = self.state
+        target, model = self._target(run)
+        wanted = dict(state.flags)
+        # The reference keeps the recorded attention, so that flipping attention shows what it does.
+        recorded = asked_flags(run).get("attention") or Flags().attention
+        alone = Flags.from_mapping({**wanted, "attention": recorded}).reference().to_mapping()
+        same = ("dtype", "device", "mode", "deterministic", "gradient_checkpointing")
+        known = (run["path"], target, model, *(wanted.get(name) for name in same), state.temperature, state.seed)
+        reference = self._references.get(known)
+        state.cells.clear()
+        if reference is not None and Path(str(reference.get("dump"))).exists():
+            state.cells.append(Cell(_REFERENCE, reference))
+        else:
+            reference = await self._cell(_REFERENCE, "reference", run, target, model, alone)
+            self._references[known] = reference
+        cell = await self._cell(Flags.from_mapping(wanted).label(), "cell", run, target, model, wanted)
+        params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
+        document = await self._compared(params, "comparing with each row alone")
+        cell["agreement"], cell["segments"] = _agreement(document), document.get("segments")
+        state.step_verdicts.clear()
+        state.step_verdicts[target.step] = fmt.comparison_answer(document).word
+        await self._show_comparison(document)
+
+    def _target(self, run: Document) -> tuple[Scope, str]:
+        """The micro-batch to replay, and the model.
+
+        Raises:
+            ModelError: none is known.
+        """
+        target = self._replay_scope(run)
+        model, remark = (self.state.model, None) if self.state.model else model_for(run, target.step)
+        if model is None:
+            raise ModelError(
+                "no model to replay with: the dump names none", hint="press M and give a directory or random:llama-tiny"
+            )
+        if remark:
+            self._tell(remark, "warning")
+            self._log(remark)
+        return target, model
+
+    def _replay_scope(self, run: Document) -> Scope:
+        """The one micro-batch a replay runs: what the scope leaves open is the first there is."""
+        asked = self.state.scope
+        keys = [record["key"] for record in run.get("records") or []]
+        fitting = [key for key in keys if asked.covers(key)] or keys
+        if not fitting:
+            return asked
+        first = Scope.of(fitting[0])
+        return Scope(
+            first.step if asked.step is None else asked.step,
+            first.rank if asked.rank is None else asked.rank,
+            first.micro if asked.micro is None else asked.micro,
+        )
+
+    def _plan(self, run: Document, target: Scope, model: str, flags: dict[str, Any], out: Path) -> dict[str, Any]:
+        state = self.state
+        where = {name: value or 0 for name, value in target.params().items()}
+        return {
+            "dump": str(state.replay_dump or run["path"]), **where, "model": model, "flags": flags,
+            "temperature": state.temperature, "seed": state.seed or 0, "out": str(out),
+        }  # fmt: skip
+
+    async def _cell(
+        self, label: str, short: str, run: Document, target: Scope, model: str, flags: dict[str, Any]
+    ) -> Document:
+        state = self.state
+        plan = self._plan(run, target, model, flags, paths.new_replay_dir(short))
+        self._log(f"replay {label}")
+        document = await self._run(Job("replay_cell", {"plan": plan}), f"replaying {label}", is_replay=True)
+        state.plan = {name: value for name, value in plan.items() if name != "out"}
+        state.cells.append(Cell(label, document))
+        self._changed(Part.TELEMETRY, Part.FLAGS)
+        for note in document.get("notes") or []:
+            self._log(str(note))
+        if document.get("outcome") != "ran":
+            raise _cell_error(document, label)
+        return document
+
+    # ── the matrix ───────────────────────────────────────────────────────────────────────────────
+
+    async def run_matrix(self) -> None:
+        """Run every cell of the axes, each in a child of its own; cells appear as they end."""
+        state = self.state
+        if state.a is None:
+            self._fail(RldbgError("no dump is open: nothing to replay", hint="o opens one, or: rldbg DIR"))
+            return
+        state.samples.clear()
+        state.matrix = Matrix(state.matrix.axes, runs=True)
+        self._changed(Part.MATRIX)
+        try:
+            document = await self._guard(self._matrix(state.a))
+        finally:
+            state.matrix.runs = False
+            self._changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
+        if document is not None:
+            state.matrix.document, state.matrix.cells = document, list(document["cells"])
+            for note in document.get("notes") or []:
+                self._log(str(note))
+
+    async def _matrix(self, run: Document) -> Document:
+        target, model = self._target(run)
+        # The axes set what they vary; what they leave alone stays as the flags pane has it.
+        out = paths.new_replay_dir("matrix")
+        plan = self._plan(run, target, model, dict(self.state.flags), out)
+        job = Job("replay", {"plan": plan, "out": str(out), "matrix": self.state.matrix.axes})
+        return await self._run(job, "matrix", is_replay=True, on_part=self._take_cell)
+
+    def _take_cell(self, part: Document) -> None:
+        if "cell" in part:
+            cell = {**part["cell"], "part": part.get("part"), "agreement": {"agrees": part.get("agrees")}}
+            self.state.matrix.cells.append(cell)
+            self._changed(Part.MATRIX)
+
+    async def compare_cells(self, a: Document, b: Document) -> bool:
+        """Compare the dumps of two cells and show the divergence list; False where a cell left none."""
+        sides = [cell.get("dump") for cell in (a, b)]
+        if not all(sides):
+            self._tell("a cell that did not run left nothing to compare: l shows its log", "warning")
+            return False
+        params = {"a": sides[0], "b": sides[1], "final_hidden": b.get("final_hidden")}
+        document = await self._guard(self._compared(params, "comparing two cells"))
+        if document is None:
+            return False
+        self.state.cells = [Cell(_cell_label(cell), cell) for cell in (a, b)]
+        self.state.step_verdicts.clear()
+        await self._show_comparison(document)
+        return True
+
+    # ── the demo ─────────────────────────────────────────────────────────────────────────────────
+
+    async def demo(self) -> None:
+        """Train a tiny policy, pack one micro-batch without its block mask, and open the pair."""
+        root = paths.new_replay_dir("demo")
+        train = Job("demo_train", {"directory": str(root / "run")})
+        trained = await self._guard(self._run(train, "training a tiny policy", is_replay=True))
+        if trained is None:
+            return
+        flags = {**Flags().to_mapping(), "packing": True, "block_mask": False}
+        where = {"step": trained["step"], "rank": 0, "micro": trained["micro"]}
+        plan = {"dump": trained["dump"], **where, "model": "checkpoint", "flags": flags, "out": str(root / "replay")}
+        job = Job("replay", {"plan": plan, "out": str(root / "replay"), "matrix": None})
+        document = await self._guard(self._run(job, "packing it wrongly", is_replay=True, on_part=lambda _part: None))
+        if document is None:
+            return
+        cells = document["cells"]
+        self.state.replay_dump, self.state.model = Path(trained["dump"]), "checkpoint"
+        await self.open(Path(cells[document["baseline"]]["dump"]), Path(cells[-1]["dump"]))
+
+
+def _cell_label(cell: Document) -> str:
+    return "the recording" if cell.get("part") == "recording" else Flags.from_mapping(cell["flags"]).label()
+
+
+def _agreement(document: Document) -> Document:
+    first = document.get("first_divergence")
+    total = document.get("counts") or {}
+    compared = sum(total.get(word, 0) for word in ("SAME", "CLOSE", "PADDING", "DIFF", "NAN", "SHAPE"))
+    return {"agrees": None if not compared else first is None, "first_divergence": first}
+
+
+def _cell_error(document: Document, label: str) -> RldbgError:
+    error = document.get("error") or {}
+    if isinstance(error, str):
+        error = {"message": error}
+    what = f"replay {label} {document.get('outcome')}: {error.get('message', 'no reason given')}"
+    return RldbgError(what, hint=error.get("hint"), expected=error.get("expected"), found=error.get("found"))

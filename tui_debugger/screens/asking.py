@@ -1,0 +1,104 @@
+"""Actions of the debugger screen that begin with a question: which dump, model, step, place, filter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from textual.screen import Screen
+
+from tui_debugger.screens.ask import AskScreen
+from tui_debugger.session import Session
+from tui_debugger.state import Part, Scope
+
+
+class Asking(Screen[None]):
+    """What is asked in one line, and done with the answer."""
+
+    session: Session
+
+    def redraw(self, *parts: Part) -> None:
+        raise NotImplementedError
+
+    def say(self, text: str, severity: Any = "information") -> None:
+        self.app.notify(text, severity=severity, markup=False)
+
+    def _ask(
+        self, question: str, hint: str, then: Callable[[str], None], value: str = "", *, path: bool = False
+    ) -> None:
+        def answered(text: str | None) -> None:
+            if text is not None:
+                then(text)
+
+        self.app.push_screen(AskScreen(question, hint, value, is_path=path), answered)
+
+    def work(self, work: Coroutine[Any, Any, Any], group: str) -> None:
+        # Looking never cancels: the session keeps the latest look. Of jobs the newer wins.
+        self.run_worker(quietly(work), group=group, exclusive=group == "job")
+
+    def action_compare(self) -> None:
+        def go(text: str) -> None:
+            self.work(self.session.compare_with(Path(text).expanduser()), "job")
+
+        value = str(self.session.state.b_path or "")
+        self._ask("Compare with", "a dump: directory or file", go, value, path=True)
+
+    def action_open_dump(self) -> None:
+        def go(text: str) -> None:
+            self.work(self.session.open(Path(text).expanduser(), None), "job")
+
+        self._ask("Open", "a dump (directory or file), or a saved document (.json)", go, path=True)
+
+    def action_model(self) -> None:
+        def go(text: str) -> None:
+            self.session.state.model = text
+            self.redraw(Part.FLAGS)
+
+        hint = "a directory, a cached hub id, or random:llama-tiny"
+        self._ask("Model to replay with", hint, go, self.session.state.model or "", path=True)
+
+    def action_at(self) -> None:
+        def go(text: str) -> None:
+            text = text.replace("[", "").replace("]", "").replace(" ", "")
+            if ":" in text:
+                self.work(self.session.inspect(part=text), "inspect")
+                return
+            try:
+                at = [int(part) for part in text.split(",")]
+            except ValueError:
+                self.say(f"not an index: {text} (expected e.g. 0,12 or 0:4,:8)", "error")
+                return
+            self.work(self.session.inspect(at), "inspect")
+
+        self._ask("Values from index", "one number per dimension (0,12), or a slice of any rank (0:4,:8)", go)
+
+    def action_step(self) -> None:
+        state = self.session.state
+        steps = (state.a or {}).get("steps") or []
+        if not steps:
+            self.say("the run has no steps" if state.a else "no dump is open: o opens one")
+            return
+
+        def go(text: str) -> None:
+            if not text.isdigit() or int(text) not in steps:
+                self.say(f"there is no step {text}: {steps[0]} to {steps[-1]}", "error")
+                return
+            step = int(text)
+            if state.b is not None:
+                self.work(self.session.compare(Scope(step)), "job")
+                return
+            records = (state.a or {})["records"]
+            index = next(i for i, record in enumerate(records) if record["key"].get("step") == step)
+            self.work(self.session.show_record(index), "look")
+
+        self._ask("Go to step", f"{steps[0]} to {steps[-1]}, {len(steps):,} of them", go)
+
+
+async def quietly(work: Coroutine[Any, Any, Any]) -> None:
+    """Do the work; being cancelled is no error."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        return

@@ -1,0 +1,313 @@
+"""`m`: every combination of flags as a cell: what it did, whether it agrees, the way to its divergences or log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.widgets import Static
+
+from replay_core.errors import RldbgError
+from replay_core.replay.axes import Axes
+from tui_debugger import format as fmt
+from tui_debugger import keymap
+from tui_debugger.screens.ask import AskScreen
+from tui_debugger.screens.help import HelpScreen
+from tui_debugger.screens.logview import LogScreen
+from tui_debugger.screens.moving import move
+from tui_debugger.screens.themes import ThemeScreen
+from tui_debugger.state import Mark, Matrix
+from tui_debugger.widgets.bars import KeyBar
+from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.rows import Rows
+
+if TYPE_CHECKING:
+    from tui_debugger.screens.debugger import DebuggerScreen
+
+_EMPTY = (
+    "No cell has run. r runs every combination of these axes, each in a child process of its own, and holds it "
+    "against each row alone; a chooses other axes."
+)
+#: Column -> cells it takes; what does not fit leaves from the right.
+_COLUMNS = (("load", 7), ("compile", 8), ("steady", 7), ("peak", 9), ("ran", 30))
+_TRUTH = {True: ("AGREES", "same"), False: ("DIFFERS", "first"), None: ("-", "muted")}
+
+
+class MatrixRows(Rows):
+    """The cells, each a line: outcome and agreement in words, then its settings and what they cost."""
+
+    def __init__(self) -> None:
+        super().__init__(id="matrix-rows", empty=_EMPTY)
+        self._matrix = Matrix()
+        self._marked: set[str] = set()
+
+    def show(self, matrix: Matrix, marked: set[str]) -> None:
+        self._matrix, self._marked = matrix, marked
+        self.set_count(len(matrix.cells), self.cursor)
+
+    def _fitting(self, width: int) -> list[tuple[str, int]]:
+        room, taken = width - 24 - 30, []
+        for name, size in _COLUMNS:
+            if room < size + 1:
+                break
+            room -= size + 1
+            taken.append((name, size))
+        return taken
+
+    def heading(self, width: int) -> Text:
+        columns = self._fitting(width)
+        text = Text("   # outcome     agrees     configuration")
+        text.append(" " * max(0, width - text.cell_len - sum(size + 1 for _, size in columns)))
+        for name, size in columns:
+            text.append(f" {name:>{size}}")
+        return text
+
+    def line(self, row: int, width: int) -> Text:
+        cell = self._matrix.cells[row]
+        columns = self._fitting(width)
+        mark = "+" if str(row) in self._marked else " "
+        text = Text(f"{mark}{'›' if row == self.cursor else ' '}{row:>2} ")
+        outcome = "recorded" if cell.get("part") == "recording" else str(cell.get("outcome"))
+        bad = outcome in ("failed", "crashed")
+        text.append(f"{outcome:<12}", paint(self, "diff" if bad else "missing" if outcome == "unavailable" else ""))
+        agrees = (cell.get("agreement") or {}).get("agrees")
+        word, token = ("BASELINE", "key") if cell.get("part") == "reference" else _TRUTH[agrees]
+        text.append(f"{word:<11}", paint(self, token))
+        room = width - text.cell_len - sum(size + 1 for _, size in columns)
+        text.append(f"{fmt.middle(_name(cell, self._axes()), room):<{room}}")
+        for name, size in columns:
+            text.append(f" {fmt.middle(_figure(cell, name), size):>{size}}", paint(self, "muted"))
+        return text
+
+    def _axes(self) -> dict[str, Any]:
+        return dict(Axes.parse(self._matrix.axes).values)
+
+
+def _name(cell: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
+    if cell.get("part") == "recording":
+        held = (cell.get("recorded") or [{}])[0]
+        return f"the recording{': ' + fmt.safe(held['field']) if held.get('field') else ''}"
+    if cell.get("part") == "reference":
+        return "each row alone"
+    flags = cell.get("flags") or {}
+    name = " ".join(f"{axis}={fmt.setting(flags.get(axis))}" for axis in axes)
+    same = cell.get("same_as")
+    return f"{name} (same kernels as {same})" if same is not None else name
+
+
+def _figure(cell: Mapping[str, Any], name: str) -> str:
+    took, memory = cell.get("time") or {}, cell.get("memory") or {}
+    if name == "peak":
+        return fmt.mib(memory.get("peak_mib")) if memory else ""
+    if name == "ran":
+        ran = (cell.get("effective") or {}).get("attention")
+        return "" if ran is None else str(ran).replace("_scaled_dot_product_", "")
+    value = took.get(f"{name}_s")
+    return "" if value is None else fmt.seconds(value)
+
+
+class MatrixScreen(Screen[None]):
+    """The cells of the matrix over the debugger's panes."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
+
+    def __init__(self, debugger: DebuggerScreen) -> None:
+        super().__init__()
+        self.debugger = debugger
+        for binding in keymap.bindings("matrix", debugger.actions):
+            for key in binding.key.split(","):
+                self._bindings.bind(key, binding.action, binding.description, show=False)
+
+    @property
+    def matrix(self) -> Matrix:
+        return self.debugger.state.matrix
+
+    def compose(self) -> ComposeResult:
+        yield Static("", markup=False, id="matrix-title")
+        yield Static("", markup=False, id="matrix-answer")
+        yield MatrixRows()
+        yield Static("", markup=False, id="matrix-cell")
+        yield KeyBar(self.debugger.actions)
+
+    def on_mount(self) -> None:
+        self.query_one(MatrixRows).focus()
+        self.redraw()
+
+    def redraw(self) -> None:
+        if not self.is_mounted:
+            return
+        state = self.debugger.state
+        marked = {mark.name for mark in state.marks if mark.kind == "cell"}
+        rows = self.query_one(MatrixRows)
+        rows.show(self.matrix, marked)
+        title = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
+        title.append(" matrix ", paint(self, "key"))
+        title.append(f"{self.matrix.axes} · {state.scope}", paint(self, "muted"))
+        self.query_one("#matrix-title", Static).update(title)
+        self.query_one("#matrix-answer", Static).update(self._answer())
+        self._show_cell(rows.cursor)
+        self.query_one(KeyBar).show("matrix", state.busy is not None)
+
+    def _answer(self) -> Text:
+        """The answer first: what breaks agreement, what does not run, or how far it is."""
+        matrix, state = self.matrix, self.debugger.state
+        text = Text(no_wrap=True, overflow="ellipsis", end="")
+        if matrix.runs:
+            text.append(" RUN ", paint(self, "key"))
+            total = Axes.parse(matrix.axes).size + 1
+            text.append(f" {len(matrix.cells)} of {total} cells · {state.busy or 'starting'}")
+            return text
+        if state.trouble and matrix.document is None:
+            text.append(" ERROR ", paint(self, "missing"))
+            return text.append(f" {fmt.safe(state.trouble)}")
+        if not matrix.cells:
+            text.append(" READY ", paint(self, "key"))
+            return text.append(f" {Axes.parse(matrix.axes).size} cells beside the recording and each row alone")
+        asked = [cell for cell in matrix.cells if cell.get("part") == "cell"]
+        off = [cell for cell in asked if (cell.get("agreement") or {}).get("agrees") is False]
+        down = [cell for cell in asked if cell.get("outcome") in ("failed", "crashed")]
+        gone = [cell for cell in asked if cell.get("outcome") == "unavailable"]
+        word, token = ("DIFFERS", "first") if off else ("FAILED", "diff") if down else ("AGREES", "same")
+        if not asked or len(gone) == len(asked):
+            word, token = "NONE", "missing"
+        text.append(f" {word} ", paint(self, token))
+        agreeing = sum((cell.get("agreement") or {}).get("agrees") is True for cell in asked)
+        parts = [f"{agreeing} agree"]
+        parts += [
+            f"{len(listed)} {what}"
+            for listed, what in ((off, "differ"), (down, "failed"), (gone, "unavailable"))
+            if listed
+        ]
+        text.append(f" {' · '.join(parts)} of {len(asked)} cells")
+        found = (matrix.document or {}).get("matrix") or {}
+        for name, what in (("breaking", "breaks agreement"), ("failing", "does not run")):
+            for toggles in (found.get(name) or [])[:2]:
+                text.append(f"\n {what}: ", paint(self, "muted"))
+                text.append(fmt.flags(toggles) or "nothing: the baseline settings already do", paint(self, "strong"))
+        return text
+
+    @on(Rows.Highlighted)
+    def _highlighted(self, event: Rows.Highlighted) -> None:
+        event.stop()
+        if isinstance(event, Rows.Chosen):
+            self.action_open()
+        else:
+            self._show_cell(event.row)
+
+    def _show_cell(self, row: int) -> None:
+        """Why the cell under the cursor is as it is."""
+        text = Text(no_wrap=False, end="")
+        if row < len(self.matrix.cells):
+            cell = self.matrix.cells[row]
+            agreement = cell.get("agreement") or {}
+            first, error = agreement.get("first_divergence"), cell.get("error") or {}
+            cause = cell.get("cause") or {}
+            if first:
+                text.append("first at ", paint(self, "first"))
+                text.append(f"{fmt.safe(first.get('name'))} {fmt.place(first.get('index'))}", paint(self, "strong"))
+                text.append(f"  {fmt.safe(first.get('why') or '')}\n", paint(self, "muted"))
+            if cause:
+                text.append(f"{cause.get('kind')}: ", paint(self, "missing"))
+                text.append(f"{fmt.safe(cause.get('sentence') or '')}\n")
+            if error:
+                text.append(f"{error.get('type') or cell.get('outcome')}: ", paint(self, "missing"))
+                text.append(f"{fmt.safe(error.get('message') or '')}\n")
+                if error.get("hint"):
+                    text.append(f"hint: {fmt.safe(error['hint'])}\n", paint(self, "muted"))
+            text.append("enter: its divergences" if cell.get("dump") else "enter: its log", paint(self, "muted"))
+        self.query_one("#matrix-cell", Static).update(text)
+
+    # ── actions ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _cell(self) -> dict[str, Any] | None:
+        row = self.query_one(MatrixRows).cursor
+        return self.matrix.cells[row] if row < len(self.matrix.cells) else None
+
+    def action_run_matrix(self) -> None:
+        state = self.debugger.state
+        if state.busy is not None:
+            self.debugger.say(f"{state.busy} · ctrl+c cancels")
+            return
+        self.debugger.work(self.debugger.session.run_matrix(), "job")
+
+    def action_axes(self) -> None:
+        def go(text: str | None) -> None:
+            if text is None:
+                return
+            try:
+                Axes.parse(text)
+            except RldbgError as error:
+                self.app.notify(fmt.error_line(error), severity="error", markup=False)
+                return
+            self.matrix.axes = text
+            self.redraw()
+
+        hint = "name=value,value ...: the first value of each is its baseline"
+        self.app.push_screen(AskScreen("Axes of the matrix", hint, self.matrix.axes), go)
+
+    def action_open(self) -> None:
+        cell, baseline = self._cell, self.matrix.baseline
+        if cell is None:
+            return
+        if not cell.get("dump"):
+            self.action_open_log()
+            return
+        if baseline is None or cell.get("part") == "reference":
+            self.debugger.say("the baseline agrees with itself: choose another cell, or mark two and press =")
+            return
+        self.app.pop_screen()
+        self.debugger.work(self.debugger.session.compare_cells(baseline, cell), "job")
+
+    def action_open_log(self) -> None:
+        log = (self._cell or {}).get("log")
+        if not log:
+            self.debugger.say("this cell has no log of its own")
+            return
+        self.app.push_screen(LogScreen(Path(str(log))))
+
+    def action_mark(self) -> None:
+        cell = self._cell
+        if cell is None or not cell.get("dump"):
+            self.debugger.say("a cell that did not run left nothing to compare")
+            return
+        row = self.query_one(MatrixRows).cursor
+        self.debugger.state.toggle_mark(Mark("cell", str(row), cell))
+        self.redraw()
+
+    def action_pair(self) -> None:
+        if len(self.debugger.state.marks) == 2:
+            self.app.pop_screen()
+        self.debugger.action_pair()
+
+    def action_cancel(self) -> None:
+        self.debugger.action_cancel()
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+    def action_move(self, where: str) -> None:
+        move(self.query_one(MatrixRows), where)
+
+    def action_export(self) -> None:
+        self.debugger.action_export()
+
+    def action_copy(self) -> None:
+        self.debugger.copy(self._answer().plain)
+
+    def action_theme(self) -> None:
+        self.app.push_screen(ThemeScreen())
+
+    def action_palette(self) -> None:
+        self.app.action_command_palette()
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(self.debugger.actions))
+
+    def action_quit(self) -> None:
+        self.debugger.action_quit()

@@ -1,0 +1,78 @@
+"""The lines of the tensor list as data: what stands in one, and the orders they can have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tui_debugger import format as fmt
+
+#: Rows a list shows at most; what is left out is counted on its border.
+ROW_CAP = 200_000
+
+#: Orders of the list, the first one being how it comes.
+SORTS = ("order of computation", "worst first", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One line of the tensor list."""
+
+    name: str
+    verdict: str
+    entry: Mapping[str, Any]
+    """The document's own entry: a comparison's `tensors` item, or a record's `fields` item."""
+    is_first: bool = False
+
+    @property
+    def diverges(self) -> bool:
+        return self.verdict in fmt.DIVERGING
+
+    @property
+    def said(self) -> str:
+        """What the filter looks at."""
+        return f"{self.verdict} {self.name}"
+
+
+def comparison_rows(tensors: Iterable[Mapping[str, Any]], first: Mapping[str, Any] | None) -> Iterator[TensorRow]:
+    """The rows of a comparison as they come, the first divergence marked once."""
+    first = first or {}
+    marked = False
+    for entry in tensors:
+        is_first = (
+            not marked
+            and entry.get("name") == first.get("name")
+            and (first.get("a_key") is None or entry.get("a_key") == first.get("a_key"))
+        )
+        marked = marked or is_first
+        yield TensorRow(str(entry["name"]), str(entry.get("verdict", "")), entry, is_first)
+
+
+def record_rows(fields: Iterable[Mapping[str, Any]]) -> Iterator[TensorRow]:
+    """The rows of a record's own tensors."""
+    for entry in fields:
+        yield TensorRow(str(entry["name"]), "BAD" if entry.get("problem") else "", entry)
+
+
+def ordered(rows: Sequence[TensorRow], indexes: Iterable[int], how: str) -> list[int]:
+    """The indexes in one of the SORTS; equals keep the order of computation."""
+    if how == "worst first":
+        return sorted(indexes, key=lambda index: _badness(rows[index]))
+    if how == "name":
+        return sorted(indexes, key=lambda index: rows[index].name)
+    return sorted(indexes)
+
+
+def _badness(row: TensorRow) -> tuple[int, float]:
+    rank = fmt.VERDICTS.index(row.verdict) if row.verdict in fmt.VERDICTS else len(fmt.VERDICTS)
+    far = (row.entry.get("metrics") or {}).get("rel_l2")
+    # A document writes nan and inf as words; both are worse than any number.
+    distance = math.inf if isinstance(far, str) else float(far or 0.0)
+    return rank, -distance
+
+
+def matching(rows: Sequence[TensorRow], wanted: Callable[[str], object], start: int, stop: int) -> list[int]:
+    """The indexes of rows[start:stop] that the filter lets through."""
+    return [index for index in range(start, min(stop, len(rows))) if wanted(rows[index].said)]

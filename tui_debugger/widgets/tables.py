@@ -1,0 +1,113 @@
+"""Values as columns of text: a window of a pair, a slice of any rank, a sample token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+from textual.widget import Widget
+
+from tui_debugger import format as fmt
+from tui_debugger.widgets.paint import paint
+
+#: Rows of a slice drawn; what is left out is counted.
+_LINES = 200
+_TOKEN_LINES = 512
+
+
+def window_table(widget: Widget, text: Text, window: Mapping[str, Any], here: Any, width: int) -> None:
+    """Index, a, b and b - a; `here` is the index of the divergence."""
+    index = window.get("index") or []
+    if not index:
+        return
+    a, b, d = window.get("a") or [], window.get("b"), window.get("d")
+    labels = [",".join(str(part) for part in (place if isinstance(place, list) else [place])) for place in index]
+    wide = min(max(len(label) for label in labels) + 1, 16)
+    columns = 3 if b is not None else 1
+    size = max(8, min(16, (width - wide - 1) // columns))
+    heads = ("a", "b", "b - a") if b is not None else ("value",)
+    muted = paint(widget, "muted")
+    text.append(f"\n{'index':<{wide}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", muted)
+    digits = 6 if size >= 13 else 4
+    for i, label in enumerate(labels):
+        differs = b is not None and i < len(b) and a[i] != b[i]
+        is_here = here is not None and index[i] == here
+        text.append(f"{label:<{wide}}", paint(widget, "first" if is_here else "muted"))
+        text.append(f"{fmt.number(a[i], digits):>{size}}")
+        if b is not None and i < len(b):
+            text.append(
+                f"{fmt.number(b[i], digits):>{size}}", paint(widget, "first" if is_here else "diff") if differs else ""
+            )
+            delta = fmt.number(d[i], 3) if d is not None and differs else "="
+            text.append(f"{delta:>{size}}", paint(widget, "diff" if differs else "muted"))
+        text.append("\n")
+    text.append("@ shows another place, or a slice\n", muted)
+
+
+def parts_table(
+    widget: Widget, text: Text, part: Mapping[str, Any], other: Mapping[str, Any] | None, width: int
+) -> None:
+    """A slice: a line per row of its last axis, the other side's differing values below in colour."""
+    muted = paint(widget, "muted")
+    shape = part.get("shape") or [1]
+    per_line = int(shape[-1]) if shape else 1
+    values = part.get("values") or []
+    second = (other or {}).get("values") or []
+    fits = max(1, (width - 2) // 10)
+    text.append(f"\nfrom {part.get('start')} · shape {fmt.shape(shape)}\n", muted)
+    lines = 0
+    for start in range(0, len(values), max(1, per_line)):
+        row = values[start : start + per_line]
+        theirs = second[start : start + per_line]
+        for begin in range(0, len(row), fits):
+            if lines >= _LINES:
+                text.append(f"{len(values) - start - begin:,} more values: a smaller slice shows them\n", muted)
+                return
+            piece, piece_b = row[begin : begin + fits], theirs[begin : begin + fits]
+            text.append("".join(f"{fmt.number(value):>10}" for value in piece) + "\n")
+            lines += 1
+            if piece_b and piece_b != piece:
+                for value_a, value_b in zip(piece, piece_b, strict=False):
+                    same = value_a == value_b
+                    text.append(f"{'=' if same else fmt.number(value_b):>10}", muted if same else paint(widget, "diff"))
+                text.append("  b\n", muted)
+                lines += 1
+    if part.get("left_out"):
+        text.append(f"{part['left_out']:,} more values lie in the slice\n", muted)
+
+
+def token_table(widget: Widget, text: Text, tokens: Mapping[str, Any], width: int) -> None:
+    """A sample token by token: position, id, its text, and what is recorded of it, rollout beside trainer."""
+    muted = paint(widget, "muted")
+    pieces = tokens.get("pieces")
+    columns = tokens.get("columns") or []
+    text.append(f"sample {tokens['sample']} of {tokens['samples']}", paint(widget, "strong"))
+    text.append("" if pieces else " · no tokenizer.json beside the dump: ids only", muted)
+    text.append("\n")
+    piece_size = 12 if pieces else 0
+    fits = max(0, (width - 14 - piece_size) // 11)
+    shown, hidden = columns[:fits], columns[fits:]
+    heads = "".join(f" {_head(column):>10}" for column in shown)
+    text.append(f"{'pos':>5} {'id':>7} " + (f"{'text':<{piece_size}}" if pieces else "") + f"{heads}\n", muted)
+    ids = tokens.get("ids") or []
+    for position, token in enumerate(ids[:_TOKEN_LINES]):
+        text.append(f"{position:>5} ", muted)
+        text.append(f"{token:>7} ")
+        if pieces:
+            text.append(f"{fmt.middle(fmt.safe(pieces[position]), piece_size - 1):<{piece_size}}", paint(widget, "key"))
+        for column in shown:
+            value = column["values"][position] if position < len(column["values"]) else None
+            text.append(f" {'' if value in (None, 'nan') else fmt.number(value, 4):>10}")
+        text.append("\n")
+    left_out = int(tokens.get("left_out") or 0) + max(0, len(ids) - _TOKEN_LINES)
+    if left_out:
+        text.append(f"{left_out:,} more tokens\n", muted)
+    if hidden:
+        names = ", ".join(_head(column, 40) for column in hidden)
+        text.append(f"too narrow for: {names} (z: the whole screen)\n", muted)
+
+
+def _head(column: Mapping[str, Any], size: int = 10) -> str:
+    name = fmt.safe(column["name"]).replace("logprobs", "logp").replace("_mask", "_m")
+    return fmt.middle(f"{name}·{column['side']}" if column["side"] == "b" else name, size)
