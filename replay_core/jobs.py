@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = ("open", "record", "inspect", "compare")
-REPLAYER_JOBS = ("replay_cell", "demo_train")
+REPLAYER_JOBS = ("replay_cell", "demo_train", "critic")
 
 
 @dataclass(frozen=True, slots=True)

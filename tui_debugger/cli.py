@@ -27,6 +27,7 @@ COMMANDS = {
     "show": "tui_debugger.commands.show",
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
+    "parity": "tui_debugger.commands.parity",
     "info": "tui_debugger.commands.info",
 }
 

@@ -8,7 +8,7 @@ from replay_core.jobs import Document
 
 def exit_code(doc: Document, *, allow_missing: bool = False) -> ExitCode:
     """The exit code of a finished command (the table in README.md)."""
-    judge = {"comparison": _comparison, "replay": _replay, "run": _run}.get(doc["kind"])
+    judge = {"comparison": _comparison, "replay": _replay, "run": _run, "parity": _parity}.get(doc["kind"])
     return judge(doc, allow_missing) if judge else ExitCode.AGREES
 
 
@@ -35,3 +35,7 @@ def _replay(doc: Document, _allow_missing: bool) -> ExitCode:
 
 def _run(doc: Document, _allow_missing: bool) -> ExitCode:
     return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
+
+
+def _parity(doc: Document, _allow_missing: bool) -> ExitCode:
+    return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES

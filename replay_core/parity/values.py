@@ -47,7 +47,7 @@ class Values:
     positions_BS: Ints | None = None
     probes: dict[str, Floats] = field(default_factory=dict)
     where: str = ""
-    key: dict[str, Any] | None = None
+    records: list[Record] = field(default_factory=list)
     returns_BT: Floats | None = None
 
     @property
@@ -118,7 +118,7 @@ def _of(records: list[Record], run: Run, unreadable: list[str]) -> list[Values]:
         dtype=computed_dtype(ref, run),
         values_BT=values_BT,
         where=str(holder.path),
-        key=holder.key.to_mapping(),
+        records=records,
         ids_BS=ids,
         attention_BS=None if mask is None else mask.astype(bool),
         positions_BS=_masks(tensors, "position_ids"),
@@ -179,7 +179,9 @@ def _batch_name(record: Record) -> str:
 
 def computed_dtype(ref: TensorRef, run: Run | None = None) -> str:
     """The dtype the values were computed in: what the dump says, else the coarsest that holds every one of them."""
-    said = (run.flags or {}).get("dtype") if run is not None else None
+    flags = (run.flags or {}) if run is not None else {}
+    effective = flags.get("effective")
+    said = (effective if isinstance(effective, dict) else flags).get("dtype")
     if isinstance(said, str) and said in ("float32", "bfloat16", "float16", "float64"):
         return said
     if ref.dtype != "float32":
