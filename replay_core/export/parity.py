@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core import naming
 from replay_core.export.documents import document, first_divergence
 from replay_core.jobs import Document
 from replay_core.parity.evidence import Evidence
@@ -35,7 +36,12 @@ def parity_document(found: Parity) -> Document:
         first_divergence=shown["first_divergence"],
         comparison=None
         if comparison is None
-        else {"counts": comparison.counts, "elements_compared": comparison.elements, "notes": comparison.notes},
+        else {
+            "counts": comparison.counts,
+            "module_tensors": sum(naming.is_module_tensor(row.name) for row in comparison.tensors),
+            "elements_compared": comparison.elements,
+            "notes": comparison.notes,
+        },
         randomness=found.randomness,
         notes=list(dict.fromkeys([*found.notes, *(note for one in found.batches for note in one.notes)])),
     )

@@ -45,18 +45,21 @@ class Batch:
         return bool((self.attention_BS == 0).any())
 
 
-def make_batch(spec: str, vocabulary: int, tokenizer: Path | None = None, seed: int = SEED, **selection: int) -> Batch:
+def make_batch(
+    spec: str, vocabulary: int, tokenizer: Path | None = None, seed: int = SEED, *, avoid: int | None = None,
+    **selection: int,
+) -> Batch:  # fmt: skip
     """The batch a word or path asks for: random | padded | stale | text:FILE | a dump.
 
     random: no padding. padded: rows of different lengths, zeros after them. stale: the same, with old tokens left in the
-    padding, as ROLL's rollouts leave them.
+    padding, as ROLL's rollouts leave them. Made-up rows do without the token `avoid`: an embedding may not train it.
 
     Raises:
         RequestError: no such file, tokens past the vocabulary, or nothing to compare in it.
         DumpError, SelectionError: the dump cannot be read.
     """
     if spec in MADE_UP:
-        batch = _random(spec, vocabulary, seed)
+        batch = _random(spec, vocabulary, seed, avoid)
     elif spec.startswith("text:") or spec == "text":
         batch = _text(Path(spec.partition(":")[2]) if ":" in spec else None, tokenizer, vocabulary)
     else:
@@ -67,9 +70,11 @@ def make_batch(spec: str, vocabulary: int, tokenizer: Path | None = None, seed: 
     return batch
 
 
-def _random(name: str, vocabulary: int, seed: int) -> Batch:
+def _random(name: str, vocabulary: int, seed: int, avoid: int | None) -> Batch:
     draw = np.random.default_rng(seed)
     ids_BS = draw.integers(1, vocabulary, (ROWS, WIDTH))
+    if avoid is not None and vocabulary > 2:
+        ids_BS[ids_BS == avoid] = 1 if avoid != 1 else 2
     attention_BS = np.ones((ROWS, WIDTH), np.int64)
     response_BS = np.ones((ROWS, WIDTH), np.int64)
     response_BS[:, :PROMPT] = 0

@@ -236,8 +236,11 @@ def _agreement(ev: Evidence, a: Side, b: Side) -> Cause:
     return Cause("noise", why, {"max_abs": largest, "floor": ev.floor})
 
 
-def of_training(a: Side, b: Side, last: Evidence | None, before: Cause) -> list[Cause]:
-    """What training adds: rows in another order, or critics that agreed and then part."""
+def of_training(a: Side, b: Side, parted: tuple[int, Evidence] | None, before: Cause) -> list[Cause]:
+    """What training adds: rows in another order, or critics that agreed and then part.
+
+    `parted` is the first training step after which they do, and its evidence: later ones mix the cause with its effects.
+    """
     for mine, theirs in zip(a.steps, b.steps, strict=False):
         if mine["rows"] != theirs["rows"]:
             same = sorted(mine["rows"]) == sorted(theirs["rows"])
@@ -246,19 +249,28 @@ def of_training(a: Side, b: Side, last: Evidence | None, before: Cause) -> list[
                 f"A {_some(mine['rows'])}, B {_some(theirs['rows'])}; shuffling is {_switch(a)} in A and {_switch(b)} in B"
             )
             return [Cause("order", why, {"step": mine["step"], "rows_a": mine["rows"], "rows_b": theirs["rows"]})]
-    if last is None or not last.differs or before.kind not in HARMLESS:
+    if parted is None or before.kind not in HARMLESS:
         return []
-    step = len(a.steps)
+    step, last = parted
     if last.fit is not None and last.fit.why == "offset":
         biases = [one.said("head_bias") for one in (a, b)]
         whose = "only one head has a bias, and it trains" if None in biases else "the heads' biases train apart"
-        why = f"equal before training, {last.fit.offset:+.3g} apart after {step} steps: {whose}"
-        return [Cause("offset", why, {"offset": last.fit.offset, "steps": step})]
+        why = f"equal before training, {last.fit.offset:+.3g} apart after step {step}: {whose}"
+        return [Cause("offset", why, {"offset": last.fit.offset, "step": step})]
     names = ("learning_rate", "weight_decay", "max_grad_norm", "value_clip", "reduction", "dtype")
     other = [name for name in names if a.readback and b.readback and a.said(name) != b.said(name)]
-    settings = f"; they are trained with another {', '.join(other)}" if other else ""
-    why = f"equal before training, up to {last.masked.max_abs:.3g} apart after {step} steps{settings}"
-    return [Cause("weights", why, {"max_abs": last.masked.max_abs, "steps": step})]
+    settings = f"; they are trained with another {', '.join(other)}" if other else _frozen(a, b)
+    why = f"equal before training, up to {last.masked.max_abs:.3g} apart after step {step}{settings}"
+    return [Cause("weights", why, {"max_abs": last.masked.max_abs, "step": step})]
+
+
+def _frozen(a: Side, b: Side) -> str:
+    """Hugging Face's embeddings leave the padding token's gradient out, Megatron's do not: it shows where it is a token."""
+    ids = [one.said("padding_idx") for one in (a, b)]
+    if not a.readback or not b.readback or ids[0] == ids[1]:
+        return ""
+    which, token = ("A", ids[0]) if ids[0] is not None else ("B", ids[1])
+    return f"; {which}'s embedding of token {token} (its padding_idx) does not train, the other's does: is it among the tokens?"
 
 
 def rows_of(comparison: Comparison | None, micro: int) -> list[TensorVerdict]:

@@ -193,6 +193,7 @@ def read_back(critic: Any, head: ValueHead, extra: dict[str, Any]) -> dict[str, 
         "head_is_constant": bool((weight == weight.flatten()[0]).all()),
         "head_bias": None if head.summary.bias is None else float(head.summary.bias.detach().float()),
         "norm_eps": norm_eps(critic.model),
+        "padding_idx": _padding_idx(critic.model),
         "seed": config.seed,
         "training_seed": config.training_seed,
         "data_seed": config.data_seed,
@@ -216,3 +217,9 @@ def norm_eps(model: torch.nn.Module) -> list[float]:
             if isinstance(value, float):
                 found.add(value)
     return sorted(found)
+
+
+def _padding_idx(model: torch.nn.Module) -> int | None:
+    """The token whose embedding never trains: torch leaves its gradient out."""
+    found = [module.padding_idx for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return next((one for one in found if one is not None), None)

@@ -55,7 +55,7 @@ def histogram(a: Values, b: Values, ev: Evidence) -> dict[str, Any] | None:
 
 
 def worst(a: Values, b: Values, ev: Evidence, tokenizer: Path | None) -> list[dict[str, Any]]:
-    """The tokens that count whose values part most, largest first, with their text where a tokenizer is known.
+    """The tokens that count whose values part most (none where they are equal), largest first, with their text where a tokenizer is known.
 
     `row` and `position` are those of the token that the value comes before; `column` is the value's own.
     """
@@ -66,7 +66,7 @@ def worst(a: Values, b: Values, ev: Evidence, tokenizer: Path | None) -> list[di
     rows = []
     for at in flat:
         row, column = divmod(int(at), a.shape[1])
-        if d_BT[row, column] < 0:
+        if d_BT[row, column] <= 0:
             continue
         token = None if a.tokens_BT is None else int(a.tokens_BT[row, column])
         rows.append(

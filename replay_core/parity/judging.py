@@ -8,7 +8,7 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
-from replay_core.compare.divergence import may_be_first
+from replay_core.compare.divergence import may_be_first, origin_of
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.jobs import OnEvent, ignore
 from replay_core.parity import cause as causes
@@ -124,8 +124,10 @@ def _batch(
     rows = [row for row in rows_of(comparison, number) if naming.is_module_tensor(row.name)]
     found = causes.causes_of(evidence, a, b, rows)
     steps = _steps(pair, a, b, threshold)
-    trained = causes.of_training(a, b, steps[-1].evidence if steps else None, found[0])
-    found = sorted([*trained, *found], key=_rank)
+    parted = next(((step.step, step.evidence) for step in steps if step.evidence.differs), None)
+    trained = causes.of_training(a, b, parted, found[0])
+    # What training finds replaces the statement that there was nothing to find before it.
+    found = sorted([*trained, *(one for one in found if not trained or one.kind not in ("equal", "noise"))], key=_rank)
     last = steps[-1].evidence if steps else None
     first = next((row for row in rows if may_be_first(row)), None)
     notes = []
@@ -150,15 +152,9 @@ def _batch(
             None if last is None else last.masked, None if last is None else last.unmasked,
         ),
         first=first,
-        origin=first and _origin(rows),
+        origin=None if first is None else origin_of(rows),
         notes=notes,
     )  # fmt: skip
-
-
-def _origin(rows: list[TensorVerdict]) -> str | None:
-    from replay_core.compare.divergence import origin_of
-
-    return origin_of(rows)
 
 
 def _steps(pair: PairedValues, a: Side, b: Side, threshold: float) -> list[Step]:

@@ -54,11 +54,11 @@ def run_parity(
     """
     configs = [read_config(path) for path in (config_a, config_b)]
     _need_one_process(configs)
-    vocabulary = _need_one_shape(configs)
+    shape = _need_one_shape(configs)
     if request.steps < 0:
         raise RequestError("the number of training steps cannot be negative", found=str(request.steps))
     _need_threshold(request.threshold)
-    batches = _batches(request, vocabulary, configs)
+    batches = _batches(request, shape, configs)
     out.mkdir(parents=True, exist_ok=True)
     stored = _store(batches, out / "batches.safetensors")
     sides = []
@@ -143,13 +143,19 @@ def _side_notes(sides: Sequence[Side]) -> list[str]:
     return [f"{name} ({side.backend}): {note}" for name, side in zip("AB", sides, strict=True) for note in side.notes]
 
 
-def _batches(request: Request, vocabulary: int, configs: Sequence[CriticConfig]) -> list[Batch]:
+def _batches(request: Request, shape: dict[str, Any], configs: Sequence[CriticConfig]) -> list[Batch]:
     tokenizer = None if request.tokenizer is None else Path(request.tokenizer)
     if tokenizer is None:
         beside = Path(configs[0].pretrain) / "tokenizer.json"
         tokenizer = beside if beside.is_file() else None
     chosen = {"step": request.step, "rank": request.rank, "micro": request.micro}
-    made = [make_batch(spec, vocabulary, tokenizer, request.seed, **chosen) for spec in request.data or DEFAULT]
+    pad = shape.get("pad_token_id")
+    made = [
+        make_batch(
+            spec, int(shape["vocab_size"]), tokenizer, request.seed, avoid=pad if isinstance(pad, int) else None, **chosen
+        )
+        for spec in request.data or DEFAULT
+    ]
     names = [batch.name for batch in made]
     for number, batch in enumerate(made):
         if names.count(batch.name) > 1:
@@ -191,8 +197,8 @@ def _need_one_process(configs: Sequence[CriticConfig]) -> None:
 _SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
-def _need_one_shape(configs: Sequence[CriticConfig]) -> int:
-    """The vocabulary of both critics.
+def _need_one_shape(configs: Sequence[CriticConfig]) -> dict[str, Any]:
+    """The sizes both critics have.
 
     Raises:
         ModelError: their shapes differ, or there is no such model.
@@ -206,7 +212,7 @@ def _need_one_shape(configs: Sequence[CriticConfig]) -> int:
                 file=f"{configs[0].path} and {configs[1].path}", expected=f"{found[0]} (A)", found=f"{found[1]} (B)",
                 hint="parity is between two implementations of one model",
             )  # fmt: skip
-    return int(shapes[0]["vocab_size"])
+    return shapes[0]
 
 
 def _shape(config: CriticConfig) -> dict[str, Any]:

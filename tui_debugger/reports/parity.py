@@ -49,8 +49,10 @@ def _answer(doc: Document) -> list[str]:
         origin = f", origin {first['origin']}" if first["origin"] else ""
         lines.append(f"  first diverging module tensor: {first['name']}{origin}: {first['why']}")
     elif doc["comparison"] is not None:
-        counts = doc["comparison"]["counts"]
-        lines.append(f"  {counts['total']} tensors compared, no module diverges where tokens count")
+        modules = doc["comparison"]["module_tensors"]
+        none = "no module tensor was recorded: where they part first cannot be said"
+        found = f"{modules} module tensors compared, none diverges where tokens count"
+        lines.append(f"  {found if modules else none}")
     return lines
 
 
@@ -124,7 +126,7 @@ def _bands(bands: list[dict[str, Any]]) -> list[str]:
     rows = [["data", "measure", "band", "counted", "all", "note"]]
     rows += [
         [
-            one["data"], one["measure"], f"{one['low']:g}-{one['high']:g}", _number(one["masked"], 4),
+            one["data"], one["measure"].replace("_", " "), f"{one['low']:g}-{one['high']:g}", _number(one["masked"], 4),
             _number(one["unmasked"], 4), one["note"],
         ]
         for one in bands
