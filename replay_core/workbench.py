@@ -38,6 +38,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
+        "critic": _critic_job,
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
@@ -346,6 +347,39 @@ def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = 
     return replay_document(whole, answer(whole, Request(**asked), out, runner, on_event))
 
 
+def parity(
+    config_a: Path, config_b: Path, out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any
+) -> Document:
+    """A parity document: two critics, each in a child of its own, on the same tokens.
+
+    `asked` are the parts of `parity.pipeline.Request`: data, tokenizer, steps, seed, threshold, capture.
+
+    Raises:
+        RldbgError: the request is wrong, or a critic cannot run here.
+    """
+    from replay_core.export.parity import parity_document
+    from replay_core.parity.pipeline import Request, run_parity
+
+    return parity_document(run_parity(config_a, config_b, Request(**asked), out, runner, on_event))
+
+
+def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> Document:
+    """A parity document of the values that two dumps hold (or one directory that holds two critics'); nothing runs."""
+    from replay_core.export.parity import parity_document
+    from replay_core.parity.correlation import NEARLY_IDENTICAL
+    from replay_core.parity.pipeline import read_parity
+
+    chosen = NEARLY_IDENTICAL if threshold is None else threshold
+    return parity_document(read_parity(a, b, threshold=chosen, on_event=on_event))
+
+
+def parity_examples() -> tuple[Path, Path]:
+    """The two tiny critic configurations that come with rldbg: DeepSpeed's, Megatron's."""
+    from replay_core.parity.config import SHIPPED
+
+    return SHIPPED / "critic_deepspeed.yaml", SHIPPED / "critic_megatron.yaml"
+
+
 def _open_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     return open_dump(Path(params["path"]), headers=bool(params.get("headers")), on_event=on_event)
 
@@ -440,6 +474,12 @@ def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
 
     return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
+
+
+def _critic_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.parity.worker import run_critic  # torch, and the critic's own framework
+
+    return clean(run_critic(params, on_event))
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:

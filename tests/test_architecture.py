@@ -70,7 +70,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 }
 
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
-TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo")
+TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = ("errors", "records", "naming", "jobs", "recorder", "export", "executors", "workbench")
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
     "diagnose": "tui_debugger.commands.diagnose",
+    "parity": "tui_debugger.commands.parity",
     "info": "tui_debugger.commands.info",
 }
 

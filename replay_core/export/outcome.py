@@ -12,7 +12,7 @@ def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "war
     """
     if doc["kind"] == "diagnosis":
         return _diagnosis(doc, fail_on)
-    judge = {"comparison": _comparison, "replay": _replay, "run": _run}.get(doc["kind"])
+    judge = {"comparison": _comparison, "replay": _replay, "run": _run, "parity": _parity}.get(doc["kind"])
     return judge(doc, allow_missing) if judge else ExitCode.AGREES
 
 
@@ -53,3 +53,7 @@ def _diagnosis(doc: Document, fail_on: str) -> ExitCode:
         return ExitCode.DIVERGES
     # Nothing was looked at: that is no clean bill.
     return ExitCode.AGREES if doc["checked"] else ExitCode.BAD_BYTES
+
+
+def _parity(doc: Document, _allow_missing: bool) -> ExitCode:
+    return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES

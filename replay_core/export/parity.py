@@ -1,0 +1,102 @@
+"""The parity document, from the judged values of two critics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replay_core import naming
+from replay_core.export.documents import document, first_divergence
+from replay_core.jobs import Document
+from replay_core.parity.evidence import Evidence
+from replay_core.parity.judging import BatchResult, Parity, Step
+from replay_core.parity.sides import Side
+
+
+def parity_document(found: Parity) -> Document:
+    """A parity document. `eval`, `train`, `steps`, `cause` and `why` are those of the batch `about` names."""
+    about = found.about
+    comparison = found.comparison
+    batches = [_batch(one) for one in found.batches]
+    shown = batches[found.batches.index(about)]
+    return document(
+        "parity",
+        a=_side(found.a),
+        b=_side(found.b),
+        backends=[found.a.backend, found.b.backend],
+        about=about.name,
+        agrees=found.agrees,
+        cause=found.cause.kind,
+        why=found.cause.why,
+        also=[one.to_mapping() for one in about.causes[1:]],
+        threshold=found.threshold,
+        eval=shown["eval"],
+        train=shown["train"],
+        steps=shown["steps"],
+        batches=batches,
+        first_divergence=shown["first_divergence"],
+        comparison=None
+        if comparison is None
+        else {
+            "counts": comparison.counts,
+            "module_tensors": sum(naming.is_module_tensor(row.name) for row in comparison.tensors),
+            "elements_compared": comparison.elements,
+            "notes": comparison.notes,
+        },
+        randomness=found.randomness,
+        notes=list(dict.fromkeys([*found.notes, *(note for one in found.batches for note in one.notes)])),
+    )
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "backend": side.backend,
+        "engine": side.engine,
+        "path": side.path,
+        "dump": side.dump,
+        "readback": side.readback,
+        "weights": side.weights,
+        "log": side.log,
+        "seconds": side.seconds,
+    }
+
+
+def _batch(one: BatchResult) -> dict[str, Any]:
+    evidence = one.evidence
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "shape": list(one.shape),
+        "counted": evidence.counted,
+        "dtype": evidence.dtype,
+        "floor": evidence.floor,
+        "causes": [found.to_mapping() for found in one.causes],
+        "eval": _regions(evidence),
+        "train": None if evidence.train is None else {"masked": evidence.train.to_mapping()},
+        "steps": [_step(step) for step in one.steps],
+        "first_divergence": None if one.first is None else first_divergence(one.first, one.origin),
+        "scatter": one.scatter,
+        "histogram": one.histogram,
+        "worst": one.worst,
+        "expectations": one.expectations,
+    }
+
+
+def _regions(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "masked": evidence.masked.to_mapping(),
+        "valid": None if evidence.valid is None else evidence.valid.to_mapping(),
+        "unmasked": evidence.unmasked.to_mapping(),
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        **_regions(step.evidence),
+        "apart": step.evidence.differs,
+        "drift_a": step.drift_a,
+        "drift_b": step.drift_b,
+        "loss_a": step.loss_a,
+        "loss_b": step.loss_b,
+        "rows": step.rows,
+    }

@@ -1,0 +1,71 @@
+"""What applies a critic's gradients: the plain torch loop here, DeepSpeed's engine beside its critic."""
+
+from __future__ import annotations
+
+import torch
+
+from replay_core.parity.config import CriticConfig
+
+
+class Engine:
+    """Owns a model's optimizer. Micro-batches are added up, then applied at once."""
+
+    name: str
+    config: CriticConfig
+    optimizer: torch.optim.Optimizer
+    _steps = 0
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
+        """Add the gradients of one of a step's `of` micro-batches."""
+        raise NotImplementedError
+
+    def step(self) -> float | None:
+        """Apply what was added; the norm before clipping, or None where the engine does not tell."""
+        raise NotImplementedError
+
+    @staticmethod
+    def adam(model: torch.nn.Module, config: CriticConfig) -> torch.optim.Optimizer:
+        """The same AdamW for every engine: torch's, single-tensor, so that only the critics can differ."""
+        return torch.optim.AdamW(
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            lr=config.learning_rate, weight_decay=config.weight_decay, foreach=False,
+        )  # fmt: skip
+
+    def warm_up(self) -> None:
+        """Set the learning rate of the coming step: linear over `warmup_steps`, then constant."""
+        self._steps += 1
+        share = min(1.0, self._steps / self.config.warmup_steps) if self.config.warmup_steps else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * share
+
+
+class TorchEngine(Engine):
+    """Forward, backward, clip, AdamW."""
+
+    def __init__(self, model: torch.nn.Module, config: CriticConfig, why: str = "") -> None:
+        self.config, self._model = config, model
+        self.optimizer = self.adam(model, config)
+        self.name = f"torch {torch.__version__}" + (f" ({why})" if why else "")
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = self._model(*inputs)
+        return value
+
+    def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
+        (loss / of).backward()
+
+    def step(self) -> float | None:
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.config.max_grad_norm or float("inf"))
+        self.warm_up()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+
+def lone_process_group(backend: str) -> None:
+    """A process group of this process alone, without a port: nothing else can join it."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -1,0 +1,71 @@
+"""Side: one critic of a parity run, and what is known of it beside its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.errors import RldbgError
+from replay_core.parity.values import Floats
+from replay_core.records import Run
+
+_HEAD = "param.v_head.summary."
+
+
+@dataclass(slots=True)
+class Side:
+    """A critic. `backend` is the name it gave itself; `readback`, `weights` and `head` are None where nobody wrote them.
+
+    weights: name -> digest, under Hugging Face's names. head: "weight" [D] and "bias" [1], as far as recorded.
+    """
+
+    backend: str
+    engine: str
+    path: str
+    dump: str
+    readback: dict[str, Any] | None = None
+    weights: dict[str, str] | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    head: dict[str, Floats] | None = None
+    log: str | None = None
+    notes: list[str] = field(default_factory=list)
+    seconds: float | None = None
+
+    @classmethod
+    def recorded(cls, run: Run, backend: str) -> Side:
+        """What a dump says of the critic that wrote it."""
+        flags = run.flags or {}
+        readback, weights = flags.get("readback"), flags.get("weights")
+        return cls(
+            backend=backend,
+            engine=str(flags.get("engine") or "recorded"),
+            path=str(run.path),
+            dump=str(run.path),
+            readback=readback if isinstance(readback, dict) else None,
+            weights=weights if isinstance(weights, dict) else None,
+            head=read_head(run),
+        )
+
+    def said(self, name: str) -> Any:
+        """A control as read back, or None."""
+        return None if self.readback is None else self.readback.get(name)
+
+
+def read_head(run: Run) -> dict[str, Floats] | None:
+    """The value head's weights of a native dump, before any training."""
+    found: dict[str, Floats] = {}
+    for record in run.records:
+        if record.key.stage != "param":
+            continue
+        try:
+            refs = record.tensors()
+        except RldbgError:
+            continue
+        for ref in refs:
+            name = ref.canonical or ref.name
+            if name.startswith(_HEAD):
+                found[name.removeprefix(_HEAD)] = np.asarray(pages.array(ref)).astype(np.float64).reshape(-1)
+    return found or None

@@ -1,0 +1,87 @@
+"""`rldbg parity`: two critics on the same tokens; how far their values part, where, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from replay_core import workbench
+from replay_core.errors import RequestError
+from replay_core.executors.child import ChildRunner
+from tui_debugger import paths
+from tui_debugger.commands import ProgressLine, document_output, finish
+from tui_debugger.reports.parity import parity_report
+
+
+@click.command("parity")
+@click.argument("path_a", metavar="[CONFIG_A", type=click.Path(path_type=Path), required=False)
+@click.argument("path_b", metavar="CONFIG_B]", type=click.Path(path_type=Path), required=False)
+@click.option("--recorded", is_flag=True, help="The two are dumps: compare the values they hold, run nothing.")
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="random|padded|stale|text[:FILE]|DUMP",
+    help="What to ask the critics about; may be given again. Default: random, padded and stale.",
+)
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, or its folder, for text.")
+@click.option("--step", type=click.IntRange(min=0), default=0, help="Of a dump given as --data.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a dump given as --data.")
+@click.option("--micro", type=click.IntRange(min=0), default=0, help="Of a dump given as --data.")
+@click.option("--steps", type=click.IntRange(min=0), default=5, show_default=True, help="Training steps.")
+@click.option("--seed", type=int, default=42, show_default=True, help="Of made-up data.")
+@click.option(
+    "--threshold", type=float, default=0.1, show_default=True, help="Nearly identical: values nearer than this."
+)
+@click.option("--no-modules", is_flag=True, help="Do not record module tensors: no first diverging module.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where the two dumps and logs go.")
+@click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a critic may take.")
+@click.option("--verbose", is_flag=True, help="Print what the critics print.")
+@document_output
+def command(
+    path_a: Path | None,
+    path_b: Path | None,
+    recorded: bool,
+    data: tuple[str, ...],
+    tokenizer: Path | None,
+    step: int,
+    rank: int,
+    micro: int,
+    steps: int,
+    seed: int,
+    threshold: float,
+    no_modules: bool,
+    out: Path | None,
+    time_limit: float,
+    verbose: bool,
+    as_json: bool,
+    output: Path | None,
+) -> int:
+    """Hold two critics against each other: two YAML configurations, or with --recorded two dumps of values.
+
+    Without paths the two tiny configurations run that come with rldbg: DeepSpeed's critic and Megatron's.
+
+    Exit 0: they agree where it counts (equal, noise, or padding alone). Exit 1: they do not; the cause is named.
+    Exit 4: a critic failed or cannot run here.
+    """
+    progress = ProgressLine(verbose=verbose)
+    if recorded:
+        if path_a is None:
+            raise RequestError("--recorded needs the dumps", hint="rldbg parity --recorded DIR_A DIR_B")
+        if data:
+            raise RequestError("--data is what critics are run on; recorded values have theirs")
+        doc = workbench.recorded_parity(path_a, path_b or path_a, threshold=threshold, on_event=progress)
+    else:
+        if (path_a is None) != (path_b is None):
+            raise RequestError(
+                "parity needs two configurations", found=str(path_a), hint="rldbg parity CONFIG_A CONFIG_B"
+            )
+        example_a, example_b = workbench.parity_examples()
+        with ChildRunner(time_limit_s=time_limit) as runner:
+            doc = workbench.parity(
+                path_a or example_a, path_b or example_b, out or paths.new_replay_dir("parity"), runner, progress,
+                data=data or ("random", "padded", "stale"), tokenizer=None if tokenizer is None else str(tokenizer),
+                steps=steps, seed=seed, threshold=threshold, capture=not no_modules, step=step, rank=rank, micro=micro,
+            )  # fmt: skip
+    progress.clear()
+    return finish(doc, parity_report, as_json=as_json, output=output)
