@@ -269,7 +269,7 @@ class _Work:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
         if only_layout:
             result.notes.append(
-                f"{facing.key}: {only_layout} one-sided tensors only lay the same samples out differently; "
+                f"{facing.where}: {only_layout} one-sided tensors only lay the same samples out differently; "
                 "tokens are compared one by one"
             )
 

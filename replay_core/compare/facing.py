@@ -135,6 +135,11 @@ class Facing:
     notes: list[str] = field(default_factory=list)
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
+    @property
+    def where(self) -> str:
+        """`step 0 rank 1 micro 2`, without a stage: a facing has several."""
+        return str(self.key).rpartition(" ")[0] or str(self.key)
+
     def settle(self, a: Batch, b: Batch, pairing: Pairing) -> None:
         """Keep what a look at the whole step has found."""
         self._pairings[id(a), id(b)] = pairing
@@ -352,9 +357,11 @@ def _facing(
     facing.settle(a, b, _pairing(a, b, shared[place]))
     if left is not right:
         whose = f"{len(shared[place])} of its {a.count} samples are" if elsewhere else "its samples are"
-        facing.notes.append(f"{facing.key}: {whose} those of {right.b.records[0].key} in b")
+        facing.notes.append(f"{facing.where}: {whose} those of {right.b.records[0].key} in b")
+    elif elsewhere:
+        facing.notes.append(f"{facing.where}: {len(shared[place])} of its {a.count} samples are in the same place of b")
     elif not facing.pairing(a, b).in_order:
-        facing.notes.append(f"{facing.key}: the samples stand in another order; they are paired one by one")
+        facing.notes.append(f"{facing.where}: the samples stand in another order; they are paired one by one")
     return facing
 
 
