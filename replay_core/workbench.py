@@ -240,6 +240,13 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
     return doc
 
 
+def is_document(path: Path) -> bool:
+    """Whether a file looks like a document that a command wrote, so that `reopen` is to be tried."""
+    from replay_core.export.reopening import is_document as looks_like_one
+
+    return looks_like_one(path)
+
+
 def reopen(path: Path) -> Document:
     """A document that an earlier command wrote, as it was.
 
