@@ -201,8 +201,10 @@ def _measured(x: Rows, d: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
         setattr(total, name, getattr(rest, name) + getattr(heavy, name))
     total.row_max = np.maximum(rest.row_max, heavy.row_max)
     total.row_max_rel = np.maximum(rest.row_max_rel, heavy.row_max_rel)
-    assert rest.col_d2 is not None and rest.col_a2 is not None
-    assert heavy.col_d2 is not None and heavy.col_a2 is not None
+    assert rest.col_d2 is not None
+    assert rest.col_a2 is not None
+    assert heavy.col_d2 is not None
+    assert heavy.col_a2 is not None
     total.col_d2, total.col_a2 = rest.col_d2.copy(), rest.col_a2.copy()
     total.col_d2[massive], total.col_a2[massive] = heavy.col_d2, heavy.col_a2
     return total, rest
