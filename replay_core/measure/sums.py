@@ -104,9 +104,10 @@ class Sums:
             pair.sum_d2, pair.sum_a2 = float(pair.row_d2.sum()), float(pair.row_a2.sum())
             pair.sum_ad, pair.sum_a4 = float(pair.row_ad.sum()), float(pair.row_a4.sum())
             pair.sum_exp_abs = float(pair.row_exp.sum())
-        pair.sum_d, pair.max_abs = self.sum_d, self.max_abs
-        if pair.max_rel == 0.0:
-            pair.max_rel = float(pair.row_max_rel.max(initial=0.0))
+        pair.sum_d = self.sum_d
+        # Of the pair itself these are known, exactly and with their place.
+        pair.max_abs = pair.max_abs or self.max_abs
+        pair.max_rel = pair.max_rel or float(pair.row_max_rel.max(initial=0.0))
 
 
 def massive_columns(a_RC: Rows) -> Columns:
