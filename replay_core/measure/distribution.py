@@ -6,6 +6,7 @@ their dtype (bits of sign and magnitude mapped to an integer), so neighbours are
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -149,7 +150,9 @@ def ulp_distance(a: Rows, b: Rows) -> NDArray[np.uint64]:
         places.append(np.where(raw < 0, -magnitude, magnitude))
     one, other = places
     # As unsigned numbers a difference of opposite signs cannot overflow.
-    return np.where(one > other, one.view(np.uint64) - other.view(np.uint64), other.view(np.uint64) - one.view(np.uint64))
+    return np.where(
+        one > other, one.view(np.uint64) - other.view(np.uint64), other.view(np.uint64) - one.view(np.uint64)
+    )
 
 
 @dataclass(slots=True)
@@ -180,7 +183,7 @@ def spread(
     """
     cells = max(1, min(cells, length, MOST_CELLS))
     bounds = [length * number // cells for number in range(cells + 1)]
-    strip = [Cell(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    strip = [Cell(start, end) for start, end in itertools.pairwise(bounds)]
     cell_of = np.repeat(np.arange(cells), np.diff(bounds))
     greatest, squares_d, squares_a = np.zeros(cells), np.zeros(cells), np.zeros(cells)
     found, row = Distribution(), 0

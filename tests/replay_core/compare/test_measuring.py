@@ -67,7 +67,6 @@ def test_a_tensor_that_cannot_be_read_is_skipped_in_its_place(tmp_path: Path, mo
 
 def test_an_error_of_the_caller_leaves_no_thread_behind(paths: tuple[Path, Path]):
 
-
     def stop(_event: object) -> None:
         raise KeyboardInterrupt
 

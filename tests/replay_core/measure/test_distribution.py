@@ -34,7 +34,9 @@ def test_figures_are_those_of_the_whole(seed: int):
     mapping = found.to_mapping()
     assert (mapping["compared"], mapping["mismatched"]) == (a.size, int((a != b).sum()))
     assert mapping["max_abs"] == d.max()
-    assert mapping["pearson"] == pytest.approx(float(torch.corrcoef(torch.tensor(np.stack([a.ravel(), b.ravel()])))[0, 1]), abs=1e-5)
+    assert mapping["pearson"] == pytest.approx(
+        float(torch.corrcoef(torch.tensor(np.stack([a.ravel(), b.ravel()])))[0, 1]), abs=1e-5
+    )
     assert mapping["log2_abs"]["zeros"] == int((d == 0).sum())
     expected = {int(e): int(n) for e, n in zip(*np.unique(np.frexp(d[d > 0])[1] - 1, return_counts=True), strict=True)}
     assert {entry["exponent"]: entry["count"] for entry in mapping["log2_abs"]["bins"]} == expected
