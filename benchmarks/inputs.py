@@ -36,7 +36,7 @@ class Inputs:
         return _differing(self)
 
     def noisy(self) -> Path:
-        """The same, 1 ulp of noise everywhere from a fifth of the tensors on, 1 % of rows 5 % wrong from three fifths."""
+        """The same: 1 ulp of noise from a fifth of the tensors on, 1 % of the rows 5 % wrong from three fifths."""
         return _noisy(self)
 
     def copy(self) -> Path:
