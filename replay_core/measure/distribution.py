@@ -56,7 +56,7 @@ class Distribution:
         if not both.all():
             x, y = np.where(both, x, 0.0), np.where(both, y, 0.0)
         with np.errstate(over="ignore"):
-            d = np.minimum(np.abs(y - x), np.finfo(np.float64).max)
+            d: NDArray[np.float64] = np.minimum(np.abs(y - x), np.finfo(np.float64).max)
         self.finite += int(np.count_nonzero(both))
         self.max_abs = max(self.max_abs, float(d.max(initial=0.0)))
         there = d[d > 0]
