@@ -29,6 +29,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "open": _open_job,
         "record": _record_job,
         "inspect": _inspect_job,
+        "difference": _difference_job,
         "compare": _compare_job,
         "reopen": _reopen_job,
         "replay_cell": _replay_cell_job,
@@ -270,6 +271,16 @@ def inspect(
     return tensor_document(_named(a), _named(b) if b else None, at=at, count=count)
 
 
+def difference(a: dict[str, Any], b: dict[str, Any], *, axis: str = "row", cells: int = 64) -> Document:
+    """A difference document: how two tensors' differences are spread, and a strip of `cells` along rows or channels.
+
+    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}.
+    """
+    from replay_core.inspection import difference_document
+
+    return difference_document(_named(a), _named(b), axis=axis, cells=cells)
+
+
 def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
     run = open_run(Path(where["path"]))
     return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
@@ -302,6 +313,11 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)))
+
+
+def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    axis, cells = str(params.get("axis", "row")), int(params.get("cells", 64))
+    return difference(params["a"], params["b"], axis=axis, cells=cells)
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -41,7 +41,8 @@ def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -
     start = 0
     for chunk_a, chunk_b in rows.counted():
         if row < start + chunk_a.shape[0]:
-            gap = np.abs(chunk_b[row - start].astype(np.float64) - chunk_a[row - start].astype(np.float64))
+            with np.errstate(invalid="ignore", over="ignore"):
+                gap = np.abs(chunk_b[row - start].astype(np.float64) - chunk_a[row - start].astype(np.float64))
             return (row, int(np.nanargmax(gap))) if not np.isnan(gap).all() else fallback
         start += chunk_a.shape[0]
     return fallback

@@ -66,11 +66,7 @@ class Rule:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def fits(self, name: str, dtype: str, column: str) -> bool:
-        return (
-            fnmatchcase(name, self.name)
-            and self.dtype in (None, dtype)
-            and self.column in (None, column)
-        )
+        return fnmatchcase(name, self.name) and self.dtype in (None, dtype) and self.column in (None, column)
 
 
 @dataclass(frozen=True, slots=True)

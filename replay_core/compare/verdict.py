@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from replay_core.compare import elementwise, limits, structure
 from replay_core.compare.limits import LogprobTolerance
 from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances

@@ -38,8 +38,7 @@ class Precision:
         self.ored |= int(np.bitwise_or.reduce(bits, axis=None))
         self.numbers += int(np.count_nonzero(bits))
         self.used = tuple(
-            known + int(np.count_nonzero(bits & last))
-            for known, (_, _, last) in zip(self.used, _EMPTY, strict=True)
+            known + int(np.count_nonzero(bits & last)) for known, (_, _, last) in zip(self.used, _EMPTY, strict=True)
         )
 
     @property
