@@ -14,10 +14,10 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt bench bench-record install clean
+.PHONY: help demo test test-all check fmt bench bench-compare bench-record install clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP)  ## train a tiny policy, pack a micro-batch wrongly, see the first diverging tensor
 	@$(BIN)/rldbg demo; code=$$?; \
@@ -42,6 +42,9 @@ fmt: $(STAMP)  ## put the code into form
 
 bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 	$(BIN)/python -m benchmarks
+
+bench-compare: $(STAMP)  ## comparing: speed and the fault matrix, beside other tools
+	$(BIN)/python -m benchmarks identical differing matrix
 
 bench-record: $(STAMP)  ## what recording costs a training step, and write throughput
 	$(BIN)/python -m benchmarks recording training

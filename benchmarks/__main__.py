@@ -11,12 +11,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import differing, identical, listing, recording, replaying, starting, training
+from benchmarks import differing, identical, listing, matrix, recording, replaying, starting, training
 from benchmarks.inputs import Inputs
 
 ROWS = {
     "identical": identical.rows,
     "differing": differing.rows,
+    "matrix": matrix.rows,
     "listing": listing.rows,
     "starting": starting.rows,
     "recording": recording.rows,

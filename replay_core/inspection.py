@@ -9,6 +9,7 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare import TensorVerdict, compare_runs
+from replay_core.compare.differences import difference
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.errors import RequestError, RldbgError
 from replay_core.export import documents
@@ -71,6 +72,29 @@ def shown_tensor(
     document["detected"] = _detected(record, ref) if numbers else None
     document["text"] = _decoded(run, record, ref, document, tokenizer) if numbers else None
     return document
+
+
+def difference_document(a: Named, b: Named, *, axis: str = "row", cells: int = 64) -> Document:
+    """How two tensors' differences are spread (ULP, log2 |d|, quantiles, Pearson), and a strip along an axis.
+
+    Args:
+        axis: `row` (token, where the layout tells) or `channel`.
+        cells: how many cells the strip has at most.
+
+    Raises:
+        RequestError: no such tensor or axis, texts, or two tensors whose elements cannot face each other.
+    """
+    ref_a, ref_b = _find(a), _find(b)
+    for ref in (ref_a, ref_b):
+        if ref.is_text or not ref.is_readable:
+            raise RequestError("there are no numbers to take a difference of", tensor=ref.name, found=ref.dtype)
+    neighbours = _neighbours(*a[:2]), _neighbours(*b[:2])
+    return documents.document(
+        "difference",
+        a={"path": str(a[0].path), "key": a[1].key.to_mapping(), "name": ref_a.name},
+        b={"path": str(b[0].path), "key": b[1].key.to_mapping(), "name": ref_b.name},
+        **difference(*neighbours, ref_a, ref_b, axis=axis, cells=cells),
+    )
 
 
 def _detected(record: Record, ref: TensorRef) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "open": _open_job,
         "record": _record_job,
         "inspect": _inspect_job,
+        "difference": _difference_job,
         "compare": _compare_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
@@ -266,6 +267,13 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
     return doc
 
 
+def is_document(path: Path) -> bool:
+    """Whether a file looks like a document that a command wrote, so that `reopen` is to be tried."""
+    from replay_core.export.reopening import is_document as looks_like_one
+
+    return looks_like_one(path)
+
+
 def reopen(path: Path) -> Document:
     """A document that an earlier command wrote, as it was.
 
@@ -324,6 +332,16 @@ def inspect(
     from replay_core.inspection import tensor_document
 
     return tensor_document(_named(a), _named(b) if b else None, at=at, count=count)
+
+
+def difference(a: dict[str, Any], b: dict[str, Any], *, axis: str = "row", cells: int = 64) -> Document:
+    """A difference document: how two tensors' differences are spread, and a strip of `cells` along rows or channels.
+
+    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}.
+    """
+    from replay_core.inspection import difference_document
+
+    return difference_document(_named(a), _named(b), axis=axis, cells=cells)
 
 
 def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
@@ -391,6 +409,11 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)))
+
+
+def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    axis, cells = str(params.get("axis", "row")), int(params.get("cells", 64))
+    return difference(params["a"], params["b"], axis=axis, cells=cells)
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:

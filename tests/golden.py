@@ -12,8 +12,15 @@ GOLDEN = Path(__file__).with_name("golden")
 
 def check(name: str, document: dict[str, Any], **roots: Path) -> None:
     """Hold a document against tests/golden/<name>.json; `roots` are folders whose place does not matter."""
-    found = json.dumps(normalised(document, roots), indent=1) + "\n"
-    file = GOLDEN / f"{name}.json"
+    _hold(GOLDEN / f"{name}.json", json.dumps(normalised(document, roots), indent=1) + "\n")
+
+
+def check_text(name: str, text: str, **roots: Path) -> None:
+    """Hold a report against tests/golden/<name>.txt."""
+    _hold(GOLDEN / f"{name}.txt", str(normalised(text, roots)) + "\n")
+
+
+def _hold(file: Path, found: str) -> None:
     if os.environ.get("RLDBG_REGOLD") == "1":
         file.parent.mkdir(exist_ok=True)
         file.write_text(found, encoding="utf-8")

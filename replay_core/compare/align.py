@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +45,12 @@ def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
     for key in list(a):
         if key in b:
             yield TensorPair(key[0], a.pop(key), b.pop(key))
-    for same in (_same_name, _same_param, _same_output):
-        for key in list(a):
-            others = [other for other in b if same(key, other)]
-            if len(others) == 1 and sum(same(known, others[0]) for known in a) == 1:
-                yield TensorPair(key[0], a.pop(key), b.pop(others[0]))
+    for meant in (_name, _param, _output):
+        in_a, in_b = _by_meaning(a, meant), _by_meaning(b, meant)
+        for word, keys in in_a.items():
+            others = in_b.get(word, [])
+            if len(keys) == len(others) == 1:
+                yield TensorPair(keys[0][0], a.pop(keys[0]), b.pop(others[0]))
     # A name whose twin in another stage was compared already adds nothing.
     for (name, _), present in a.items():
         yield TensorPair(name, present, None)
@@ -57,23 +58,31 @@ def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
         yield TensorPair(name, None, present)
 
 
-def _same_name(a: tuple[str, str], b: tuple[str, str]) -> bool:
-    return a[0] == b[0]
+def _by_meaning(
+    tensors: Iterable[tuple[str, str]], meant: Callable[[str, str], Hashable | None]
+) -> dict[Hashable, list[tuple[str, str]]]:
+    found: dict[Hashable, list[tuple[str, str]]] = {}
+    for name, stage in tensors:
+        word = meant(name, stage)
+        if word is not None:
+            found.setdefault(word, []).append((name, stage))
+    return found
 
 
-def _same_param(a: tuple[str, str], b: tuple[str, str]) -> bool:
+def _name(name: str, _stage: str) -> Hashable | None:
+    return name
+
+
+def _param(name: str, stage: str) -> Hashable | None:
     """Weights in a file of no known layout face those of a model's own directory."""
-    (one, stage_a), (other, stage_b) = a, b
-    if {stage_a, stage_b} != {"param", "tensors"}:
-        return False
-    param, plain = (one, other) if stage_a == "param" else (other, one)
-    return param == naming.canonical(f"param.{plain.removeprefix('param.')}")
+    if stage not in ("param", "tensors"):
+        return None
+    return naming.canonical(f"param.{name.removeprefix('param.')}")
 
 
-def _same_output(a: tuple[str, str], b: tuple[str, str]) -> bool:
+def _output(name: str, stage: str) -> Hashable | None:
     """A module that returns its tensor beside another (attention weights) still returns it first."""
-    shorter, longer = sorted((a[0], b[0]), key=len)
-    return a[1] == b[1] and longer == f"{shorter}.0" and shorter.endswith(".output")
+    return (name.removesuffix(".0"), stage) if name.endswith((".output", ".output.0")) else None
 
 
 def is_layout_only(pair: TensorPair, facing: Facing) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.errors import DumpError
-from replay_core.layout import Bools, Ints, TokenAxes, TokenLayout
+from replay_core.layout import Bools, Ints, Said, TokenAxes, TokenLayout
 from replay_core.records import Record, TensorRef
 
 #: A token is one rising number: its sample, then its position in these bits.
@@ -75,6 +75,7 @@ class Batch:
     def __init__(self, record: Record, fields: Sequence[TensorRef]) -> None:
         self.record = record
         self._fields = [ref for ref in fields if ref.is_readable]
+        self._known: dict[str, Said] = {}
         self.ids = self._find("input_ids")
         self.rows = self.ids.rows if self.ids is not None else None
         #: Nothing says which tokens are padding: every one counts, until `trimmed` finds runs of one id.
@@ -273,11 +274,18 @@ class Batch:
         if self.layout is not None and (by_token or by_shape):
             axes = self._axes(ref, alignment)
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
-                said = self.layout.said(_said(alignment, axes, self.layout))
+                said = self._says(_said(alignment, axes, self.layout))
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
                 return Placed(said.tokens[inside], rows[inside], axes.axes)
         return self._by_sample(ref) if by_shape and self.record.key.stage not in _NOT_BY_SAMPLE else None
+
+    def _says(self, alignment: str) -> Said:
+        """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""
+        if alignment not in self._known:
+            assert self.layout is not None
+            self._known[alignment] = self.layout.said(alignment)
+        return self._known[alignment]
 
     def _axes(self, ref: TensorRef, alignment: str) -> TokenAxes | None:
         assert self.layout is not None
@@ -298,7 +306,7 @@ class Batch:
         if self.layout is None:
             return None
         if ref.rows == self.rows and alignment != "response" and (self.layout.sample_BS < 0).any():
-            said = self.layout.said("next" if alignment == "next" else "full")
+            said = self._says("next" if alignment == "next" else "full")
             return Placed(said.tokens, said.slots, 1)
         if rows.size != self.count:
             return None
@@ -328,6 +336,7 @@ class Batch:
         kept = {name: value for name, value in vars(self).items() if not hasattr(getattr(Batch, name, None), "func")}
         vars(other).update(kept)
         other.layout = replace(TokenLayout.padded(~pads), response_width=self.layout.response_width)
+        other._known = {}
         other.is_unmasked = False
         return other
 

@@ -21,8 +21,8 @@ from replay_core.compare.context import (
     texts_in_order,
 )
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
-from replay_core.compare.facing import Alone, by_samples, called_alike
 from replay_core.compare.judging import Judge, TensorVerdict
+from replay_core.compare.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.renaming import Renames
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
@@ -269,7 +269,7 @@ class _Work:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
         if only_layout:
             result.notes.append(
-                f"{facing.key}: {only_layout} one-sided tensors only lay the same samples out differently; "
+                f"{facing.where}: {only_layout} one-sided tensors only lay the same samples out differently; "
                 "tokens are compared one by one"
             )
 

@@ -128,7 +128,8 @@ class Judge:
         return row
 
     def _numbers(self, row: TensorVerdict, found: Measured) -> None:
-        assert row.a is not None and row.b is not None
+        assert row.a is not None
+        assert row.b is not None
         a, b = row.a[1], row.b[1]
         self._note_precision(row, found.dtypes)
         if found.figures is None or found.rows is None:

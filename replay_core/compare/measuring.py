@@ -49,7 +49,8 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
         ShapesDifferError: their elements cannot face each other.
         DumpError: the bytes of one cannot be read.
     """
-    assert pair.a is not None and pair.b is not None
+    assert pair.a is not None
+    assert pair.b is not None
     a, b = pair.a[1], pair.b[1]
     if facing.in_order(a, b) and pages.same_bytes(a, b):
         return Measured(dtypes=(a.dtype, b.dtype))

@@ -195,8 +195,8 @@ def figures(
 ) -> PairFigures:
     """Figures over (a, b) chunks of rows [r, c], dtype as stored. A chunk is looked at before the next is asked for.
 
-    Arithmetic is in float64. bf16 and fp16 are added up in float32 as long as nothing under- or overflows there: their
-    differences and squares are exact in it, and a sum is off by less than 2e-6 of the sum of its magnitudes.
+    Arithmetic is in float64. bf16 and fp16 are added up in float32 as long as nothing under- or overflows there: a
+    difference is rounded by 6e-8 at most, and a sum is off by less than 2e-6 of the sum of its magnitudes.
 
     exact: count mismatches in the tensors' own type (ids, masks, ints); the float figures then only illustrate.
     logprobs: also mean exp|d|, k1 and k3 of B against A, in nats.
@@ -259,8 +259,9 @@ class _Pass:
             pair.first_a, pair.first_b = float(a_RC[row, column]), float(b_RC[row, column])
         if total.max_abs > pair.max_abs and total.max_at is not None:
             row, column = total.max_at
-            pair.max_abs, pair.max_abs_at = total.max_abs, (self.start + row, column)
+            pair.max_abs_at = (self.start + row, column)
             pair.max_abs_a, pair.max_abs_b = float(a_RC[row, column]), float(b_RC[row, column])
+            pair.max_abs = abs(pair.max_abs_b - pair.max_abs_a)
         pair.mismatched += total.mismatched
         self._add(total, rest)
 

@@ -104,9 +104,10 @@ class Sums:
             pair.sum_d2, pair.sum_a2 = float(pair.row_d2.sum()), float(pair.row_a2.sum())
             pair.sum_ad, pair.sum_a4 = float(pair.row_ad.sum()), float(pair.row_a4.sum())
             pair.sum_exp_abs = float(pair.row_exp.sum())
-        pair.sum_d, pair.max_abs = self.sum_d, self.max_abs
-        if pair.max_rel == 0.0:
-            pair.max_rel = float(pair.row_max_rel.max(initial=0.0))
+        pair.sum_d = self.sum_d
+        # Of the pair itself these are known, exactly and with their place.
+        pair.max_abs = pair.max_abs or self.max_abs
+        pair.max_rel = pair.max_rel or float(pair.row_max_rel.max(initial=0.0))
 
 
 def massive_columns(a_RC: Rows) -> Columns:
@@ -201,8 +202,10 @@ def _measured(x: Rows, d: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
         setattr(total, name, getattr(rest, name) + getattr(heavy, name))
     total.row_max = np.maximum(rest.row_max, heavy.row_max)
     total.row_max_rel = np.maximum(rest.row_max_rel, heavy.row_max_rel)
-    assert rest.col_d2 is not None and rest.col_a2 is not None
-    assert heavy.col_d2 is not None and heavy.col_a2 is not None
+    assert rest.col_d2 is not None
+    assert rest.col_a2 is not None
+    assert heavy.col_d2 is not None
+    assert heavy.col_a2 is not None
     total.col_d2, total.col_a2 = rest.col_d2.copy(), rest.col_a2.copy()
     total.col_d2[massive], total.col_a2[massive] = heavy.col_d2, heavy.col_a2
     return total, rest

@@ -64,3 +64,37 @@ def test_a_name_that_is_not_there_says_what_is(pair: tuple[Path, Path]):
     with pytest.raises(RequestError) as caught:
         workbench.inspect(named(pair[0], "z"))
     assert "x, c, w, t, e, s" in str(caught.value.expected)
+
+
+def test_a_difference_names_the_token_and_the_channel(tmp_path: Path):
+    mask = torch.ones(3, 8, dtype=torch.long)
+    mask[0, :3] = 0
+    hidden = torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(0))
+    wrong = hidden.clone()
+    wrong[0, 4, 9] += 2
+    ids = {"input_ids": mask, "attention_mask": mask}
+    paths = write_pair(
+        tmp_path, {"batch_inputs": ids, "modules": {"norm.output": hidden}},
+        {"batch_inputs": ids, "modules": {"norm.output": wrong}},
+    )  # fmt: skip
+    by_row = workbench.difference(*(named(path, "norm.output") for path in paths), cells=1000)
+    worst = max(by_row["strip"], key=lambda cell: cell["max_abs"])
+    # Three pads stand in front of sample 0: slot 4 is its second token.
+    assert worst["token"] == {"sample": 0, "position": 1}
+    assert len(by_row["strip"]) == int(mask.sum())
+    by_channel = workbench.difference(*(named(path, "norm.output") for path in paths), axis="channel", cells=16)
+    assert max(by_channel["strip"], key=lambda cell: cell["rel_l2"])["start"] == 9
+    assert by_channel["compared"] == int(mask.sum()) * 16
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "says"),
+    [(("x", "x"), {"axis": "diagonal"}, "no axis"), (("w", "w"), {}, "laid over each other"),
+     (("t", "t"), {}, "no numbers"), (("x", "w"), {}, "do not face"), (("e", "e"), {}, "no element"),
+     (("x", "x"), {"cells": 0}, "at least one cell")],
+)  # fmt: skip
+def test_a_difference_that_cannot_be_taken_says_why(
+    names: tuple[str, str], options: dict[str, Any], says: str, pair: tuple[Path, Path]
+):
+    with pytest.raises(RequestError, match=says):
+        workbench.difference(*(named(path, name) for path, name in zip(pair, names, strict=True)), **options)

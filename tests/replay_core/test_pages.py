@@ -99,3 +99,23 @@ def test_same_bytes_sees_a_single_flipped_byte(stored: TensorRef, tmp_path: Path
 def test_same_bytes_does_not_answer_for_other_types_or_shapes(stored: TensorRef):
     assert pages.same_bytes(stored, stored.with_(dtype="int64")) is None
     assert pages.same_bytes(stored, stored.with_(shape=(30, 100))) is None
+
+
+@pytest.mark.parametrize("numbers", [[0], [3, 4, 5], [5, 3, 3], [0, 299], [299, 0, 150], list(range(300)), []])
+def test_rows_are_read_by_their_numbers(stored: TensorRef, numbers: list[int]):
+    read = pages.row_reader(stored, 10)
+    chosen = np.array(numbers, dtype=np.int64)
+    assert np.array_equal(read(chosen), FLOATS.reshape(300, 10)[chosen])
+
+
+def test_rows_of_a_file_that_became_shorter_are_an_error(stored: TensorRef):
+    read = pages.row_reader(stored, 10)
+    assert isinstance(stored.source, FileBytes)
+    os.truncate(stored.source.path, 2000)
+    assert read(np.array([0])).shape == (1, 10)
+    with pytest.raises(TruncatedError, match="ends inside a tensor"):
+        read(np.array([290]))
+    with pytest.raises(TruncatedError):
+        list(pages.flat_chunks(stored, 1000))
+    with pytest.raises(TruncatedError):
+        pages.same_bytes(stored, stored)

@@ -11,7 +11,6 @@ import click
 from replay_core import workbench
 from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
-from replay_core.export.reopening import is_document
 from replay_core.jobs import Document, Event, Partial
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import ProgressLine, document_output, finish, selectors
@@ -93,7 +92,7 @@ def command(
         "rank": rank or (Selection.parse(f"0:{num_ranks}") if num_ranks else None),
         "micro": micro or (Selection.parse(f"0:{num_micros}") if num_micros else None),
     }
-    if a is not None and len(given) == 1 and is_document(a):
+    if a is not None and len(given) == 1 and workbench.is_document(a):
         doc = _reopened(a, options)
     else:
         progress, lines = ProgressLine(), _Lines() if jsonl else None

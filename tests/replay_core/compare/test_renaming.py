@@ -1,0 +1,73 @@
+"""The user's own words for tensors. Rules that contradict each other are refused before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core.compare import Comparison
+from replay_core.compare.renaming import Renames
+from replay_core.compare.verdict import Verdict
+from replay_core.errors import RequestError
+from tests.builders import compare_paths, row_of, write_pair
+
+
+def compared_under(renames: Renames, tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> Comparison:
+    return compare_paths(*write_pair(tmp_path, {"modules": a}, {"modules": b}), renames=renames)
+
+
+def rules(tmp_path: Path, text: str) -> Renames:
+    file = tmp_path / "names.map"
+    file.write_text(text)
+    return Renames.read(file)
+
+
+def test_a_rule_lets_two_names_face_each_other(tmp_path: Path):
+    renames = rules(tmp_path, "# ours = theirs\nlayers.*.mlp.output = blocks.*.ffn.out\n")
+    a = {f"layers.{i}.mlp.output": torch.full((3,), float(i)) for i in range(12)}
+    b = {f"blocks.{i}.ffn.out": torch.full((3,), float(i)) for i in range(12)}
+    compared = compared_under(renames, tmp_path, a, {**b, "blocks.11.ffn.out": torch.ones(3)})
+    assert compared.counts["MISSING"] == 0
+    assert compared.counts["SAME"] == 11
+    assert row_of(compared, "layers.11.mlp.output").verdict is Verdict.DIFF
+
+
+def test_json_says_the_same(tmp_path: Path):
+    renames = rules(tmp_path, '{"x.*": "y.*"}')
+    assert compared_under(renames, tmp_path, {"x.1": 1.0}, {"y.1": 1.0}).counts["SAME"] == 1
+
+
+def test_a_rule_that_meets_nothing_is_said(tmp_path: Path):
+    compared = compared_under(rules(tmp_path, "p = q\n"), tmp_path, {"x": 1.0}, {"x": 1.0})
+    assert "the rule p = q met no tensor of b" in compared.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a = b\na = c\n", "a of a is two names of b"),
+        ("a = b\nc = b\n", "b of b is two names of a"),
+        ('{"a": "b", "a": "c"}', "contradicts itself"),
+        ("a.* = b\n", r"more \*"),
+        ("just words\n", "line 1 of the map of names is no rule"),
+        ("# nothing\n", "has no rule"),
+        ('{"a": 1}', "not flat"),
+        ('{"a": ', "not JSON"),
+    ],
+)
+def test_rules_that_are_none_are_refused(text: str, says: str, tmp_path: Path):
+    with pytest.raises(RequestError, match=says):
+        rules(tmp_path, text)
+
+
+def test_a_map_that_is_not_there_is_a_wrong_request(tmp_path: Path):
+    with pytest.raises(RequestError, match="cannot be read"):
+        Renames.read(tmp_path / "nothing")
+
+
+def test_two_tensors_under_one_name_are_refused(tmp_path: Path):
+    with pytest.raises(RequestError, match="one name"):
+        compared_under(rules(tmp_path, "x = y\n"), tmp_path, {"x": 1.0}, {"x": 1.0, "y": 2.0})
