@@ -206,6 +206,22 @@ class Problem:
 
     where: str
     what: str
+    #: The place in the run it is about, where that is not a file: the parts that are None are open.
+    key: RecordKey | None = field(default=None, compare=False)
+
+    def is_about(self, record: Record) -> bool:
+        """Whether a listing marks this record with it."""
+        if self.where.startswith(str(record.path)):
+            return self.where[len(str(record.path)) :][:1] in ("", ":")
+        if self.key is None:
+            return False
+        mine, asked = record.key, self.key
+        return all(
+            wanted is None or found is None or found == wanted
+            for found, wanted in (
+                (mine.step, asked.step), (mine.rank, asked.rank), (mine.micro, asked.micro), (mine.role, asked.role)
+            )
+        ) and mine.stage == asked.stage  # fmt: skip
 
 
 class Fields(list[TensorRef]):
@@ -253,6 +269,11 @@ class Record:
             self.names = tuple(ref.name for ref in self._tensors)
         return self._tensors
 
+    @property
+    def is_read(self) -> bool:
+        """Whether its fields are held."""
+        return self._tensors is not None
+
     def release(self) -> None:
         """Forget the fields but not their names: containers of text hold every value they have read."""
         self._tensors = None
@@ -284,6 +305,32 @@ class Run:
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))
+
+    def problems_of(self, record: Record) -> list[Problem]:
+        """What is wrong with a record: what opening found, and what reading it showed once somebody looked."""
+        return [problem for problem in [*self.problems, *record.problems] if problem.is_about(record)]
+
+    def marks(self) -> dict[int, list[int]]:
+        """Place in `records` -> places in `problems`, for every record that has one. A pass over each list."""
+        by_path: dict[str, list[int]] = {}
+        by_stage: dict[str, list[int]] = {}
+        for number, problem in enumerate(self.problems):
+            by_path.setdefault(problem.where, []).append(number)
+            line = problem.where.rpartition(":")
+            if line[2].isdigit():
+                by_path.setdefault(line[0], []).append(number)
+            if problem.key is not None:
+                by_stage.setdefault(problem.key.stage, []).append(number)
+        if not by_path:
+            return {}
+        found: dict[int, list[int]] = {}
+        for place, record in enumerate(self.records):
+            here = by_path.get(str(record.path), []) + [
+                number for number in by_stage.get(record.key.stage, ()) if self.problems[number].is_about(record)
+            ]
+            if here:
+                found[place] = list(dict.fromkeys(here))
+        return found
 
     def select(
         self,

@@ -40,7 +40,7 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
             # A record that names no rank may be all ranks'.
             missing = [] if None in by_rank else [rank for rank in ranks if rank not in by_rank]
             if missing:
-                problems.append(Problem(where, f"step {step} {stage}: nothing of rank {_listed(missing)}"))
+                problems.append(_hole(where, f"step {step} {stage}: nothing of rank {_listed(missing)}", stage, step))
             numbers = {micro for micros in by_rank.values() for micro in micros if micro is not None}
             # Some trainers count on across steps, so a step begins where its first micro-batch is.
             whole = bool(numbers) and max(numbers) < 1 << 20 and stage not in _CLOSING
@@ -49,10 +49,16 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
                 lost = sorted(expected - {micro for micro in micros if micro is not None}) if None not in micros else []
                 if lost:
                     of = "" if rank is None else f" of rank {rank}"
-                    problems.append(Problem(where, f"step {step} {stage}: micro {_listed(lost)}{of} is missing"))
+                    what = f"step {step} {stage}: micro {_listed(lost)}{of} is missing"
+                    problems.append(_hole(where, what, stage, step, rank))
     if len(problems) > _SPELLED:
         problems[_SPELLED:] = [Problem(where, f"{len(problems) - _SPELLED} more holes in ranks and micro-batches")]
     return problems
+
+
+def _hole(where: str, what: str, stage: str, step: int | None, rank: int | None = None) -> Problem:
+    """A problem that a listing marks at the records around the hole."""
+    return Problem(where, what, RecordKey(step, None, rank, None, stage))
 
 
 def _gaps(ranks: Sequence[int]) -> list[int]:

@@ -30,6 +30,8 @@ _INT64 = 2**63
 def flatten(tree: Any) -> list[TensorRef]:
     """Every field of a container's tree, in file order. Two fields never share a name.
 
+    The tree is taken over: its tensors, nameless until now, get their names here.
+
     Raises:
         DumpError: more fields than any record has (a file whose parts contain each other).
     """
@@ -60,7 +62,10 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
         for key, inner in value.items():
             path = f"{name}.{key}" if name else str(key)
             if type(inner) is TensorRef:  # most of a large record, and the generator below is dear
-                yield inner.with_(name=path)
+                if inner.name:  # one tensor under two names
+                    inner = inner.with_()
+                inner.name = path
+                yield inner
             else:
                 yield from _walk(inner, path, depth + 1)
     elif isinstance(value, (list, tuple)):

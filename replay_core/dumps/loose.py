@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replay_core import naming
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
-from replay_core.dumps.peeking import content_of
+from replay_core.dumps.peeking import content_of, look
 from replay_core.dumps.shards import whole
 from replay_core.records import RecordKey, TensorRef
 
@@ -50,7 +49,7 @@ def _files(path: Path) -> Iterator[Path]:
 def index(path: Path) -> Index:
     if path.is_file():
         # Reading now makes a file that is no container an error at opening, where the user looks.
-        read_container(path)
+        look(path)
         key = RecordKey(stage="tensors", role=None)
         return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
     found = Index([])

@@ -44,10 +44,11 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def _looked(path: Path) -> Any:
-    """The file's content, or the error that reading it ends in."""
-    stamp, known = _stamp(path), _seen.get(path)
-    if known is not None and known[0] == stamp:
+    """The file's content, or the error that reading it ends in. Looked at once while a run is opened."""
+    known = _seen.get(path)
+    if known is not None:
         return known[1]
+    stamp = _stamp(path)
     try:
         found: Any = read_container(path, inert=REFERENCES)
     except RldbgError as error:
@@ -69,6 +70,18 @@ def content_of(path: Path) -> Content:
     if known is not None and not isinstance(known[1], RldbgError) and known[0] == _stamp(path):
         return known[1]  # type: ignore[no-any-return]
     return read_container(path, inert=REFERENCES)
+
+
+def look(path: Path) -> Content:
+    """The file's content, read now or by whoever looked first.
+
+    Raises:
+        DumpError: as `read_container`.
+    """
+    found = _looked(path)
+    if isinstance(found, RldbgError):
+        raise found
+    return found  # type: ignore[no-any-return]
 
 
 def tree_of(path: Path) -> Any:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
+from replay_core.dumps.containers import read_container
 from replay_core.dumps.context_parallel import MAX_RANKS, Lengths, fits, is_sliced, put_together
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.peeking import tree_of
 from replay_core.dumps.words import Words, named
+from replay_core.errors import RldbgError
 from replay_core.records import FileBytes, Inline, Problem, TensorRef
 
 #: What a rank of a context-parallel group holds its slice of; everything else is whole on every rank.
@@ -194,7 +195,10 @@ def _others(path: Path) -> Iterator[dict[str, Any]]:
         if number.isdigit() and len(number) < 10 and entry != path:
             beside.append((abs(int(number) - int(own)), entry))
     for _, entry in sorted(beside)[:_MAX_FILES]:
-        other = tree_of(entry)
+        try:
+            other = read_container(entry).tree
+        except RldbgError:
+            continue  # said where that rank's own record is read
         if isinstance(other, dict):
             yield other
 

@@ -40,6 +40,7 @@ def document(kind: str, **body: Any) -> Document:
 
 def run_document(run: Run, checked: str) -> Document:
     """`checked`: how far opening looked: names, headers or bytes."""
+    marks = run.marks()
     return document(
         "run",
         path=str(run.path),
@@ -50,8 +51,9 @@ def run_document(run: Run, checked: str) -> Document:
                 "key": record.key.to_mapping(),
                 "path": str(record.path),
                 "fields": None if record.names is None else list(record.names),
+                "problems": marks.get(place, []),
             }
-            for record in run.records
+            for place, record in enumerate(run.records)
         ],
         problems=_problems(run.problems),
         checked=checked,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_core.errors import SelectionError
-from replay_core.records import Record, RecordKey, Run, Selection
+from replay_core.records import Problem, Record, RecordKey, Run, Selection
 
 NUMBERS = st.integers(0, 50)
 
@@ -73,3 +73,21 @@ def test_keys_sort_by_step_micro_stage_then_rank(keys: list[RecordKey]):
     assert [(key.micro, key.stage, key.rank) for key in ordered[8:]] == [
         (micro, stage, rank) for micro in (0, 1) for stage in ("datums", "loss") for rank in (0, 1)
     ]
+
+
+def test_a_problem_is_found_by_the_record_it_is_about(tmp_path: Path):
+    def record(step: int, rank: int, stage: str = "loss") -> Record:
+        path = tmp_path / f"{stage}_{step}_{rank}.pt"
+        return Record(RecordKey(step, 0, rank, "actor", stage), path, list)
+
+    records = [record(step, rank) for step in (0, 1) for rank in (0, 1)] + [record(0, 0, "param")]
+    of_file = Problem(str(records[1].path), "cut short")
+    of_line = Problem(f"{records[2].path}:7", "no JSON")
+    of_place = Problem(str(tmp_path), "micro 1 of rank 0 is missing", RecordKey(1, None, 0, None, "loss"))
+    of_run = Problem(str(tmp_path), "the dump is odd")
+    run = Run(tmp_path, "x", records, [of_file, of_line, of_place, of_run])
+    assert run.marks() == {1: [0], 2: [1, 2]}
+    assert [run.problems_of(one) for one in run.records] == [[], [of_file], [of_line, of_place], [], []]
+    shown = Problem(str(records[4].path), "a tensor is a reference")
+    records[4].problems = (shown,)
+    assert run.problems_of(records[4]) == [shown]

@@ -64,7 +64,8 @@ def read_container(path: Path | str, *, inert: Iterable[str] = ()) -> Content:
         UnsafeFileError: the pickle names something that is not on the allow-list.
         DumpError: it is damaged, or cannot be opened.
     """
-    path = Path(os.path.abspath(path))
+    if not isinstance(path, Path) or not path.is_absolute():
+        path = Path(os.path.abspath(path))
     return _opened(path, None, frozenset(inert))
 
 

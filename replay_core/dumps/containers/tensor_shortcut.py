@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -27,7 +28,7 @@ _NUMBERS = rb"(?:(%b\x85|%b{2}\x86|%b{3}\x87|\(%b{4,64}t)%b|\))" % (_NUMBER, _NU
 
 #: Key, `_rebuild_tensor_v2`, then ((storage, class, key, location, numel), offset, size, strides, …).
 _ENTRY = re.compile(
-    rb"X(.)(.)\0\0([A-Za-z0-9_.:/ -]{1,400})" + _PUT + _GET + rb"\(\(" + _GET + _GET
+    rb"X(..)\0\0([A-Za-z0-9_.:/ -]{1,400})" + _PUT + _GET + rb"\(\(" + _GET + _GET
     + rb"X(.)\0\0\0([0-9]+)" + _PUT + _GET + rb"(" + _NUMBER + rb")t" + _PUT + rb"Q"
     rb"(" + _NUMBER + rb")" + _NUMBERS + _NUMBERS + rb"([\x88\x89])" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R"
     + _PUT,
@@ -62,8 +63,11 @@ def _index(opcode: bytes) -> int:
     return int.from_bytes(opcode[1:], "little")
 
 
-def _put_of(index: int) -> bytes:
-    return b"q%c" % index if index < 256 else b"r" + index.to_bytes(4, "little")
+@lru_cache(maxsize=8)
+def _puts_from(first: int, count: int) -> bytes:
+    """The opcodes that put the next `count` things in the memo, as picklers number them: one after the other."""
+    short = b"".join(b"q%c" % index for index in range(first, min(first + count, 256)))
+    return short + b"".join(b"r" + struct.pack("<I", index) for index in range(max(first, 256), first + count))
 
 
 class Memo(dict[int, Any]):
@@ -72,23 +76,21 @@ class Memo(dict[int, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.waiting: list[tuple[Loading, list[tuple[bytes, ...]], dict[bytes, Any], list[Any]]] = []
-        self._puts: set[bytes] = set()
+        self._next = 0
 
     def defer(
-        self, loading: Loading, rows: list[tuple[bytes, ...]], named: dict[bytes, Any], entries: list[Any],
-        puts: set[bytes],
-    ) -> bool:  # fmt: skip
-        """Keep what a run puts for later. False where it puts over something: then the order matters."""
-        if len(self) > _MAX_ENTRIES or not puts.isdisjoint(self._puts) or not puts.isdisjoint(map(_put_of, self)):
+        self, loading: Loading, rows: list[tuple[bytes, ...]], named: dict[bytes, Any], entries: list[Any], span: range
+    ) -> bool:
+        """Keep what a run puts at the indices of `span`. False where something may stand there: then order matters."""
+        if len(self) > _MAX_ENTRIES or span.start < self._next or max(self, default=-1) >= span.start:
             return False
-        self._puts |= puts
+        self._next = span.stop
         self.waiting.append((loading, rows, named, entries))
         return True
 
     def settle(self) -> bool:
         """Put what waits where nothing newer was put; whether anything waited."""
         waiting, self.waiting = self.waiting, []
-        self._puts.clear()
         for loading, rows, named, entries in waiting:
             for number, row in enumerate(rows):
                 for index, value in _puts_of(loading, row, named, entries[2 * number], entries[2 * number + 1]):
@@ -101,7 +103,7 @@ def _puts_of(
 ) -> Iterator[tuple[int, Any]]:
     """What the opcodes of one entry put in the memo, in their order."""
     (
-        _, _, _, name_put, _, _, cls, _, key, key_put, location, numel, id_put, offset, size, size_put, strides,
+        _, _, name_put, _, _, cls, _, key, key_put, location, numel, id_put, offset, size, size_put, strides,
         stride_put, grad, _, hooks_put, args_put, tensor_put,
     ) = row  # fmt: skip
     lengths, steps, _ = _size_and_strides(size, strides)
@@ -138,21 +140,23 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
     if len(rows) < _MIN_ENTRIES:
         return [], start
     (
-        low, high, names, name_puts, functions, words, classes, key_lengths, keys, key_puts, locations, numels,
+        name_lengths, names, name_puts, functions, words, classes, key_lengths, keys, key_puts, locations, numels,
         id_puts, offsets, sizes, size_puts, strides, stride_puts, _, hooks, hook_puts, args_puts, tensor_puts,
     ) = zip(*rows, strict=True)  # fmt: skip
-    lengths = [a[0] + 256 * b[0] for a, b in zip(low, high, strict=True)]
-    if lengths != list(map(len, names)) or b"".join(key_lengths) != bytes(map(len, keys)):
+    count = len(rows)
+    if b"".join(name_lengths) != struct.pack(f"<{count}H", *map(len, names)):
+        return _UNUSUAL
+    if b"".join(key_lengths) != bytes(map(len, keys)):
         return _UNUSUAL
 
     gets = {*functions, *words, *classes, *locations, *hooks}
     named = {get: memo.get(_index(get)) for get in gets}
     if None in named.values() and memo.settle():
         named = {get: memo.get(_index(get)) for get in gets}
-    columns = (name_puts, key_puts, id_puts, hook_puts, args_puts, tensor_puts)
-    shape_puts = [put for puts in (size_puts, stride_puts) for put in puts if put]
-    put = {*shape_puts}.union(*columns)
-    if len(put) != len(shape_puts) + len(columns) * len(rows) or not put.isdisjoint(map(_put_of, map(_index, gets))):
+    columns = zip(name_puts, key_puts, id_puts, size_puts, stride_puts, hook_puts, args_puts, tensor_puts, strict=True)
+    puts = [put for row in columns for put in row if put]
+    span = range(_index(puts[0]), _index(puts[0]) + len(puts))
+    if b"".join(puts) != _puts_from(span.start, len(span)) or max(map(_index, gets)) >= span.start:
         return _UNUSUAL
     if (
         any(named[get] is not rebuild for get in set(functions))
@@ -168,22 +172,22 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
         names, keys, classes, numels, offsets, sizes, strides, strict=True
     ):
         cls: Any = named[get]
-        count, first = _decoded(numel), _decoded(offset)
+        numbers, first = _decoded(numel), _decoded(offset)
         shape, itemsize = _size_and_strides(size, stride)[2], cls.itemsize
         place, nbytes = find_place(key)
         add(name.decode())
         if (
             shape is not None
             and cls.is_plain
-            and 0 <= count * itemsize <= nbytes
+            and 0 <= numbers * itemsize <= nbytes
             and 0 <= first * itemsize <= nbytes - shape[2] * itemsize
         ):
             start, extent = place + first * itemsize, shape[2] * itemsize
             where = FileBytes(path, start, extent, shape[1], big_endian and itemsize > 1)
             add(TensorRef("", cls.dtype, shape[0], where))
         else:
-            add(_worded(loading, cls, key, count, first, size, stride))
-    if not memo.defer(loading, rows, named, entries, put):
+            add(_worded(loading, cls, key, numbers, first, size, stride))
+    if not memo.defer(loading, rows, named, entries, span):
         return _UNUSUAL
     return entries, pos
 

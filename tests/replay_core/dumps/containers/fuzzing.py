@@ -2,7 +2,7 @@
 
     python -m tests.replay_core.dumps.containers.fuzzing KIND[,KIND] COUNT SEED FOLDER
 
-Prints one line of JSON, by kind: how many files were opened, how many were refused, the slowest, the memory that was gained,
+Prints one line of JSON, by kind: how many files were opened and refused, the slowest, the memory that was gained,
 and whatever must not happen: an exception that is none of ours, an audit event of something being run.
 """
 

@@ -1,0 +1,113 @@
+"""A run that is still being written: what has come since somebody last looked.
+
+Looking costs a `stat` per folder and per file that grows line by line, as long as nothing has changed; then the names
+are read again. Records that were there stay the same objects, with whatever was read of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from replay_core.dumps.opening import open_run
+from replay_core.records import Record, RecordKey, Run
+
+#: File systems tell times apart by some milliseconds: a folder changed this short ago may have changed again.
+_UNSETTLED_NS = 50_000_000
+#: Files that new lines are added to.
+_GROWING = frozenset({".jsonl", ".log", ".json", ".txt"})
+
+_Stamp = tuple[int, int]
+
+
+class Follower:
+    """A run and what has been written since. `run` is always the whole; nothing is read but names.
+
+    Raises:
+        RequestError: a path does not exist.
+        NotADumpError: no dialect knows it (yet).
+    """
+
+    def __init__(self, path: Path | str, *more: Path | str) -> None:
+        self._paths = (Path(path), *map(Path, more))
+        # Looked at before the names are read: what comes in between is seen next time.
+        self._folders = _folders(self._paths)
+        self.run: Run = open_run(path, *more)
+        self._files = _growing(self.run)
+        self._read: dict[int, _Stamp] = {}
+
+    def poll(self) -> list[Record]:
+        """The records that have come since the last time, in the run's order; the run holds them from now on.
+
+        A record whose file was written over forgets what was read of it. One whose file is gone leaves the run.
+
+        Raises:
+            DumpError: the dump's own index has become unreadable; the run stays as it was.
+        """
+        folders = _folders(self._paths)
+        self._forget_overwritten()
+        if folders == self._folders and _growing(self.run) == self._files:
+            return []
+        found = open_run(*self._paths)
+        known = {(record.key, record.path): record for record in self.run.records}
+        came: list[Record] = []
+        records: list[Record] = []
+        for record in found.records:
+            old = known.get((record.key, record.path))
+            if old is None:
+                came.append(record)
+            elif old.key != record.key or _places(old.key) != _places(record.key):
+                old = None
+            records.append(old or record)
+        self._folders = folders
+        found.records = records
+        self.run = found
+        self._files = _growing(found)
+        return came
+
+    def _forget_overwritten(self) -> None:
+        stamps: dict[int, _Stamp] = {}
+        for record in self.run.records:
+            if not record.is_read:
+                continue
+            stamp = _stamp(record.path)
+            if self._read.get(id(record), stamp) != stamp:
+                record.release()
+            else:
+                stamps[id(record)] = stamp
+        self._read = stamps
+
+
+def _places(key: RecordKey) -> tuple[int | None, int | None]:
+    return key.epoch, key.minibatch
+
+
+def _stamp(path: Path | str) -> _Stamp:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (-1, -1)
+    return (status.st_size, status.st_mtime_ns)
+
+
+def _folders(paths: tuple[Path, ...]) -> dict[str, int]:
+    """When every folder below the paths last changed; -1, equal to nothing seen before, where it was just now."""
+    now, found = time.time_ns(), {}
+    waiting = [os.path.abspath(path) for path in paths]
+    while waiting:
+        folder = waiting.pop()
+        changed = _stamp(folder)[1]
+        found[folder] = changed if now - changed > _UNSETTLED_NS else -now
+        try:
+            with os.scandir(folder) as entries:
+                waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue  # a file, or a folder that is gone
+    return found
+
+
+def _growing(run: Run) -> dict[Path, int]:
+    """Sizes of the files that new lines are added to."""
+    files = {record.path for record in run.records if record.path.suffix in _GROWING}
+    return {file: _stamp(file)[0] for file in files}
