@@ -229,27 +229,32 @@ class Batch:
         return int(ids[counts.argmax()])
 
     @property
-    def padded_end(self) -> int | None:
-        """The end token where padding may be held as tokens: as known, else the id before one trailing repeated id."""
-        if self.eos_id is not None and self.eos_id != self.pad_id:
-            known = self._before_the_tail()
-            return self.eos_id if known is None else known
-        return self._before_the_tail() or self.eos_id
-
-    def _before_the_tail(self) -> int | None:
-        """Of samples that end on one id at least twice: the id before it, where most agree on both."""
-        if self.tokens_N is None or len(self) < 2:
+    def padding_held_N(self) -> Array | None:
+        """Tokens that are padding by the look of them: one id that ends samples, twice and more, and stands nowhere
+        else in responses, mostly after one and the same other id. None where nothing looks so.
+        """
+        tokens_N, response_N = self.tokens_N, self.response_N
+        if tokens_N is None or response_N is None or len(self) < 2:
             return None
+        held_N = np.zeros(tokens_N.size, dtype=bool)
         tails, heads = [], []
         for start, length in zip(self.starts_B, self.lengths_B, strict=True):
-            row = self.tokens_N[start : start + length]
-            other = np.flatnonzero(row != row[-1]) if length else np.zeros(0)
-            if length and other.size and length - 1 - other[-1] >= 2:
-                tails.append(int(row[-1]))
-                heads.append(int(row[other[-1]]))
-        if len(tails) < 2 or len(set(tails)) > 1 or len(set(heads)) > 1:
-            return None
-        return heads[0]
+            row = tokens_N[start : start + length]
+            other = np.flatnonzero(row != row[-1]) if length else np.zeros(0, dtype=np.int64)
+            run = length - 1 - int(other[-1]) if other.size else 0
+            if run < 2:
+                continue
+            tail, head = int(row[-1]), int(row[other[-1]])
+            ends_itself = tail == self.eos_id
+            tails.append(tail)
+            heads.append(tail if ends_itself else head)
+            held_N[start + length - run + ends_itself : start + length] = True
+        if len(tails) < 2 or len(set(tails)) > 1 or (response_N & ~held_N & (tokens_N == tails[0])).any():
+            is_end = bool(tails) and len(set(tails)) == 1 and tails[0] == self.eos_id
+            if not is_end:
+                return None
+        most = max(heads.count(head) for head in set(heads))
+        return held_N if most >= 2 and most >= 0.4 * len(heads) else None
 
     @property
     def truncated_flag_B(self) -> Array | None:

@@ -9,6 +9,8 @@ from replay_core.diagnose.mismatch import DISAGREE
 
 #: How far apart clean and leaking samples are.
 APART = 5.0
+#: One clean sample is chance among fewer than this.
+FEWEST_ALONE = 6
 #: A clean sample's mean |d| stays below this however noisy the precision.
 CLEAN = DISAGREE / 2
 
@@ -26,7 +28,7 @@ def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | No
         for starts_B, how in _starts(batch, order, values_B):
             later_B = known_B & ~starts_B
             first_B = known_B & starts_B
-            if not later_B.any() or first_B.sum() < 2 and len(values_B) > 4:
+            if not later_B.any() or not first_B.any():
                 continue
             clean, dirty = float(values_B[first_B].max()), values_B[later_B]
             # A short later sample may see little of what it should not: a few may pass, the most may not.
@@ -56,9 +58,9 @@ def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, st
         return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
     found = []
     for size in range(2, total // 2 + 1):
-        if total % size == 0 or size <= total // 2:
-            starts_B = np.arange(total) % size == 0
-            found.append((starts_B, f"every {size} samples (inferred)"))
+        found.append((np.arange(total) % size == 0, f"every {size} samples (inferred)"))
+    if total >= FEWEST_ALONE:
+        found.append((np.arange(total) == 0, "all samples in one (inferred)"))
     clean_B = values_B < CLEAN
     lengths_B = batch.lengths_B[order]
     if clean_B[0] and clean_B.sum() >= 2 and not clean_B.all() and _is_filling(clean_B, lengths_B):

@@ -134,7 +134,7 @@ def padding_trained(batch: Batch) -> Iterator[Finding]:
             return
     if batch.tokens_N is None:
         return
-    beyond_N = _after_the_end(batch)
+    beyond_N = batch.padding_held_N
     trained_N = batch.trained_N
     if beyond_N is None or trained_N is None:
         return
@@ -178,20 +178,6 @@ def _stray(batch: Batch, name: str) -> tuple[int, int, str] | None:
         if first is not None:
             return total, first, name
     return None
-
-
-def _after_the_end(batch: Batch) -> Array | None:
-    """Tokens after a sample's first end token when all that follows is one id over and over: padding held as tokens."""
-    tokens_N, response_N, eos = batch.tokens_N, batch.response_N, batch.padded_end
-    if tokens_N is None or response_N is None or eos is None:
-        return None
-    ends_N = response_N & (tokens_N == eos)
-    first_B = batch.first(ends_N)
-    after_N = batch.position_N > np.repeat(first_B, batch.lengths_B)
-    if not after_N.any():
-        return None
-    low_B, high_B = batch.extremes(tokens_N.astype(np.float64), after_N)
-    return after_N & np.repeat(low_B == high_B, batch.lengths_B)
 
 
 @rule("D19", "the end of a response is never trained", link="masks", scope="batch", needs=("tokens", "mask"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import Array, Batch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -102,6 +102,17 @@ def _positions(batch: Batch) -> Iterator[Finding]:
             where=place,
         )
         return
+    if _only_tails(batch, off_N):
+        yield finding(
+            "D17",
+            "warning",
+            "position ids stop counting before samples end",
+            evidence=[shown("tokens with another position", int(off_N.sum()), "0", column.source)],
+            cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
+            next_step=look_at(place),
+            where=place,
+        )
+        return
     yield finding(
         "D17",
         "error",
@@ -114,6 +125,17 @@ def _positions(batch: Batch) -> Iterator[Finding]:
         next_step=look_at(place),
         where=place,
     )
+
+
+def _only_tails(batch: Batch, off_N: Array) -> bool:
+    """Whether every wrong position lies in one run up to its sample's end that holds one value."""
+    column = batch.column("position_ids")
+    assert column is not None
+    first_B = batch.first(off_N)
+    tail_N = batch.position_N >= np.repeat(first_B, batch.lengths_B)
+    low_B, high_B = batch.extremes(column.values_N, off_N)
+    constant_B = np.isnan(low_B) | (low_B == high_B)
+    return bool((tail_N == off_N).all() and constant_B.all() and (first_B > 0).all())
 
 
 def _segments(batch: Batch) -> Iterator[Finding]:

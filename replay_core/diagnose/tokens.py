@@ -102,7 +102,7 @@ def degenerate(batch: Batch) -> Iterator[Finding]:
         raise Skip("responses are shorter than 8 tokens on average")
     ids, counts = np.unique(written, return_counts=True)
     most, top = int(ids[counts.argmax()]), float(counts.max() / written.size)
-    if top <= DEGENERATE or most in (batch.pad_id, batch.eos_id):
+    if top <= DEGENERATE or most == batch.pad_id:
         return
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
     place = batch.where("input_ids", at=at)
