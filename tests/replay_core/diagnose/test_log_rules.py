@@ -67,11 +67,25 @@ ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
     ("entropy not computed", verl, [{"actor/entropy": 0.0}] * 5, None),
     ("entropy explodes", verl, [{"actor/entropy": 0.4 * 1.09**n} for n in range(12)], ("D25", "warning")),
     ("entropy rises less than twice", verl, [{"actor/entropy": 0.4 * 1.04**n} for n in range(12)], None),
-    ("kl at the first step", trl, [{"kl": 0.02}] * 3, ("D15", "warning")),
+    ("kl at the first step", trl, [{"kl": 0.012}] * 3, ("D15", "warning")),
     ("kl of another model", trl, [{"kl": 1.2}] * 3, ("D15", "error")),
     ("kl of later mini-batches", trl, [{"kl": 0.009}] * 3, None),
+    ("kl of rounding, on policy", verl,
+     [{"actor/kl_loss": 9e-5, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, None),
+    ("policy kl though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.0, "actor/ppo_kl": 1.2e-3}] * 3,
+     ("D14", "warning")),
+    ("mult prob error, far", verl, [{"token_mult_prob_error": 1.25}] * 5, ("D09", "error")),
+    ("mult prob error, not far", verl, [{"token_mult_prob_error": 1.19}] * 5, ("D09", "warning")),
+    ("k3 of the rollout, far", verl, [{"rollout_corr/k3_kl": 0.11}] * 5, ("D09", "error")),
+    ("k3 of the rollout, fine", verl, [{"rollout_corr/k3_kl": 9e-4}] * 5, None),
+    ("probabilities, far", verl, [{"training/rollout_probs_diff_mean": 0.11}] * 5, ("D09", "error")),
+    ("probabilities, fine", verl, [{"training/rollout_probs_diff_mean": 0.019}] * 5, None),
+    ("pearson, far", verl, [{"training/rollout_actor_probs_pearson_corr": 0.89}] * 5, ("D09", "error")),
+    ("pearson, fine", verl, [{"training/rollout_actor_probs_pearson_corr": 0.981}] * 5, None),
+    ("one bad step of mismatch", trl,
+     [{}] * 6 + [{"sampling/sampling_logp_difference/mean": 0.5}] + [{}] * 6, None),
     ("kl though on policy", verl,
-     [{"actor/kl_loss": 2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
+     [{"actor/kl_loss": 1.2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
     ("k3 below 0", trl, [{"kl": -1.2e-6}] * 3, ("D29", "error")),
     ("k3 rounded below 0", trl, [{"kl": -9e-7}] * 3, None),
     ("k1 below 0 for long", verl, [{"actor/ppo_kl": -0.0012}] * 20, ("D29", "warning")),
@@ -316,6 +330,13 @@ def test_the_first_broken_signal_is_named_by_step_then_by_computation(tmp_path: 
     assert (finding.where.step, finding.where.line) == (2, 2)
     beside = {one.name: one.value for one in finding.evidence}["not finite in the same step"]
     assert beside == "actor/grad_norm, actor/pg_loss"
+
+
+def test_a_small_kl_at_the_first_step_is_told_with_its_harmless_cause(tmp_path: Path) -> None:
+    finding = only(diagnosed(tmp_path, trl([{"kl": 0.005}] * 3)), "D15")
+    assert (finding.severity, finding.steps) == ("info", (1,))
+    assert "mini-batches after the first" in finding.cause
+    assert "another checkpoint" in only(diagnosed(tmp_path, trl([{"kl": 0.8}] * 3)), "D15").cause
 
 
 def test_kl_is_not_judged_where_the_first_line_need_not_be_the_first_step(tmp_path: Path) -> None:
