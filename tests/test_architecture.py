@@ -58,6 +58,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.child": (None, "a child behind a command"),
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
+    "replay_core.demo.faults": (("FAULTS",), "the choices of `demo --fault`: plain data, no torch"),
     "replay_core.replay.plan": (None, "what to replay: plain data, no torch"),
     "replay_core.telemetry.devices": (("gpus",), "the GPUs that `rldbg info` prints"),
 }

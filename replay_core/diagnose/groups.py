@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, listed, look_at, share, shown
 from replay_core.objectives import advantages
@@ -42,7 +43,9 @@ def groups_of_one(batch: Batch) -> Iterator[Finding]:
         evidence.append(shown("different prompts", int(prompt_B.max()) + 1))
     if raw is not None:
         evidence.append(shown("advantages equal the raw rewards", raw, "False"))
-    place = batch.where("group_id" if batch.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0]))
+    place = batch.where(
+        "group_id" if batch.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
+    )
     if every and (repeat or raw):
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
@@ -76,7 +79,8 @@ def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
     A NaN in any other group has another cause and is D21's.
     """
     column, group_B, reward_B = batch.column("advantages"), batch.group_B, batch.reward_B
-    assert column is not None and group_B is not None
+    assert column is not None
+    assert group_B is not None
     bad_B = batch.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
         return
@@ -169,7 +173,8 @@ def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[
 
 @rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
       needs=("rewards", "group", "advantage"),
-      source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ 2501.03262")  # fmt: skip
+      source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ "
+      "2501.03262")  # fmt: skip
 def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     """Recomputes (r - mean) / (std + e) for e in {1e-4, 1e-6, 1e-8, 0}, std over n and n - 1, in the group and in the
     batch, without the std (Dr. GRPO), leave-one-out (RLOO): one must agree to 1e-4 (2e-2 in bf16).
@@ -181,7 +186,8 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     advantage_B, group_B, reward_B = batch.advantage_B, batch.group_B, batch.reward_B
     if advantage_B is None:
         raise Skip("advantages change from token to token: a critic's (GAE)")
-    assert group_B is not None and reward_B is not None
+    assert group_B is not None
+    assert reward_B is not None
     kept_B = np.isfinite(advantage_B)
     if not kept_B.all() and batch.trained_N is not None:
         # Samples without a counted token have no advantage; their rewards still belong to their group.
@@ -240,7 +246,8 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
 def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str | None, str, str]:
     """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
     reward_B, group_B = batch.reward_B, batch.group_B
-    assert reward_B is not None and group_B is not None
+    assert reward_B is not None
+    assert group_B is not None
     if not np.abs(heard_B).max() > 0:
         return (
             "error",
@@ -251,7 +258,11 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
         return "error", "advantages are the raw rewards: nothing is subtracted", "no baseline is computed"
     flipped = _matching(-heard_B, _zeroed(variants(reward_B, group_B), kept_B), close)
     if flipped is not None:
-        return "error", f"advantages have the wrong sign: they are -1 x {flipped}", "the sign is turned twice, or not at all"
+        return (
+            "error",
+            f"advantages have the wrong sign: they are -1 x {flipped}",
+            "the sign is turned twice, or not at all",
+        )
     for how, other_B in _groupings(batch):
         found = _matching(heard_B, _zeroed(variants(reward_B, other_B), kept_B), close)
         if found is not None:
@@ -262,7 +273,11 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
             )
     for name, values_B in variants(reward_B, group_B):
         values_B = values_B[kept_B]
-        if np.isfinite(values_B).all() and _agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min())) and len(heard_B) > 2:
+        if (
+            np.isfinite(values_B).all()
+            and _agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min()))
+            and len(heard_B) > 2
+        ):
             return (
                 "error",
                 f"advantages belong to other samples: as {name} they are right, in another order",

@@ -7,33 +7,40 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.records import Record, TensorRef
 
 #: Names of recorded routing: [tokens, layers, k] or [B, T, layers, k].
-ROUTING = ("routed_experts", "rollout_routed_experts", "rollout_expert_indices", "routing_matrices", "train_routed_experts")
+ROUTING = (
+    "routed_experts",
+    "rollout_routed_experts",
+    "rollout_expert_indices",
+    "routing_matrices",
+    "train_routed_experts",
+)
 #: Share of tokens that may differ (Megatron-LM#4168: 10 % of routers, 94 % of tokens is the bug).
 DIFFER = 0.05
 
 
 def _routing(batch: Batch) -> list[tuple[Record, TensorRef]]:
-    found = []
-    for record in batch.records:
-        for ref in record.tensors():
-            if ref.name.rpartition(".")[2] in ROUTING and len(ref.shape) >= 3 and ref.is_readable and not ref.is_text:
-                found.append((record, ref))
-    return found
+    return [
+        (record, ref)
+        for record in batch.records
+        for ref in record.tensors()
+        if ref.name.rpartition(".")[2] in ROUTING and len(ref.shape) >= 3 and ref.is_readable and not ref.is_text
+    ]
 
 
 @rule("D30", "experts are routed differently", link="logprobs", scope="batch",
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: Batch) -> Iterator[Finding]:
-    """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage were
-    not gathered); between two records of the same shape, more than 5 % of tokens with another set of experts is a warning.
-    Skipped without recorded routing.
+    """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
+    were not gathered); between two records of the same shape, more than 5 % of tokens with another set of experts
+    is a warning. Skipped without recorded routing.
     """
     recorded = _routing(batch)
     if not recorded:
@@ -48,7 +55,10 @@ def routing(batch: Batch) -> Iterator[Finding]:
                 "D30",
                 "error",
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
-                evidence=[shown("layers that are all 0", len(empty), "0", record.path.name), shown("layers", tokens.shape[1])],
+                evidence=[
+                    shown("layers that are all 0", len(empty), "0", record.path.name),
+                    shown("layers", tokens.shape[1]),
+                ],
                 cause="routing of another pipeline stage or rank was not gathered before it was recorded",
                 next_step=look_at(place),
                 where=place,
@@ -70,7 +80,14 @@ def _compared(batch: Batch, recorded: list[tuple[Record, TensorRef]]) -> Iterato
                 "D30",
                 "warning",
                 f"{different:.0%} of tokens are routed to other experts in {theirs.name} than in {ref.name}",
-                evidence=[shown("share of tokens routed differently", different, "<= 0.05", f"{record.path.name}, {other.path.name}")],
+                evidence=[
+                    shown(
+                        "share of tokens routed differently",
+                        different,
+                        "<= 0.05",
+                        f"{record.path.name}, {other.path.name}",
+                    )
+                ],
                 cause="the trainer routes live where the engine routed otherwise: replay the recorded routing (R3)",
                 next_step=look_at(place),
                 where=place,

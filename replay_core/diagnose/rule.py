@@ -56,7 +56,9 @@ def rule(
 
     def register(check: Callable[[Any], Iterable[Finding]]) -> Callable[[Any], Iterable[Finding]]:
         if (id, scope) in RULES or link not in LINKS or not check.__doc__:
-            raise ValueError(f"rule {id}: ids are unique within a scope, links are of LINKS, and a rule explains itself")
+            raise ValueError(
+                f"rule {id}: ids are unique within a scope, links are of LINKS, and a rule explains itself"
+            )
         RULES[id, scope] = Rule(id, title, link, scope, needs, source, check, check.__doc__)
         return check
 
