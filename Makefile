@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt bench bench-compare bench-record install clean
+.PHONY: help demo test test-all check fmt docs bench bench-compare bench-record install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,9 @@ check: $(STAMP)  ## format, lint, types, tests and layers: what a change must pa
 fmt: $(STAMP)  ## put the code into form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## the pages that are made from the code
+	$(BIN)/python -m replay_core.diagnose.catalogue > docs/diagnostics.md
 
 bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 	$(BIN)/python -m benchmarks

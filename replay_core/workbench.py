@@ -508,4 +508,4 @@ def _critic_job(params: dict[str, Any], on_event: OnEvent) -> Document:
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
 
-    return train_demo(Path(params["directory"]), on_event)
+    return train_demo(Path(params["directory"]), on_event, fault=params.get("fault"))

@@ -65,6 +65,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
     "replay_core.replay.forecast": (None, "what cannot run here, by the file system alone"),
+    "replay_core.demo.faults": (("FAULTS",), "the choices of `demo --fault`: plain data, no torch"),
     "replay_core.replay.plan": (None, "what to replay: plain data, no torch"),
     "replay_core.telemetry.devices": (("gpus",), "the GPUs that `rldbg info` prints"),
 }

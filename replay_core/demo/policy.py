@@ -57,8 +57,10 @@ class Rollout:
         return tokens
 
 
-def sample(policy: Any, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Rollout:
-    """One response per prompt, at temperature 1. Every batch is as wide as the longest response allowed."""
+def sample(
+    policy: Any, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: float = 1.0
+) -> Rollout:
+    """One response per prompt. Every batch is as wide as the longest response allowed."""
     width = max(map(len, prompts))
     ids_BS = torch.full((len(prompts), width + LONGEST_RESPONSE), PAD)
     mask_BS = torch.zeros_like(ids_BS)
@@ -70,7 +72,7 @@ def sample(policy: Any, prompts: Sequence[Sequence[int]], generator: torch.Gener
     for place in range(width, width + LONGEST_RESPONSE):
         with torch.no_grad():
             logits_BV = _logits(policy, ids_BS[:, :place], mask_BS[:, :place])[:, -1]
-        logprobs_BV = logits_BV.log_softmax(-1)
+        logprobs_BV = (logits_BV / temperature).log_softmax(-1)
         next_B = torch.multinomial(logprobs_BV.exp(), 1, generator=generator)[:, 0]
         ids_BS[:, place] = torch.where(writing_B, next_B, PAD)
         mask_BS[:, place] = writing_B.long()
@@ -88,6 +90,37 @@ def score(
     logprobs_BTV = _logits(policy, input_ids_BS, attention_mask_BS)[:, :-1].log_softmax(-1)
     logprobs_BT = logprobs_BTV.gather(-1, input_ids_BS[:, 1:, None])[..., 0]
     return logprobs_BT, -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
+
+
+def score_packed(
+    policy: Any, input_ids_BS: torch.Tensor, attention_mask_BS: torch.Tensor, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `score`, with `rows` samples end to end in one row, and nothing that keeps attention inside a sample.
+
+    What a trainer does that packs without flash attention and forgets the block mask: later samples see earlier ones.
+    """
+    logprobs_BT = torch.zeros(input_ids_BS.shape[0], input_ids_BS.shape[1] - 1)
+    entropy_BT = torch.zeros_like(logprobs_BT)
+    for first in range(0, len(input_ids_BS), rows):
+        held_PS = attention_mask_BS[first : first + rows] == 1
+        packed_1T = input_ids_BS[first : first + rows][held_PS][None]
+        ones_1T = torch.ones_like(packed_1T)
+        lengths = held_PS.sum(1).tolist()
+        positions_1T = torch.cat([torch.arange(length) for length in lengths])[None]
+        logits_1TV = policy(
+            input_ids=packed_1T, attention_mask=ones_1T, position_ids=positions_1T, use_cache=False
+        ).logits.float()
+        logprobs_TV = logits_1TV[0].log_softmax(-1)
+        start = 0
+        for row, length in enumerate(lengths, first):
+            own_TV = logprobs_TV[start : start + length - 1]
+            slots = attention_mask_BS[row].nonzero()[1:, 0] - 1
+            targets_T = packed_1T[0, start + 1 : start + length]
+            # In place into a zeroed tensor: the values keep their graph.
+            logprobs_BT[row, slots] = own_TV.gather(-1, targets_T[:, None])[:, 0]
+            entropy_BT[row, slots] = -(own_TV.exp() * own_TV).sum(-1)
+            start += length
+    return logprobs_BT, entropy_BT
 
 
 def _logits(policy: Any, input_ids_BS: torch.Tensor, attention_mask_BS: torch.Tensor) -> torch.Tensor:

@@ -6,15 +6,15 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from replay_core.demo import task
-from replay_core.demo.policy import Rollout, build_policy, sample, score
+from replay_core.demo import faults, task
+from replay_core.demo.policy import Rollout, build_policy, sample, score, score_packed
 from replay_core.errors import SelectionError
 from replay_core.jobs import Document, LogLine, OnEvent, Partial, Progress, ignore
 from replay_core.objectives import advantages, kl, policy_loss, reductions
@@ -61,10 +61,12 @@ def train_demo(
     steps: int = STEPS,
     seed: int = 0,
     rollouts: RolloutReplay | None = None,
+    fault: str | None = None,
 ) -> Document:
     """Train, record into `directory`, and say what to look at.
 
-    With `rollouts` nothing is sampled: every step trains on what was recorded.
+    With `rollouts` nothing is sampled: every step trains on what was recorded. With `fault` the trainer makes that
+    mistake (`faults.FAULTS`).
 
     One optimizer step per step, so the checkpoint of a step computes all of its micro-batches. The same
     seed and thread count give the same bytes.
@@ -72,7 +74,11 @@ def train_demo(
     Returns:
         dump, steps, step and micro (the micro-batch to replay: of the last step, the one whose rows have the
         most different lengths), rewards (mean per step), reward_first, reward_last, seconds.
+
+    Raises:
+        RequestError: there is no such fault.
     """
+    faults.check(fault)
     began = time.monotonic()
     recipe = Recipe(steps=steps, seed=seed)
     flags = {"attention": "sdpa", "packing": False, "dtype": "float32", "temperature": 1.0, "loss": recipe.loss,
@@ -80,7 +86,7 @@ def train_demo(
     recorder = Recorder(directory, flags=flags, config=asdict(recipe))
     rewards: list[float] = []
     with _no_progress_bars():
-        trainer = _Trainer(recipe, recorder, rollouts)
+        trainer = _Trainer(recipe, recorder, rollouts, fault)
         for step in range(recipe.steps):
             on_event(Progress(step, recipe.steps, "training steps"))
             rewards.append(trainer.step(step))
@@ -114,8 +120,11 @@ def _no_progress_bars() -> Iterator[None]:
 class _Trainer:
     """The GRPO loop of one rank."""
 
-    def __init__(self, recipe: Recipe, recorder: Recorder, rollouts: RolloutReplay | None) -> None:
+    def __init__(
+        self, recipe: Recipe, recorder: Recorder, rollouts: RolloutReplay | None, fault: str | None = None
+    ) -> None:
         self.recipe = recipe
+        self.fault = fault
         self.rollouts = rollouts
         self.recorder = recorder
         self.policy = build_policy(recipe.seed)
@@ -139,11 +148,14 @@ class _Trainer:
         rollout = self._rollout(step, problems)
         responses = [rollout.response(row) for row in range(len(problems))]
         rewards_B = torch.tensor([task.reward(*pair) for pair in zip(problems, responses, strict=True)])
+        written_B = torch.tensor([len(response) - (task.END in response) for response in responses])
+        rewards_B = faults.judged(rewards_B, written_B, self.fault)
+        rollout = replace(rollout, response_mask_BS=faults.loss_mask(rollout, task.END, self.fault))
         group_ids_B = torch.arange(len(problems)) // recipe.group
         mask_BT = rollout.response_mask_BS[:, 1:]
         advantages_BT = advantages.group_normalised(rewards_B, group_ids_B)[:, None] * mask_BT
         with torch.no_grad():
-            old_logprobs_BT = score(self.policy, rollout.input_ids_BS, rollout.attention_mask_BS)[0] * mask_BT
+            old_logprobs_BT = self._score(rollout.input_ids_BS, rollout.attention_mask_BS)[0] * mask_BT
             ref_logprobs_BT = score(self.reference, rollout.input_ids_BS, rollout.attention_mask_BS)[0] * mask_BT
         self.example = f"{problems[0].text}{task.text(responses[0])}"
 
@@ -179,7 +191,9 @@ class _Trainer:
             gradients = {f"grad.{name}": weight.grad.clone() for name, weight in self.policy.named_parameters()}
             norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), recipe.largest_grad_norm)
             record("gradient", gradients, grad_norm=norm)
-            self.optimizer.step()
+            # As loss scalers do: an update whose norm is not finite is left out.
+            if torch.isfinite(norm):
+                self.optimizer.step()
             record(
                 "training_metrics",
                 metrics={
@@ -190,16 +204,28 @@ class _Trainer:
                     **{name: sum(micro[name] for micro in metrics) for name in metrics[0]},
                 },
             )
-        return float(rewards_B.mean())
+        return float(rewards_B.nanmean())
 
     def _rollout(self, step: int, problems: list[task.Problem]) -> Rollout:
         if self.rollouts is None:
-            return sample(self.policy, [problem.tokens for problem in problems], self.generator)
+            engine = self.reference if self.fault == "stale-weights" else self.policy
+            temperature = faults.SAMPLED_AT if self.fault == "temperature" else 1.0
+            prompts = [problem.tokens for problem in problems]
+            rollout = sample(engine, prompts, self.generator, temperature=temperature)
+            if self.fault == "logprob-shift":
+                late_BT = torch.cat([torch.zeros(len(prompts), 1), rollout.logprobs_BT[:, :-1]], 1)
+                rollout = replace(rollout, logprobs_BT=late_BT)
+            return rollout
         batch = self.rollouts.batch(step)
         if batch is None:
             raise SelectionError(f"step {step} was not recorded", file=str(self.rollouts.path))
         fields = ("input_ids", "attention_mask", "response_mask", "rollout_log_probs")
         return Rollout(*(batch[field] for field in fields))
+
+    def _score(self, input_ids_BS: torch.Tensor, attention_mask_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.fault == "packing-leak":
+            return score_packed(self.policy, input_ids_BS, attention_mask_BS, faults.PACK)
+        return score(self.policy, input_ids_BS, attention_mask_BS)
 
     def _micro(
         self,
@@ -216,7 +242,7 @@ class _Trainer:
         mask_BT = rollout.response_mask_BS[rows_B, 1:]
         # Divided by the tokens of the whole step, so that the micro-batch losses add up to the step's token mean.
         tokens = int(rollout.response_mask_BS.sum())
-        logprobs_BT, entropy_BT = score(self.policy, rollout.input_ids_BS[rows_B], rollout.attention_mask_BS[rows_B])
+        logprobs_BT, entropy_BT = self._score(rollout.input_ids_BS[rows_B], rollout.attention_mask_BS[rows_B])
         logprobs_BT, entropy_BT = logprobs_BT * mask_BT, entropy_BT * mask_BT
         old_BT, ref_BT, advantage_BT = old_logprobs_BT[rows_B], ref_logprobs_BT[rows_B], advantages_BT[rows_B]
         ratio_BT = policy_loss.ratio(logprobs_BT, old_BT)

@@ -6,53 +6,25 @@ values about the same tokens. Samples come from all ranks and micros of the step
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.diagnose.finding import Where
-from replay_core.diagnose.placing import Rows
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.laid import Laid
 from replay_core.diagnose.sheets import Sheet, joined, sheets_of
 from replay_core.naming import meaning
-from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
-
-Array = NDArray[Any]
+from replay_core.records import Record, Run
 
 #: What says which prompt a sample answers, the surest first.
 GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id")
-#: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
-NO_LOGPROB = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A tensor over the batch's tokens [N]: float64, NaN where it says nothing, and whether it says something."""
-
-    name: str
-    values_N: Array
-    said_N: Array
-    source: str
-    dtype: str
-    ref: TensorRef
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A number a record holds: a loss, a norm, a setting."""
-
-    record: Record
-    name: str
-    value: float
-
-
-class Batch:
+class Batch(Laid):
     """The samples of one step (`step`, None where the dump does not say) that share tokens."""
 
     def __init__(
@@ -62,25 +34,12 @@ class Batch:
         others: list[tuple[Sheet, list[int | None]]],
         records: list[Record],
         unreadable: list[str],
-        flags: dict[str, Any] | None = None,
-        path: Path | None = None,
-        has_weights: bool = False,
+        run: Run | None = None,
     ) -> None:
-        self.step = step
-        self.has_weights = has_weights
-        self.path = path or spine.parts[0].record.path
-        self.spine = spine
-        self.records = records
+        super().__init__(step, spine, others, records, run)
         self.unreadable = unreadable
-        self.flags = flags or {}
-        own: list[int | None] = list(range(len(spine)))
-        self.sheets: list[tuple[Sheet, list[int | None]]] = [(spine, own), *others]
         #: Sheets of the step with tokens that share none with these samples.
         self.strangers: list[Sheet] = []
-        self._columns: dict[str, Column | None] = {}
-
-    def __len__(self) -> int:
-        return len(self.spine)
 
     @property
     def name(self) -> str:
@@ -89,7 +48,7 @@ class Batch:
 
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
-        self._columns.clear()
+        self.forget_columns()
         for cached in ("tokens_N", "trained_N", "response_N", "group_B", "reward_B", "eos_id"):
             self.__dict__.pop(cached, None)
 
@@ -113,35 +72,7 @@ class Batch:
         about_tokens = meaning(name).alignment in ("next", "full")
         return (self.column(name) if about_tokens else self.ref(name)) is not None
 
-    def ref(self, name: str) -> TensorRef | None:
-        """The tensor of a canonical name, of the first sheet that has it in every part."""
-        for sheet, _ in self.sheets:
-            refs = sheet.refs(name)
-            if refs:
-                return refs[0]
-        return None
-
     # ---- tokens
-
-    @cached_property
-    def lengths_B(self) -> Array:
-        """Tokens of each sample."""
-        return np.array([self.spine.parts[part].lengths[row] for part, row in self.spine.index], dtype=np.int64)
-
-    @property
-    def starts_B(self) -> Array:
-        """Where each sample's tokens begin in the flat arrays."""
-        return np.cumsum(self.lengths_B) - self.lengths_B
-
-    @property
-    def sample_N(self) -> Array:
-        """The sample of every token."""
-        return np.repeat(np.arange(len(self)), self.lengths_B)
-
-    @property
-    def position_N(self) -> Array:
-        """The place of every token in its sample."""
-        return np.arange(int(self.lengths_B.sum())) - np.repeat(self.starts_B, self.lengths_B)
 
     @cached_property
     def tokens_N(self) -> Array | None:
@@ -149,7 +80,8 @@ class Batch:
         if not self.spine.has_tokens:
             return None
         rows = [self.spine.tokens(sample) for sample in range(len(self))]
-        return np.concatenate(rows).astype(np.int64) if rows else np.zeros(0, dtype=np.int64)
+        tokens_N: Array = np.concatenate(rows).astype(np.int64) if rows else np.zeros(0, dtype=np.int64)
+        return tokens_N
 
     @cached_property
     def response_N(self) -> Array | None:
@@ -184,7 +116,7 @@ class Batch:
         mask = self.column("loss_mask") or self.column("response_mask")
         if mask is None:
             return None
-        trained_N = mask.said_N & (mask.values_N != 0)
+        trained_N: Array = mask.said_N & (mask.values_N != 0)
         for name, wanted in (("sample_mask", True), ("remove_sample", False)):
             kept_B = self.per_sample(name)
             if kept_B is not None:
@@ -212,7 +144,9 @@ class Batch:
 
     @cached_property
     def eos_id(self) -> int | None:
-        """The id that ends a response: of those that stopped, else what most responses shorter than the longest end on."""
+        """The id that ends a response: of those that stopped, else what most responses shorter than the longest end
+        on.
+        """
         if self.tokens_N is None or self.response_N is None or not len(self):
             return None
         counts_B = self.count(self.response_N)
@@ -249,6 +183,8 @@ class Batch:
             tails.append(tail)
             heads.append(tail if ends_itself else head)
             held_N[start + length - run + ends_itself : start + length] = True
+        if self.pad_id is not None and set(tails) - {self.pad_id, self.eos_id}:
+            return None  # what pads is known, and this is something else
         if len(tails) < 2 or len(set(tails)) > 1 or (response_N & ~held_N & (tokens_N == tails[0])).any():
             is_end = bool(tails) and len(set(tails)) == 1 and tails[0] == self.eos_id
             if not is_end:
@@ -262,7 +198,8 @@ class Batch:
         for name in ("truncated", "is_truncated"):
             flag_B = self.per_sample(name)
             if flag_B is not None:
-                return flag_B != 0
+                cut_B: Array = flag_B != 0
+                return cut_B
         for name in ("finish_reason", "status"):
             words = self.texts(name)
             if words is not None:
@@ -286,89 +223,14 @@ class Batch:
             found[name] = sample
         return found
 
-    # ---- columns
-
-    def column(self, name: str) -> Column | None:
-        """A tensor over the batch's tokens, of the first sheet that has it; per-sample values are spread."""
-        if name not in self._columns:
-            self._columns[name] = next(self.columns(name), None)
-        return self._columns[name]
-
-    def columns(self, name: str) -> Iterator[Column]:
-        """The tensor of that name of every sheet that has it."""
-        trained_here = any(sheet.name == "forward_data" for sheet, _ in self.sheets)
-        for sheet, places in self.sheets:
-            if sheet.name == "datums" and trained_here and name.endswith("logprobs"):
-                continue  # what a remote trainer was sent, beside the forward of another trainer
-            found = self._gather(sheet, places, name)
-            if found is not None and found.said_N.any():
-                yield found
-
-    def _gather(self, sheet: Sheet, places: list[int | None], name: str) -> Column | None:
-        refs = sheet.refs(name)
-        if not refs or any(ref.is_text for ref in refs):
-            return None
-        total = int(self.lengths_B.sum())
-        values_N, said_N = np.full(total, np.nan), np.zeros(total, dtype=bool)
-        rows = [self._rows(part, ref) for part, ref in zip(sheet.parts, refs, strict=True)]
-        if any(row is None for row in rows):
-            return None
-        starts = self.starts_B
-        for sample, place in enumerate(places):
-            if place is None:
-                continue
-            part, row = sheet.index[place]
-            values, said = rows[part][row]  # type: ignore[index]
-            size = min(values.size, int(self.lengths_B[sample]))
-            values_N[starts[sample] : starts[sample] + size] = values[:size]
-            said_N[starts[sample] : starts[sample] + size] = said[:size]
-        if refs[0].sentinel and str(NO_LOGPROB) in refs[0].sentinel:
-            said_N &= values_N != NO_LOGPROB
-        values_N[~said_N] = np.nan
-        source = f"{refs[0].name} of {sheet.parts[0].record.path.name}"
-        if len(sheet.parts) > 1:
-            source += f" and {len(sheet.parts) - 1} more"
-        return Column(name, values_N, said_N, source, refs[0].dtype, refs[0])
-
-    @staticmethod
-    def _rows(part: Rows, ref: TensorRef) -> list[tuple[Array, Array]] | None:
-        each = part.per_sample(ref)
-        if each is not None:
-            return [
-                (np.full(length, float(value)), np.ones(length, dtype=bool))
-                for value, length in zip(each, part.lengths, strict=True)
-            ]
-        placed = part.place(ref)
-        return None if placed is None else list(zip(placed.values, placed.said, strict=True))
-
-    def per_sample(self, *names: str) -> Array | None:
-        """One number per sample [B] of the first of these names that has one for each."""
-        for name in names:
-            for sheet, places in self.sheets:
-                refs = sheet.refs(name)
-                if not refs or any(ref.is_text for ref in refs) or any(place is None for place in places):
-                    continue
-                each = [part.per_sample(ref) for part, ref in zip(sheet.parts, refs, strict=True)]
-                if all(values is not None for values in each):
-                    found = [
-                        each[sheet.index[place][0]][sheet.index[place][1]] for place in places if place is not None
-                    ]  # type: ignore[index]
-                    return np.array(found, dtype=np.float64)
-        return None
-
-    def texts(self, name: str) -> list[str] | None:
-        """One text per sample, or None."""
-        for sheet, places in self.sheets:
-            refs = sheet.refs(name)
-            if not refs or not all(ref.is_text and isinstance(ref.source, Inline) for ref in refs):
-                continue
-            each = [list(ref.source.value) for ref in refs]  # type: ignore[union-attr]
-            if any(place is None for place in places) or any(
-                len(texts) != len(part) for texts, part in zip(each, sheet.parts, strict=True)
-            ):
-                continue
-            return [str(each[sheet.index[place][0]][sheet.index[place][1]]) for place in places if place is not None]
-        return None
+    @property
+    def twin_B(self) -> Array:
+        """Which samples have the same tokens as another one [B]."""
+        if not self.spine.has_tokens:
+            return np.zeros(len(self), dtype=bool)
+        keys = [self.spine.tokens(sample).tobytes() for sample in range(len(self))]
+        counts = Counter(keys)
+        return np.array([counts[key] > 1 for key in keys], dtype=bool)
 
     # ---- rewards and groups
 
@@ -393,12 +255,12 @@ class Batch:
         """The number of each sample's prompt: equal prompt tokens have one number."""
         if self.tokens_N is None or self.response_N is None:
             return None
-        starts_B, numbers = self.starts_B, {}
+        numbers: dict[bytes, int] = {}
         heads_B = self.first(self.response_N)
         if not heads_B.all():
             return None
         found = []
-        for start, head in zip(starts_B, heads_B, strict=True):
+        for start, head in zip(self.starts_B, heads_B, strict=True):
             prompt = self.tokens_N[start : start + head].tobytes()
             found.append(numbers.setdefault(prompt, len(numbers)))
         return np.array(found)
@@ -443,91 +305,7 @@ class Batch:
         counted_N = self.trained_N if self.trained_N is not None else self.response_N
         return both_N if counted_N is None else both_N & counted_N
 
-    # ---- how samples were laid out
-
-    @property
-    def left_pads_B(self) -> Array | None:
-        """Empty columns before each sample's first token [B], None where samples are not padded rows."""
-        found = []
-        for part, row in self.spine.index:
-            slots = self.spine.parts[part].slots
-            if slots is None or not self.spine.parts[part].padding_known:
-                return None
-            found.append(int(slots[row][0]) if slots[row].size else 0)
-        return np.array(found)
-
-    @property
-    def pack_B(self) -> Array | None:
-        """The pack each sample lay in, None where the dump names no packs."""
-        found: list[int] = []
-        for part, row in self.spine.index:
-            packs = self.spine.parts[part].pack
-            if packs is None:
-                return None
-            found.append(packs[row] + part * len(self.spine))
-        return np.array(found)
-
-    @property
-    def orders(self) -> list[Array]:
-        """Orders the samples were computed in: as stored, and as every other sheet's micro-batches hold them."""
-        found = [np.arange(len(self))]
-        for _, places in self.sheets[1:]:
-            if all(place is not None for place in places):
-                order = np.argsort(np.array(places), kind="stable")
-                if not any(np.array_equal(order, known) for known in found):
-                    found.append(order)
-        return found
-
-    def replay_command(self, where: Where, options: str) -> str:
-        """The `rldbg replay` that runs the micro-batch of a place under other settings."""
-        key = [(name, getattr(where, name)) for name in ("step", "rank", "micro")]
-        chosen = "".join(f" --{name} {value}" for name, value in key if value is not None)
-        model = "" if self.has_weights or "--model" in options else " --model HF_DIR"
-        return f"rldbg replay {shlex.quote(str(self.path))}{chosen}{model} {options}"
-
-    # ---- sums by sample
-
-    def sum(self, values_N: Array) -> Array:
-        """Each sample's sum [B]."""
-        return np.bincount(self.sample_N, weights=values_N, minlength=len(self))
-
-    def count(self, chosen_N: Array) -> Array:
-        """How many tokens of each sample are chosen [B]."""
-        return np.bincount(self.sample_N[chosen_N], minlength=len(self))
-
-    def mean(self, values_N: Array, chosen_N: Array) -> Array:
-        """Each sample's mean over the chosen tokens [B], NaN where there is none."""
-        total_B = np.bincount(self.sample_N[chosen_N], weights=values_N[chosen_N], minlength=len(self))
-        count_B = self.count(chosen_N)
-        return np.where(count_B > 0, total_B / np.maximum(count_B, 1), np.nan)
-
-    def extremes(self, values_N: Array, chosen_N: Array) -> tuple[Array, Array]:
-        """Each sample's smallest and largest chosen value [B], NaN where there is none."""
-        low_B, high_B = np.full(len(self), np.inf), np.full(len(self), -np.inf)
-        with np.errstate(invalid="ignore"):  # a NaN among them is its sample's answer
-            np.minimum.at(low_B, self.sample_N[chosen_N], values_N[chosen_N])
-            np.maximum.at(high_B, self.sample_N[chosen_N], values_N[chosen_N])
-        none_B = self.count(chosen_N) == 0
-        return np.where(none_B, np.nan, low_B), np.where(none_B, np.nan, high_B)
-
-    def first(self, chosen_N: Array) -> Array:
-        """The position of each sample's first chosen token [B]; its length where there is none."""
-        first_B = self.lengths_B.copy()
-        np.minimum.at(first_B, self.sample_N[chosen_N], self.position_N[chosen_N])
-        return first_B
-
-    # ---- scalars, places
-
-    def scalars(self, *names: str) -> list[Scalar]:
-        """Every record's number of one of these canonical names, in recorded order."""
-        found = []
-        for record in self.records:
-            for ref in record.tensors():
-                name = ref.canonical or ref.name
-                if name in names and ref.numel == 1 and not ref.is_text and ref.is_readable and len(ref.shape) <= 1:
-                    found.append(Scalar(record, name, float(pages.array(ref).reshape(-1)[0])))
-                    break
-        return found
+    # ---- settings
 
     @property
     def temperature(self) -> float | None:
@@ -544,74 +322,12 @@ class Batch:
         """No fewer tokens than this are in the vocabulary: the largest id seen, and one."""
         return None if self.tokens_N is None or not self.tokens_N.size else int(self.tokens_N.max()) + 1
 
-    def where(self, name: str | None = None, at: int | None = None, sample: int | None = None) -> Where:
-        """The place of a token of the flat arrays, or of a sample, in the record that holds the tensor."""
-        position = None
-        if at is not None:
-            sample, position = int(self.sample_N[at]), int(self.position_N[at])
-        sheet, places = next(
-            ((sheet, places) for sheet, places in self.sheets if name is None or sheet.refs(name)), self.sheets[0]
-        )
-        record, row = sheet.parts[0].record, None
-        place = places[sample] if sample is not None else None
-        if place is not None:
-            part, row = sheet.index[place]
-            record = sheet.parts[part].record
-        key = record.key
-        ref = self.ref(name) if name else None
-        return Where(
-            step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
-            tensor=ref.name if ref else name, sample=row, position=position, path=str(record.path),
-        )  # fmt: skip
-
-    def where_record(self, record: Record, name: str) -> Where:
-        """A record's own number: a loss, a norm."""
-        key = record.key
-        ref = next((ref for ref in record.tensors() if name in (ref.canonical, ref.name)), None)
-        return Where(
-            step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
-            tensor=ref.name if ref else name, path=str(record.path),
-        )  # fmt: skip
-
-    def keys_of(self, name: str) -> list[RecordKey | None]:
-        """The key of the record that holds each sample's part of a tensor; None where it holds none."""
-        for sheet, places in self.sheets:
-            if sheet.refs(name):
-                return [None if place is None else sheet.parts[sheet.index[place][0]].record.key for place in places]
-        return [None] * len(self)
-
-    def rows_by_micro(self) -> dict[tuple[int | None, int | None], list[int]]:
-        """The samples of every (rank, micro) that a sheet names."""
-        found: dict[tuple[int | None, int | None], list[int]] = {}
-        for sheet, places in self.sheets:
-            if all(part.record.key.micro is None for part in sheet.parts):
-                continue
-            for sample, place in enumerate(places):
-                if place is not None:
-                    key = sheet.parts[sheet.index[place][0]].record.key
-                    found.setdefault((key.rank, key.micro), []).append(sample)
-            return found
-        return {(part.record.key.rank, None): list(range(len(self))) for part in self.spine.parts}
-
-    @property
-    def response_width(self) -> int | None:
-        """Columns of the padded response tensors, None where there are none."""
-        for name in ("response_mask", "loss_mask", "token_loss", "response_ids"):
-            ref = self.ref(name)
-            if ref is not None and ref.rows is None and len(ref.shape) == 2:
-                return ref.shape[1]
-        return None
-
 
 def batches_of(step: int | None, records: list[Record], run: Run | None = None) -> list[Batch]:
     """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside."""
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
     sheets, unreadable = sheets_of(trained)
-    flags, path = (None, None) if run is None else (run.flags, run.path)
-    weights = run is not None and (step in run.models or None in run.models)
-    batches = [
-        Batch(step, spine, others, trained, unreadable, flags, path, weights) for spine, others in joined(sheets)
-    ]
+    batches = [Batch(step, spine, others, trained, unreadable, run) for spine, others in joined(sheets)]
     for batch in batches:
         batch.strangers = [each.spine for each in batches if each is not batch and each.spine.has_tokens]
     return batches

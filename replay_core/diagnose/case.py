@@ -36,7 +36,11 @@ class Case:
 
     def batches(self) -> Iterator[Batch]:
         """One batch after the other; each is forgotten before the next is read."""
-        for step, records in self.steps():
+        for step, every in self.steps():
+            # What was logged holds no samples, and a log of ten thousand steps is not read for them.
+            records = [record for record in every if record.key.stage != "training_metrics"]
+            if not records:
+                continue
             for batch in batches_of(step, records, self.run):
                 self.unreadable += [what for what in batch.unreadable if what not in self.unreadable]
                 yield batch

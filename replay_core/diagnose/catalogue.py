@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from inspect import cleandoc
 
 from replay_core.diagnose.engine import EXPLAINS, chosen_rules, rules
@@ -14,13 +15,15 @@ _SCOPES = {"batch": "every step's samples", "signals": "logs and metrics over st
 _HEAD = """\
 # Diagnostics
 
-What `rldbg diagnose` looks at. This page is generated from the rules (`make docs`); `rldbg diagnose --explain ID` prints one of them.
+What `rldbg diagnose` looks at. This page is generated from the rules (`make docs`);
+`rldbg diagnose --explain ID` prints one of them.
 
-Rules follow a training step as a chain: {chain}. A broken link makes the later ones look broken: what an earlier
-finding explains is marked as its echo and listed last. A rule without its inputs is skipped, and says what it would need.
+Rules follow a training step as a chain: {chain}. A broken link makes the later ones look broken: what an
+earlier finding explains is marked as its echo and listed last. A rule without its inputs is skipped, and says what
+it would need.
 
-An `error` is wrong whatever the trainer is meant to do, a `warning` most likely is, an `info` is worth knowing and often normal.
-Only findings of `warning` and above make the exit code 1 (`--fail-on`).
+An `error` is wrong whatever the trainer is meant to do, a `warning` most likely is, an `info` is worth knowing and
+often normal. Only findings of `warning` and above make the exit code 1 (`--fail-on`).
 """
 
 
@@ -68,4 +71,4 @@ def _anchor(rule: Rule) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())

@@ -26,20 +26,22 @@ _LOST = (
 @rule("D39", "records are missing or overwritten", link="dump", scope="case",
       source="slime#1519, slime#1922; NexRL: micro-batch names restart with every mini-batch")  # fmt: skip
 def incomplete(case: Case) -> Iterator[Finding]:
-    """Ranks and micro-batches that other steps or ranks have and this one lacks, records that cannot be read, and records
-    that carry a later mini-batch or epoch under a name that every mini-batch writes to. Any is a warning; info where steps and micro-batches were inferred by the reader.
+    """Ranks and micro-batches that other steps or ranks have and this one lacks, records that cannot be read, and
+    records that carry a later mini-batch or epoch under a name that every mini-batch writes to. Any is a warning;
+    info where steps and micro-batches were inferred by the reader.
     """
     lost = [problem for problem in case.run.problems if any(word in problem.what for word in _LOST)]
     unreadable = case.unreadable
-    if lost or unreadable:
+    count = len(lost) + len(unreadable)
+    if count:
         first = lost[0].what if lost else unreadable[0]
         # A grid that was inferred from time stamps may have other holes than the run had.
         inferred = not unreadable and any("inferred" in note and "micro" in note for note in case.run.notes)
         yield finding(
             "D39",
             "info" if inferred else "warning",
-            f"the dump is not whole: {first}" + (f" (and {len(lost) + len(unreadable) - 1} more)" if len(lost) + len(unreadable) > 1 else ""),
-            evidence=[shown("holes and unreadable records", len(lost) + len(unreadable), "0", str(case.run.path))],
+            f"the dump is not whole: {first}" + (f" (and {count - 1} more)" if count > 1 else ""),
+            evidence=[shown("holes and unreadable records", count, "0", str(case.run.path))],
             cause="a rank died, a disk was full, the dump is still being written, or ranks share a file name",
             next_step=f"rldbg ls {case.run.path}",
             where=Where(path=lost[0].where if lost else str(case.run.path)),

@@ -45,26 +45,31 @@ FAMILIES: tuple[str, ...] = (
 
 #: What a finding makes look broken further down the chain: no second opinion, only its echo.
 EXPLAINS: dict[str, tuple[str, ...]] = {
-    "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26"),
-    "D20": ("D01", "D02", "D03", "D07", "D23"),
-    "D01": ("D02", "D03", "D04", "D23", "D28"),
-    "D03": ("D01", "D02", "D04", "D23"),
+    "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "L02"),
+    "D20": ("D01", "D02", "D03", "D07", "D23", "L01"),
+    "D01": ("D02", "D03", "D04", "D23", "D28", "L01"),
+    "D03": ("D01", "D02", "D04", "D23", "L01"),
     "D05": ("D01", "D03", "D04", "D24"),
     "D06": ("D04", "D05", "D21", "D23", "D28"),
     "D04": ("D02", "D23", "D28"),
-    "D07": ("D01", "D02", "D03", "D19", "D23", "D28"),
+    "D07": ("D01", "D02", "D03", "D19", "D23", "D28", "L01"),
     "D18": ("D07", "D09", "D17", "D19", "D28"),
-    "D19": ("D20",),
+    "D19": ("D20", "D07"),
     "D17": ("D16", "D09", "D14", "D24"),
     "D08": ("D09", "D12", "D14", "D15", "D24", "D29", "D35"),
-    "D10": ("D09", "D12", "D14", "D15", "D24", "D25"),
+    "D10": ("D09", "D11", "D12", "D14", "D15", "D24", "D25"),
     "D11": ("D09", "D12", "D14", "D24"),
     "D12": ("D09", "D13", "D14", "D24", "D31"),
     "D16": ("D09", "D12", "D13", "D14", "D15", "D24"),
     "D30": ("D09", "D14"),
     "D14": ("D24",),
     "D09": ("D24",),
+    "D23": ("L01",),
+    "L03": ("D21", "D22"),
 }
+
+#: Mistakes of a setting or a line of code, made in every step, whether or not a step shows them clearly.
+LASTING = frozenset({"D05", "D08", "D10", "D11", "D12", "D16", "D17", "D18", "D19"})
 
 
 def rules() -> list[Rule]:
@@ -201,19 +206,23 @@ def ranked(found: list[Finding]) -> list[Finding]:
 
 
 def _echoes(found: list[Finding]) -> list[Finding]:
-    """Findings that another explains carry its id. An explanation is no milder than a warning, and shares a step."""
-    causes = sorted((one for one in found if one.severity != "info"), key=lambda one: LINKS.index(one.link))
+    """Findings that another explains carry its id. An explanation is at least as bad as what it explains."""
+    causes = sorted((one for one in found if one.severity != "info"), key=lambda one: (LINKS.index(one.link), one.id))
     out = []
     for one in found:
-        cause = next(
-            (each for each in causes if one.id in EXPLAINS.get(each.id, ()) and _is_before(each, one)),
-            None,
-        )
+        cause = next((each for each in causes if _explains(each, one) and not _is_mutual(each, one)), None)
         out.append(one if cause is None else replace(one, echo_of=cause.id))
     return out
 
 
-def _is_before(cause: Finding, echo: Finding) -> bool:
-    """Whether a finding can be the cause of another: no later in the chain, and in one of its steps."""
-    meet = not cause.steps or not echo.steps or bool(set(cause.steps) & set(echo.steps))
-    return cause.id != echo.id and meet and LINKS.index(cause.link) <= LINKS.index(echo.link)
+def _explains(cause: Finding, echo: Finding) -> bool:
+    """Whether a finding can be the cause of another: no later in the chain, no milder, and in one of its steps."""
+    if echo.id not in EXPLAINS.get(cause.id, ()) or LINKS.index(cause.link) > LINKS.index(echo.link):
+        return False
+    meet = not cause.steps or not echo.steps or bool(set(cause.steps) & set(echo.steps)) or cause.id in LASTING
+    return cause.id != echo.id and meet and SEVERITIES.index(cause.severity) <= SEVERITIES.index(echo.severity)
+
+
+def _is_mutual(cause: Finding, echo: Finding) -> bool:
+    """Two that explain each other: the one that comes first stays the cause."""
+    return _explains(echo, cause) and (LINKS.index(echo.link), echo.id) < (LINKS.index(cause.link), cause.id)

@@ -22,7 +22,8 @@ def no_gradient(batch: Batch) -> Iterator[Finding]:
     if not norms:
         raise Skip("no gradient norm is recorded; rldbg record keeps one")
     advantages, trained_N = batch.column("advantages"), batch.trained_N
-    assert advantages is not None and trained_N is not None
+    assert advantages is not None
+    assert trained_N is not None
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     heard = heard[np.isfinite(heard)]
     if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):

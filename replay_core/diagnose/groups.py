@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, listed, look_at, share, shown
 from replay_core.objectives import advantages
@@ -78,7 +79,8 @@ def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
     A NaN in any other group has another cause and is D21's.
     """
     column, group_B, reward_B = batch.column("advantages"), batch.group_B, batch.reward_B
-    assert column is not None and group_B is not None
+    assert column is not None
+    assert group_B is not None
     bad_B = batch.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
         return
@@ -171,7 +173,8 @@ def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[
 
 @rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
       needs=("rewards", "group", "advantage"),
-      source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ 2501.03262")  # fmt: skip
+      source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ "
+      "2501.03262")  # fmt: skip
 def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     """Recomputes (r - mean) / (std + e) for e in {1e-4, 1e-6, 1e-8, 0}, std over n and n - 1, in the group and in the
     batch, without the std (Dr. GRPO), leave-one-out (RLOO): one must agree to 1e-4 (2e-2 in bf16).
@@ -183,7 +186,8 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     advantage_B, group_B, reward_B = batch.advantage_B, batch.group_B, batch.reward_B
     if advantage_B is None:
         raise Skip("advantages change from token to token: a critic's (GAE)")
-    assert group_B is not None and reward_B is not None
+    assert group_B is not None
+    assert reward_B is not None
     kept_B = np.isfinite(advantage_B)
     if not kept_B.all() and batch.trained_N is not None:
         # Samples without a counted token have no advantage; their rewards still belong to their group.
@@ -242,7 +246,8 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
 def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str | None, str, str]:
     """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
     reward_B, group_B = batch.reward_B, batch.group_B
-    assert reward_B is not None and group_B is not None
+    assert reward_B is not None
+    assert group_B is not None
     if not np.abs(heard_B).max() > 0:
         return (
             "error",

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.mismatch import FEWEST
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -23,8 +24,8 @@ OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
 @rule("D15", "policy and reference differ before the first update", link="ref", scope="case",
       source="slime and miles debug guides (1e-8 with one kernel; about 0.8 per token: chat template)")  # fmt: skip
 def reference_moved(case: Case) -> Iterator[Finding]:
-    """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a warning,
-    more than 1 an error: another template, or another model. Skipped where step 0 is not in the dump.
+    """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
+    warning, more than 1 an error: another template, or another model. Skipped where step 0 is not in the dump.
     """
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.column("ref_logprobs")
@@ -81,14 +82,17 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bo
 
 
 @rule("D29", "the KL estimator is turned around", link="ref", scope="batch",
-      needs=("kl", "ref_logprobs", "trainer_logprobs"), source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
+      needs=("kl", "ref_logprobs", "trainer_logprobs"),
+      source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
 def estimator(batch: Batch) -> Iterator[Finding]:
-    """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped. The
-    recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an error; one
-    that is none of them a warning. k1 itself may be negative. Zeros where nothing is penalised are fine.
+    """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
+    The recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an
+    error; one that is none of them a warning. k1 itself may be negative. Zeros where nothing is penalised are
+    fine.
     """
     recorded, ref = batch.column("kl"), batch.column("ref_logprobs")
-    assert recorded is not None and ref is not None
+    assert recorded is not None
+    assert ref is not None
     policies = [column for column in (batch.column("policy_logprobs"), batch.column("old_logprobs")) if column]
     place = batch.where("kl", sample=0)
     best: tuple[str, bool] | None = None

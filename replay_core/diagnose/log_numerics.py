@@ -85,9 +85,9 @@ def first_non_finite(part: Part) -> Iterable[Finding]:
             steps,
         )
         return
-    losses = [p for name in _LOSSES if (s := part.get(name)) is not None for p in s.points if p.step == point.step]
+    has_loss = any(part.has(name) for name in _LOSSES)
     if signal == "grad_norm":
-        yield _gradient(part, series, evidence, where, steps, bool(losses))
+        yield _gradient(part, series, evidence, where, steps, has_loss)
         return
     yield Finding(
         "D21",

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding
-from replay_core.diagnose.leak import packed_signature
 from replay_core.diagnose.mismatch import BADLY, DISAGREE, FEWEST, Gap, gap
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, listed, look_at, shown
@@ -67,9 +66,9 @@ def shifted(batch: Batch) -> Iterator[Finding]:
 @rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="batch", needs=_BOTH,
       source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
 def tempered(batch: Batch) -> Iterator[Finding]:
-    """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T beside a
-    trainer that does not divide its logits. An error where |slope - 1| > 0.1 at a correlation above 0.9 and a line takes
-    away at least 40 % of the difference.
+    """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
+    beside a trainer that does not divide its logits. An error where |slope - 1| > 0.1 at a correlation above 0.9
+    and a line takes away at least 40 % of the difference.
     """
     between = gap(batch)
     if not between.is_tempered:
@@ -87,9 +86,11 @@ def tempered(batch: Batch) -> Iterator[Finding]:
             *([] if stated is None else [shown("temperature the dump states", stated)]),
             *_figures(between),
         ],
-        cause=f"the rollout was sampled at about T = {1 / between.slope:.2f} and the trainer's logits are not divided by it"
+        cause=f"the rollout was sampled at about T = {1 / between.slope:.2f} and the trainer's logits "
+        f"are not divided by it"
         if between.slope > 1
-        else f"the trainer divides its logits by about T = {between.slope:.2f} and the engine returns raw log-probabilities",
+        else f"the trainer divides its logits by about T = {between.slope:.2f} and the engine returns "
+        f"raw log-probabilities",
         next_step=batch.replay_command(place, f"--temperature {1 / between.slope:.2f}"),
         where=place,
     )
@@ -98,11 +99,11 @@ def tempered(batch: Batch) -> Iterator[Finding]:
 @rule("D11", "rollout log-probabilities are renormalised over top-p or top-k", link="rollout_logprobs", scope="batch",
       needs=_BOTH, source="verl#6240, trl#6789, ms-swift#8442, vllm#42259")  # fmt: skip
 def renormalised(batch: Batch) -> Iterator[Finding]:
-    """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of slope:
-    what is left of the distribution after top-p or top-k was normalised again. An error.
+    """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
+    slope: what is left of the distribution after top-p or top-k was normalised again. An error.
     """
     between = gap(batch)
-    if not between.is_truncated or _leaks(batch, between):
+    if not between.is_truncated:
         return
     place = batch.where("rollout_logprobs", at=_worst(between))
     kept = float(np.exp(between.d.mean()))
@@ -117,17 +118,19 @@ def renormalised(batch: Batch) -> Iterator[Finding]:
             shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
             *_figures(between),
         ],
-        cause="the engine returns log-probabilities of the truncated distribution (top-p, top-k, min-p), the trainer of the whole",
+        cause="the engine returns log-probabilities of the truncated distribution (top-p, top-k, "
+        "min-p), the trainer of the whole",
         next_step=look_at(place) + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
         where=place,
     )
 
 
 @rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="batch",
-      needs=(*_BOTH, "ref_logprobs"), source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
+      needs=(*_BOTH, "ref_logprobs"),
+      source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
 def stale(batch: Batch) -> Iterator[Finding]:
-    """mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03: what was sampled agrees with the reference,
-    the initial weights, and not with the policy. An error.
+    """mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03: what was sampled agrees with the
+    reference, the initial weights, and not with the policy. An error.
     """
     between = gap(batch)
     reference = between.from_reference
@@ -148,14 +151,16 @@ def stale(batch: Batch) -> Iterator[Finding]:
 
 
 @rule("D16", "the trainer's packs leak", link="logprobs", scope="batch", needs=_BOTH,
-      source="transformers masking_utils: packed position ids only count without mask and cache; functionary#132")  # fmt: skip
+      source="transformers masking_utils: packed position ids only count without mask and cache; "
+      "functionary#132")  # fmt: skip
 def leaking(batch: Batch) -> Iterator[Finding]:
-    """mean |d| per sample: the first sample of every pack agrees (below a fifth of the others, at least 5 times apart),
-    every later one does not. Packs are as recorded, else every k-th sample, else what filling rows up to one length gives.
-    An error. Only the first sample of a pack sees no other's tokens: no other cause spares just those.
+    """mean |d| per sample: the first sample of every pack agrees (below a fifth of the others, at least 5 times
+    apart), every later one does not. Packs are as recorded, else every k-th sample, else what filling rows up to
+    one length gives. An error. Only the first sample of a pack sees no other's tokens: no other cause spares just
+    those.
     """
     between = gap(batch)
-    found = _leaks(batch, between)
+    found = between.leak
     if found is None:
         return
     clean_B, how = found
@@ -172,17 +177,11 @@ def leaking(batch: Batch) -> Iterator[Finding]:
             shown("packs", how),
             *_figures(between),
         ],
-        cause="samples are packed without a block-diagonal mask: use_cache was on, a mask of ones was passed, or no position ids",
+        cause="samples are packed without a block-diagonal mask: use_cache was on, a mask of ones "
+        "was passed, or no position ids",
         next_step=batch.replay_command(place, "--packing"),
         where=place,
     )
-
-
-def _leaks(batch: Batch, between: Gap) -> tuple[Array, str] | None:
-    """Which samples agree, and how packs are known, where the differences lie as a leak's; else None."""
-    if between.is_shifted or between.is_tempered or between.is_stale:
-        return None
-    return packed_signature(batch, between.by_sample_B)
 
 
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
@@ -197,7 +196,7 @@ def disagree(batch: Batch) -> Iterator[Finding]:
     between = gap(batch)
     bad = between.mean > DISAGREE or between.multiplier > MULTIPLIER or between.k3 > KL
     named = between.is_shifted or between.is_tempered or between.is_stale or between.is_truncated
-    if not bad or named or _leaks(batch, between) is not None:
+    if not bad or named or between.leak is not None:
         return
     cause, told = _cause(batch, between)
     place = batch.where(between.trainer.name, at=_worst(between))
@@ -252,7 +251,8 @@ def _cause(batch: Batch, between: Gap) -> tuple[str, list[Evidence]]:
     share = float((between.by_sample_B > DISAGREE).mean())
     if share < 0.5 and len(batch) >= 4:
         return (
-            "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) differ",
+            "few samples are off and the others agree: their weights' version, adapter or inputs "
+            "(images, tools) differ",
             [shown("share of samples above 0.03", share)],
         )
     return (
@@ -265,15 +265,15 @@ def _cause(batch: Batch, between: Gap) -> tuple[str, list[Evidence]]:
 @rule("D12", "the mismatch jumps from one step to the next", link="rollout_logprobs", scope="case",
       source="trl#5312: .015 -> .201 within a run")  # fmt: skip
 def jumps(case: Case) -> Iterator[Finding]:
-    """mean |trainer - rollout| of every step beside the median of the steps before it: 5 times that, and above 0.03, and
-    not back below it later, is an error. Two steps at least.
+    """mean |trainer - rollout| of every step beside the median of the steps before it: 5 times that, and above 0.03,
+    and not back below it later, is an error. Two steps at least.
     """
     means: list[tuple[int, float]] = []
     for batch in case.batches():
         try:
             if batch.step is not None and batch.has("rollout_logprobs") and batch.has("trainer_logprobs"):
                 between = gap(batch)
-                if between.is_shifted or between.is_tempered or between.is_truncated or _leaks(batch, between):
+                if between.is_shifted or between.is_tempered or between.is_truncated or between.leak:
                     continue
                 means.append((batch.step, between.mean))
         except Skip:

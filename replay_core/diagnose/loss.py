@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch, Scalar
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.ratio import ratios
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -69,7 +71,8 @@ def _wrong(part: _Part) -> Iterator[tuple[str, str, float]]:
 
 @rule("D28", "the loss is no known reduction of its tokens", link="reduction", scope="batch",
       needs=("mask", "advantages|token_loss"),
-      source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, open-instruct#1137, SkyRL#1296")  # fmt: skip
+      source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, "
+      "open-instruct#1137, SkyRL#1296")  # fmt: skip
 def reduction(batch: Batch) -> Iterator[Finding]:
     """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio) and reduces it
     as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
@@ -86,11 +89,14 @@ def reduction(batch: Batch) -> Iterator[Finding]:
         scalar.name: scalar.value
         for scalar in batch.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
     }
-    candidates: list[set[str]] = []
-    for part in parts:
-        candidates.append({
-            name for name, value in reductions_of(part, step_tokens, len(batch), extra) if _agree(value, part.logged.value)
-        })  # fmt: skip
+    candidates = [
+        {
+            name
+            for name, value in reductions_of(part, step_tokens, len(batch), extra)
+            if _agree(value, part.logged.value)
+        }
+        for part in parts
+    ]
     agreed = set.intersection(*candidates)
     # A loss of 0 agrees with everything and tells nothing.
     if all(abs(part.logged.value) < FLOOR for part in parts):
@@ -172,7 +178,9 @@ def _place(scalar: Scalar) -> tuple[int | None, int | None]:
 
 
 def _token_loss(batch: Batch) -> tuple[Array | None, bool]:
-    """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken as 1."""
+    """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken
+    as 1.
+    """
     column = batch.column("token_loss")
     if column is not None:
         return np.where(column.said_N, column.values_N, 0.0), True
@@ -204,14 +212,16 @@ def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _Par
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),
       source="trl#3452, open-r1#239: mean-centred advantages at ratio 1")  # fmt: skip
 def zero_and_fine(batch: Batch) -> Iterator[Finding]:
-    """Every logged |loss| < 1e-4 while max |A| > 0 on counted tokens, the ratio is 1 where it is recorded, and no gradient norm
-    is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does not.
+    """Every logged |loss| < 1e-4 while max |A| > 0 on counted tokens, the ratio is 1 where it is recorded, and no
+    gradient norm is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does
+    not.
     """
     losses = batch.scalars("pg_loss") or batch.scalars("loss")
     if not losses:
         raise Skip("no loss is logged")
     advantages, trained_N = batch.column("advantages"), batch.trained_N
-    assert advantages is not None and trained_N is not None
+    assert advantages is not None
+    assert trained_N is not None
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     if max(abs(scalar.value) for scalar in losses) >= ZERO or not heard.size or not np.nanmax(heard) > 1e-6:
         return

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, share, shown
 from replay_core.diagnose.tokens import truncated
@@ -57,7 +58,8 @@ def empty_loss(batch: Batch) -> Iterator[Finding]:
             evidence=[shown("samples without a counted token", int(empty_B.sum()), "0", source)],
             cause="cut-off responses are masked (mask_truncated_completions, overlong filtering)"
             if on_purpose
-            else "the mask is cut at a length that some prompts alone fill, or it lies at another place than the tokens",
+            else "the mask is cut at a length that some prompts alone fill, or it lies at another "
+            "place than the tokens",
             next_step=look_at(place),
             where=place,
         )
@@ -82,7 +84,7 @@ def _ends_early(batch: Batch, trained_N: Array, counts_B: Array, name: str, sour
         yield finding(
             "D07",
             "warning",
-            f"the mask counts more tokens than the response has in {share(int((counts_B > stated_B).sum()), len(batch))} samples",
+            f"the mask counts more tokens than the response has in {int((counts_B > stated_B).sum())} samples",
             evidence=[shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source)],
             cause="the mask covers prompt or padding, or lies shifted against the tokens",
             next_step=look_at(place),
@@ -122,7 +124,8 @@ def _last(batch: Batch, chosen_N: Array) -> Array:
 
 
 @rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
-      source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures unchanged")  # fmt: skip
+      source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "
+      "unchanged")  # fmt: skip
 def padding_trained(batch: Batch) -> Iterator[Finding]:
     """Mask entries set where attention_mask holds no token, or on pad ids after a response has ended. Any is an error.
 
@@ -191,7 +194,8 @@ def end_untrained(batch: Batch) -> Iterator[Finding]:
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them.
     """
     tokens_N, response_N, trained_N, eos = batch.tokens_N, batch.response_N, batch.trained_N, batch.eos_id
-    assert tokens_N is not None and trained_N is not None
+    assert tokens_N is not None
+    assert trained_N is not None
     name = "loss_mask" if batch.column("loss_mask") else "response_mask"
     if eos is not None and response_N is not None:
         ends_N = response_N & (tokens_N == eos)
@@ -247,7 +251,6 @@ def lengths_disagree(case: Case) -> Iterator[Finding]:
         if not silent or any(not masks[number][0] for number in silent):
             continue
         explained = sum((_counted(record) == 0) != masks[number][1] for number, record in enumerate(mine))
-        record = mine[silent[0]]
         yield finding(
             "D07",
             "error",
@@ -259,7 +262,8 @@ def lengths_disagree(case: Case) -> Iterator[Finding]:
                 ),
                 shown("micros explained by position 0 alone", share(explained, len(mine))),
             ],
-            cause="the forward returned logits of the last position only, and completions and mask were cut to length 1",
+            cause="the forward returned logits of the last position only, and completions and mask "
+            "were cut to length 1",
             next_step="rldbg show " + str(captures[0].path) + f" sample.{silent[0]}.tokens",
             steps=tuple(sorted({mine[number].key.step or 0 for number in silent})),
             scope="case",
@@ -274,7 +278,8 @@ def _masked_at(record: Record) -> list[tuple[int, bool]]:
     number = 0
     while record.get(f"sample.{number}.tokens") is not None and record.get(f"sample.{number}.completions") is not None:
         tokens, filled = record.get(f"sample.{number}.tokens"), record.get(f"sample.{number}.completions")
-        assert tokens is not None and filled is not None
+        assert tokens is not None
+        assert filled is not None
         masked_BS = pages.array(tokens) != pages.array(filled)
         found.append((int(masked_BS[0].sum()), bool(masked_BS[:, 0].any())))
         number += 1
@@ -282,7 +287,7 @@ def _masked_at(record: Record) -> list[tuple[int, bool]]:
 
 
 def _counted(record: Record) -> float | None:
-    """Positions the loss of a logged micro-batch counted: 0 where the log warns so, 1 where it has a loss; None else."""
+    """Positions a logged micro-batch's loss counted: 0 where the log warns so, 1 where it has a loss; None else."""
     if record.key.stage != "loss" or record.get("pg_loss") is None:
         return None
     ref = record.get("num_masked") or record.get("metrics.num_masked")

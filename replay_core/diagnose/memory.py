@@ -19,8 +19,9 @@ _FP32 = 4
 @rule("D36", "logits need much memory", link="memory", scope="batch", needs=("tokens",),
       source="slime#2253 (11.6k x 248k x 4 B = 10.8 GB), maxtext#4409")  # fmt: skip
 def logits(batch: Batch) -> Iterator[Finding]:
-    """T x V x 4 bytes of the largest micro-batch, T its padded token slots and V at least the largest id seen: one fp32 copy
-    of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying (info).
+    """T x V x 4 bytes of the largest micro-batch, T its padded token slots and V at least the largest id seen: one
+    fp32 copy of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying
+    (info).
     """
     vocabulary = batch.vocabulary
     if vocabulary is None:

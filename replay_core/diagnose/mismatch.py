@@ -10,11 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch, Column
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.leak import packed_signature
 from replay_core.diagnose.rule import Skip
 from replay_core.measure.lag import Lag, detect_lag
 
-#: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which they badly do (slime CI: 0.1).
+#: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which badly (slime CI: 0.1).
 DISAGREE, BADLY = 0.03, 0.1
 #: Fewer tokens say nothing.
 FEWEST = 8
@@ -132,7 +135,16 @@ class Gap:
     def is_stale(self) -> bool:
         """Whether the rollout was sampled by the reference (the initial weights) and not by this policy."""
         reference = self.from_reference
-        return not self.is_shifted and self.mean > DISAGREE and reference is not None and reference < 0.2 * self.mean
+        if self.is_shifted or self.mean <= DISAGREE or reference is None or reference >= 0.2 * self.mean:
+            return False
+        return self.leak is None
+
+    @cached_property
+    def leak(self) -> tuple[Array, str] | None:
+        """Which samples agree, and how packs are known, where the differences lie as a leaking pack's; else None."""
+        if self.is_shifted or self.is_tempered:
+            return None
+        return packed_signature(self.batch, self.by_sample_B)
 
     @property
     def is_truncated(self) -> bool:
@@ -141,6 +153,7 @@ class Gap:
             not self.is_shifted
             and not self.is_tempered
             and not self.is_stale
+            and self.leak is None
             and -float(self.d.mean()) > 0.005
             and self.one_sided > 0.9
             and abs(self.slope - 1) <= 0.1
@@ -154,7 +167,8 @@ def gap(batch: Batch) -> Gap:
         Skip: fewer than 8 tokens have both, or they are one tensor.
     """
     rollout, trainer = batch.column("rollout_logprobs"), batch.trainer
-    assert rollout is not None and trainer is not None
+    assert rollout is not None
+    assert trainer is not None
     both_N = batch.pair(rollout, trainer)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")

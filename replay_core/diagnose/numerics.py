@@ -38,15 +38,15 @@ class _Bad:
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
 def not_finite(case: Case) -> Iterator[Finding]:
-    """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses, gradients,
-    norm, parameters): the first NaN or infinity on a token that counts is an error and is where to look; later ones follow
-    from it. One only outside the mask is worth saying (info). Sentinels a framework writes for "none" do not count.
+    """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
+    gradients, norm, parameters): the first NaN or infinity on a token that counts is an error and is where to
+    look; later ones follow from it. One only outside the mask is worth saying (info). Sentinels a framework writes
+    for "none" do not count.
     """
     bad: list[_Bad] = []
     placed: set[tuple[str, str]] = set()
     for batch in case.batches():
-        for one in _in_batch(batch, placed):
-            bad.append(one)
+        bad += _in_batch(batch, placed)
     for number, record in enumerate(case.records()):
         bad += _in_record(record, number, placed)
         record.release()
@@ -104,8 +104,10 @@ def _first(counting: list[_Bad]) -> Finding:
 
 _CAUSES = {
     Phase.REWARDS: "the reward function returned it: a failed parse, a division by an empty length",
-    Phase.ROLLOUT_LOGPROBS: "the engine gave a sampled token probability 0: filtered logits, or weights that are already NaN",
-    Phase.OLD_LOGPROBS: "-inf: a token the trainer's own distribution excludes (filtered or masked logits); NaN: its weights",
+    Phase.ROLLOUT_LOGPROBS: "the engine gave a sampled token probability 0: filtered logits, or "
+    "weights that are already NaN",
+    Phase.OLD_LOGPROBS: "-inf: a token the trainer's own distribution excludes (filtered or masked "
+    "logits); NaN: its weights",
     Phase.REF_LOGPROBS: "-inf: a token the reference excludes; NaN: its weights or an empty attention row",
     Phase.ADVANTAGES: "0 / 0 in the normalisation, or rewards that are already not finite",
     Phase.MODULES: "an overflow in this module, or a row of attention with nothing to attend to",
@@ -128,7 +130,7 @@ def _in_batch(batch: Batch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
                     placed.add((str(part.record.path), name))
                     placed.update((str(record.path), name) for record in part.siblings)
                 bad_N = column.said_N & ~np.isfinite(column.values_N)
-                if not bad_N.any() or "null" in (column.ref.sentinel or "") and known.phase == Phase.UNKNOWN:
+                if not bad_N.any() or ("null" in (column.ref.sentinel or "") and known.phase == Phase.UNKNOWN):
                     continue
                 counted_N = bad_N if trained_N is None else bad_N & trained_N
                 shown_N = counted_N if counted_N.any() else bad_N

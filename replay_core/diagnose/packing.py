@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 
@@ -16,7 +17,8 @@ _LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
 
 
 @rule("D17", "packing metadata contradicts itself", link="packing", scope="batch",
-      needs=("cu_seqlens|position_ids|segment_ids",), source="transformers _is_packed_sequence; ms-swift#4736")  # fmt: skip
+      needs=("cu_seqlens|position_ids|segment_ids",),
+      source="transformers _is_packed_sequence; ms-swift#4736")  # fmt: skip
 def metadata(batch: Batch) -> Iterator[Finding]:
     """cu_seqlens starts at 0, rises, and ends on the number of tokens; max_seqlen is its largest step; position ids
     count 0, 1, 2 ... in every sample and begin again with the next; segment ids change where samples do.

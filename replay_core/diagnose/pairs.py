@@ -7,8 +7,10 @@ from itertools import combinations
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch, Column
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.naming import MEANINGS
@@ -25,9 +27,12 @@ def _copies(batch: Batch) -> Iterator[tuple[Column, Column]]:
         yield from combinations(list(batch.columns(name)), 2)
 
 
-def _apart(a: Column, b: Column) -> tuple[Array, Array]:
-    """Tokens both say something of, and where they are not bitwise one number."""
-    both_N = a.said_N & b.said_N
+def _apart(batch: Batch, a: Column, b: Column) -> tuple[Array, Array]:
+    """Tokens both say something of, and where they are not bitwise one number.
+
+    Samples of equal tokens are left out: which of them is which, two records need not agree on.
+    """
+    both_N = a.said_N & b.said_N & ~np.repeat(batch.twin_B, batch.lengths_B)
     same_N = (a.values_N == b.values_N) | (np.isnan(a.values_N) & np.isnan(b.values_N))
     return both_N, both_N & ~same_N
 
@@ -51,11 +56,11 @@ def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
 @rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch",
       source="slime and verl determinism guides")  # fmt: skip
 def not_the_same(batch: Batch) -> Iterator[Finding]:
-    """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the same
-    tokens: any difference on a token that counts beyond a cast is a warning.
+    """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
+    same tokens: any difference on a token that counts beyond a cast is a warning.
     """
     for a, b in _pairs(batch):
-        both_N, apart_N = _apart(a, b)
+        both_N, apart_N = _apart(batch, a, b)
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         if not counted_N.any() or _is_cast(a, b, counted_N):
             continue
@@ -77,13 +82,14 @@ def not_the_same(batch: Batch) -> Iterator[Finding]:
         return
 
 
-@rule("D38", "two copies differ in padding only", link="dump", scope="batch", source="critic parity (text 004)")  # fmt: skip
+@rule("D38", "two copies differ in padding only", link="dump", scope="batch",
+      source="critic parity (text 004)")  # fmt: skip
 def only_padding(batch: Batch) -> Iterator[Finding]:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
     if batch.trained_N is None:
         raise Skip("needs a mask")
     for a, b in _pairs(batch):
-        _, apart_N = _apart(a, b)
+        _, apart_N = _apart(batch, a, b)
         if apart_N.any() and not (apart_N & batch.trained_N).any():
             place = batch.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
             yield finding(
@@ -98,11 +104,12 @@ def only_padding(batch: Batch) -> Iterator[Finding]:
             return
 
 
-@rule("D40", "two copies differ by a cast", link="dump", scope="batch", source="sglang comparator, diff after downcast")  # fmt: skip
+@rule("D40", "two copies differ by a cast", link="dump", scope="batch",
+      source="sglang comparator, diff after downcast")  # fmt: skip
 def only_cast(batch: Batch) -> Iterator[Finding]:
     """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
     for a, b in _pairs(batch):
-        _, apart_N = _apart(a, b)
+        _, apart_N = _apart(batch, a, b)
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         if counted_N.any() and _is_cast(a, b, counted_N):
             place = batch.where(a.name, at=int(np.flatnonzero(counted_N)[0]))

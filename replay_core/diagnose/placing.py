@@ -210,12 +210,12 @@ def _with_ids(record: Record, fields: Sequence[TensorRef]) -> Rows | None:
     ends = [int(at[-1]) + 1 if at.size else width for at in slots]
     found.after = [int(row[end]) if end < width else None for row, end in zip(ids_BS, ends, strict=True)]
     prompts, responses = find(fields, "prompt_ids"), find(fields, "response_ids")
-    if prompts is not None and responses is not None and len(prompts.shape) == len(responses.shape) == 2:
-        # Some frameworks shift a sample left after joining: then the columns no longer tell.
-        if prompts.shape[1] + responses.shape[1] == width and np.array_equal(
-            ids_BS[:, prompts.shape[1] :], pages.array(responses)
-        ):
-            found.response_start = [int(np.searchsorted(at, prompts.shape[1])) for at in slots]
+    if prompts is None or responses is None or len(prompts.shape) != 2 or len(responses.shape) != 2:
+        return found
+    begin = prompts.shape[1]
+    # Some frameworks shift a sample left after joining: then the columns no longer tell.
+    if begin + responses.shape[1] == width and np.array_equal(ids_BS[:, begin:], pages.array(responses)):
+        found.response_start = [int(np.searchsorted(at, begin)) for at in slots]
     return found
 
 
@@ -293,11 +293,10 @@ def _response_starts(rows: Rows, fields: Sequence[TensorRef]) -> list[int] | Non
     mask = find(fields, "response_mask", "loss_mask")
     if mask is None or (mask.alignment not in ("response", None) and rows.width is None):
         return None
-    if mask.rows is not None and rows.slots is None and rows.pack is None and len(mask.rows) == len(rows):
-        if all(size <= length for size, length in zip(mask.rows, rows.lengths, strict=True)):
-            starts = [length - size for size, length in zip(mask.rows, rows.lengths, strict=True)]
-            return starts if any(starts) else None
-    return None
+    if mask.rows is None or rows.slots is not None or rows.pack is not None or len(mask.rows) != len(rows):
+        return None
+    starts = [length - size for size, length in zip(mask.rows, rows.lengths, strict=True)]
+    return starts if any(starts) and min(starts) >= 0 else None
 
 
 def _most_common(ids: Array) -> int:

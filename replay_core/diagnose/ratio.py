@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch, Column
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.mismatch import FEWEST
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -21,7 +23,8 @@ LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
 
 def _pair(batch: Batch) -> tuple[Column, Column, Array]:
     policy, old = batch.column("policy_logprobs"), batch.column("old_logprobs")
-    assert policy is not None and old is not None
+    assert policy is not None
+    assert old is not None
     both_N = batch.pair(policy, old)
     if both_N.sum() < FEWEST:
         raise Skip(f"policy and old log-probabilities share {int(both_N.sum())} tokens that count")
@@ -108,7 +111,8 @@ def on_policy(batch: Batch) -> Iterator[Finding]:
     )
 
 
-@rule("D24", "the ratio explodes", link="ratio", scope="batch", needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
+@rule("D24", "the ratio explodes", link="ratio", scope="batch",
+      needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
 def exploding(batch: Batch) -> Iterator[Finding]:
     """Largest ratio > 10, share of tokens outside [0.8, 1.2] > 0.2 (0.5: an error), or effective sample size

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.stating import finding, look_at, share, shown
 
@@ -20,7 +21,8 @@ MOSTLY = 0.5
 def spreads(batch: Batch) -> tuple[Array, Array]:
     """Each group's reward spread (largest - smallest) and size, for groups of finite rewards."""
     rewards_B, group_B = batch.reward_B, batch.group_B
-    assert rewards_B is not None and group_B is not None
+    assert rewards_B is not None
+    assert group_B is not None
     groups = int(group_B.max(initial=-1)) + 1
     low_G, high_G = np.full(groups, np.inf), np.full(groups, -np.inf)
     finite_B = np.isfinite(rewards_B)

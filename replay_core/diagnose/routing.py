@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.records import Record, TensorRef
@@ -26,20 +27,20 @@ DIFFER = 0.05
 
 
 def _routing(batch: Batch) -> list[tuple[Record, TensorRef]]:
-    found = []
-    for record in batch.records:
-        for ref in record.tensors():
-            if ref.name.rpartition(".")[2] in ROUTING and len(ref.shape) >= 3 and ref.is_readable and not ref.is_text:
-                found.append((record, ref))
-    return found
+    return [
+        (record, ref)
+        for record in batch.records
+        for ref in record.tensors()
+        if ref.name.rpartition(".")[2] in ROUTING and len(ref.shape) >= 3 and ref.is_readable and not ref.is_text
+    ]
 
 
 @rule("D30", "experts are routed differently", link="logprobs", scope="batch",
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: Batch) -> Iterator[Finding]:
-    """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage were
-    not gathered); between two records of the same shape, more than 5 % of tokens with another set of experts is a warning.
-    Skipped without recorded routing.
+    """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
+    were not gathered); between two records of the same shape, more than 5 % of tokens with another set of experts
+    is a warning. Skipped without recorded routing.
     """
     recorded = _routing(batch)
     if not recorded:

@@ -113,6 +113,9 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
         return None
     if not other.padding_known:
         return _match_padded(spine, other)
+    stated = _stated_rows(spine, other)
+    if stated is not None:
+        return stated
     twins = len({_key(spine.tokens(sample)) for sample in range(len(spine))}) < len(spine)
     shared = [name for name in _TELL_TWINS if spine.refs(name) and other.refs(name)] if twins else []
     if shared:
@@ -120,6 +123,24 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
         if chosen is not None and all(place is not None for place in chosen):
             return chosen
     return _matched(_marked(spine, []), _marked(other, []))
+
+
+def _stated_rows(spine: Sheet, other: Sheet) -> list[int | None] | None:
+    """The places that the other sheet itself names, where the tokens agree with what it says."""
+    refs = other.refs("trajectory_rows")
+    if spine.name != "trajectory" or len(spine.parts) != 1 or not refs:
+        return None
+    each = [part.per_sample(ref) for part, ref in zip(other.parts, refs, strict=True)]
+    if any(rows is None for rows in each):
+        return None
+    chosen: list[int | None] = [None] * len(spine)
+    for place, (part, row) in enumerate(other.index):
+        sample = int(each[part][row])  # type: ignore[index]
+        if not 0 <= sample < len(spine) or not np.array_equal(other.tokens(place), spine.tokens(sample)):
+            return None
+        if chosen[sample] is None:
+            chosen[sample] = place
+    return chosen
 
 
 #: What tells two samples of equal tokens apart: answers to one prompt drawn twice, in different groups.

@@ -22,6 +22,8 @@ from typing import Any
 from replay_core.diagnose import signal_names
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.dumps.log_text import COUNTED
+from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, Run, Selection, TensorRef
 
@@ -29,8 +31,8 @@ from replay_core.records import Inline, Record, Run, Selection, TensorRef
 STAGES = frozenset({"training_metrics", "loss", "optimizer"})
 #: Of a run of ten thousand files a few stand for all: every point has its own path.
 _SHOWN_PATHS = 4
-#: The note of a log whose steps were counted, not read.
-_COUNTED = "steps that the log does not number are counted"
+#: The notes of runs whose steps were counted, not read.
+_COUNTED = frozenset({COUNTED, NUMBERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class Signals:
         for record in run.records if step is None else run.select(step=step):
             if record.key.stage in STAGES:
                 file = str(record.path)
-                part = by_file.setdefault(file, Part([file], _COUNTED in run.notes))
+                part = by_file.setdefault(file, Part([file], not _COUNTED.isdisjoint(run.notes)))
                 _take(part, record)
         parts: list[Part] = []
         for part in by_file.values():

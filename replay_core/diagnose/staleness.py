@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, share, shown
 
@@ -55,8 +56,9 @@ def _numbers(text: str) -> list[float]:
 @rule("D31", "samples of old weights", link="rollout_logprobs", scope="batch",
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
 def old_weights(batch: Batch) -> Iterator[Finding]:
-    """Newest weight version of the batch - oldest version of each sample. More than the limit the dump states (else 8) is a
-    warning; any lag, or samples that span versions, is worth saying (info): asynchronous trainers run so on purpose.
+    """Newest weight version of the batch - oldest version of each sample. More than the limit the dump states (else
+    8) is a warning; any lag, or samples that span versions, is worth saying (info): asynchronous trainers run so
+    on purpose.
     """
     found = versions(batch)
     if found is None or np.isnan(found[1]).all():

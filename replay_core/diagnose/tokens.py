@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Array, Batch
+from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, share, shown
 
@@ -30,10 +31,11 @@ def truncated(batch: Batch) -> Array | None:
     if batch.response_N is None or batch.tokens_N is None or not len(batch):
         return None
     counts_B = batch.count(batch.response_N)
-    longest_B = (counts_B == counts_B.max()) & (counts_B > 1)
+    longest_B: Array = (counts_B == counts_B.max()) & (counts_B > 1)
     last_B = batch.tokens_N[np.maximum(batch.starts_B + batch.lengths_B - 1, 0)]
     if batch.eos_id is not None:
-        return longest_B & (last_B != batch.eos_id)
+        cut_B: Array = longest_B & (last_B != batch.eos_id)
+        return cut_B
     if batch.pad_id is not None and (last_B == batch.pad_id).any():
         return None
     # Nothing shorter ended on one id: of equally long responses, different last tokens are no end token.
@@ -96,7 +98,8 @@ def degenerate(batch: Batch) -> Iterator[Finding]:
     what sampling from NaN logits gives. Skipped where responses are short on average (below 8 tokens).
     """
     tokens_N, response_N = batch.tokens_N, batch.response_N
-    assert tokens_N is not None and response_N is not None
+    assert tokens_N is not None
+    assert response_N is not None
     written = tokens_N[response_N]
     if written.size < LONG_ENOUGH * max(1, len(batch)):
         raise Skip("responses are shorter than 8 tokens on average")
@@ -149,7 +152,8 @@ def retokenised(batch: Batch) -> Iterator[Finding]:
         yield finding(
             "D27",
             "error",
-            f"{share(len(different), len(shared))} samples have other token ids in {sheet.name} than in {batch.spine.name}",
+            f"{share(len(different), len(shared))} samples have other token ids in {sheet.name} than "
+            f"in {batch.spine.name}",
             evidence=[
                 shown("sample id", name),
                 shown("first token that differs", position),

@@ -82,9 +82,11 @@ def _of_bin(values: list[float]) -> float:
 def _bar(value: float, low: float, high: float) -> str:
     if not math.isfinite(value):
         return "×"
-    if high == low:
+    if high / 2 == low / 2:
         return _BARS[0]
-    return _BARS[min(len(_BARS) - 1, int((value - low) / (high - low) * len(_BARS)))]
+    # Halves: the difference of two numbers of opposite sign may be none.
+    share = (value / 2 - low / 2) / (high / 2 - low / 2)
+    return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
 
 
 def described(series: Series, run: str) -> dict[str, Any]:

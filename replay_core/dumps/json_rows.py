@@ -108,7 +108,7 @@ def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
 
 @lru_cache(maxsize=64)
 def _rows(path: Path, fields: tuple[str, ...], _size: int, _mtime_ns: int) -> Rows:
-    wanted = [re.compile(rb'"' + field.encode() + rb'"\s*:\s*\[?\s*"?(-?\d{1,18})(?=\s*["/,\]}])') for field in fields]
+    wanted = [_number_of(field) for field in fields]
     region = file_region(path)
     rows: list[Row] = []
     damaged: list[str] = []
@@ -129,6 +129,11 @@ def _rows(path: Path, fields: tuple[str, ...], _size: int, _mtime_ns: int) -> Ro
         )  # fmt: skip
     more = [f"{len(damaged) - NAMED_LINES} more lines are damaged"] if len(damaged) > NAMED_LINES else []
     return Rows(tuple(rows), tuple(Problem(str(path), what) for what in damaged[:NAMED_LINES] + more))
+
+
+def _number_of(field: str) -> re.Pattern[bytes]:
+    """Finds the field's number, also the first of a list, as a text, and before a slash: 9, [9, 9], "9", "9/547"."""
+    return re.compile(rb'"' + re.escape(field.encode()) + rb'"\s*:\s*\[?\s*"?(-?\d{1,18})(?=\s*["/,\]}])')
 
 
 def _place(pattern: re.Pattern[bytes], field: str, text: bytes) -> int | None:

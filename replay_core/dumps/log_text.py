@@ -39,7 +39,8 @@ _LIKELY = re.compile(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:np\.\w+\()?-?[\d.n]"
     rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
-    rb"|out of memory\. Tried to allocate|OutOfMemoryError|allocate memory: you tried|oom-kill|torch\._dynamo hit|Recompiling function|Graph break"
+    rb"|out of memory\. Tried to allocate|OutOfMemoryError|allocate memory: you tried|oom-kill"
+    rb"|torch\._dynamo hit|Recompiling function|Graph break"
 )
 _MEAN = {"rewards": "rewards_mean"}
 #: Files that are named themselves and are something else, however they read.

@@ -27,9 +27,10 @@ name = "metrics"
 _WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _STEP_IN_NAME = re.compile(r"step[_=-]?(\d+)")
+#: ms-swift writes the step beside the last one: "9/547".
+SWIFT_STEP = "global_step/max_steps"
 #: What frameworks call the step of a row of metrics.
-STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter",
-               "global_step/max_steps")  # fmt: skip
+STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter", SWIFT_STEP)
 
 NUMBERED = "rows that name no step are numbered in the order they stand in"
 
@@ -131,6 +132,9 @@ def _first(places: tuple[int | None, ...]) -> int | None:
 
 def _step(row: dict[str, Any]) -> int | None:
     numbers = [row.get(field) for field in STEP_FIELDS]
+    beside, _, last = str(row.get(SWIFT_STEP, "")).partition("/")
+    if beside.isdecimal() and last:
+        numbers.append(int(beside))
     return next(
         (int(n) for n in numbers if isinstance(n, (int, float)) and not isinstance(n, bool) and n == n // 1), None
     )
@@ -144,22 +148,27 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """
     problems: list[Problem] = []
     merged: dict[str, Any] = {}
-    for row in _rows(key, path, problems):
-        merged.update((field, value) for field, value in row.items() if value is not None)
+    lines: dict[str, int | None] = {}
+    for line, row in _rows(key, path, problems):
+        told = {field: value for field, value in row.items() if value is not None}
+        merged.update(told)
+        lines.update(dict.fromkeys(told, line))
     if not merged:
         raise DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
-    fields = [ref.with_(canonical=_canonical(ref.name)) for ref in flatten(merged)]
+    fields = [ref.with_(canonical=_canonical(ref.name), line=lines.get(ref.name)) for ref in flatten(merged)]
     return Fields(fields, problems)
 
 
-def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[dict[str, Any]]:
+def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int | None, dict[str, Any]]]:
+    """The rows of a step, each with its line where the file is one of lines."""
     if path.suffix == ".jsonl":
         rows = rows_by_place(path, STEP_FIELDS)
         problems += rows.problems
         positions = _numbered([_first(row.places) for row in rows.rows], path, None).get(key.step, [])
-        return list(decoded(path, tuple(rows.rows[i] for i in positions), problems))
+        chosen = [rows.rows[i] for i in positions]
+        return [(row.number, value) for row in chosen for value in decoded(path, (row,), problems)]
     history = _history(path, problems)
-    return [history[i] for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
+    return [(None, history[i]) for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
 
 
 def _canonical(field: str) -> str:

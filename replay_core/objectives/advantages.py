@@ -59,7 +59,9 @@ def group_centred_batch_scaled(
 def group_centred_over_batch_std(
     rewards_B: Array, group_ids_B: Array, *, unbiased: bool = True, epsilon: float = 1e-4
 ) -> Array:
-    """(r - mean of its group) / (std of *all* rewards + epsilon). Source: TRL `scale_rewards="batch"`; arXiv 2508.08221."""
+    """(r - mean of its group) / (std of *all* rewards + epsilon). Source: TRL `scale_rewards="batch"`; arXiv
+    2508.08221.
+    """
     centred_B = rewards_B - rewards_B.mean()
     divisor = max(len(rewards_B) - (1 if unbiased else 0), 1)
     std = ((centred_B * centred_B).sum() / divisor) ** 0.5

@@ -14,26 +14,36 @@ from typing import Any
 import click
 
 from replay_core import workbench
+from replay_core.demo.faults import FAULTS
 from replay_core.errors import ExitCode
 from replay_core.executors.child import ChildRunner
 from replay_core.jobs import Event, Job, LogLine, Progress
 from tui_debugger import format as words
 from tui_debugger import paths
 from tui_debugger.commands import document_output, finish
+from tui_debugger.reports.diagnosis import diagnosis_report
 from tui_debugger.reports.replay import replay_report
 
 
 @click.command("demo")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), help="Where to record it.")
 @click.option("--text", "as_text", is_flag=True, help="Print the story instead of opening the screen.")
+@click.option(
+    "--fault",
+    type=click.Choice(tuple(FAULTS)),
+    help="Train with this mistake really made, and diagnose what was recorded.",
+)
 @document_output
-def command(directory: Path | None, as_text: bool, as_json: bool, output: Path | None) -> int:
+def command(directory: Path | None, as_text: bool, fault: str | None, as_json: bool, output: Path | None) -> int:
     """Train a tiny policy, pack a micro-batch wrongly, and see the first diverging tensor.
 
-    Exit 1 is success: the demo ends on a divergence.
+    With --fault the trainer makes a mistake, and `rldbg diagnose` names it. Exit 1 is success: the demo ends on a
+    divergence, or on a finding.
     """
     began = time.monotonic()
     root = directory or paths.new_replay_dir("demo")
+    if fault is not None:
+        return _diagnosed(root / "run", fault, as_json=as_json, output=output)
     _say("1/2  training a tiny Qwen2-style policy with GRPO, recording every step")
     with ChildRunner(warm=True) as runner:
         trained = runner.run(Job("demo_train", {"directory": str(root / "run")}), _tell)
@@ -53,6 +63,15 @@ def command(directory: Path | None, as_text: bool, as_json: bool, output: Path |
     recording = {"dump": trained["dump"], "model": "checkpoint", "flags": cells[-1]["flags"]}
     code = run_ui(Path(cells[0]["dump"]), Path(cells[-1]["dump"]), replay=recording)
     return code or int(ExitCode.DIVERGES)
+
+
+def _diagnosed(run: Path, fault: str, *, as_json: bool, output: Path | None) -> int:
+    """Train with a fault, and say what the dump shows."""
+    _say(f"training a tiny Qwen2-style policy with GRPO; the fault: {FAULTS[fault]}")
+    with ChildRunner() as runner:
+        trained = runner.run(Job("demo_train", {"directory": str(run), "fault": fault}), _tell)
+    _say(f"recorded {trained['steps']} steps; rldbg diagnose {run}")
+    return finish(workbench.diagnose(run), diagnosis_report, as_json=as_json, output=output)
 
 
 def _plan(trained: dict[str, Any]) -> dict[str, Any]:

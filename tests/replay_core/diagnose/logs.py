@@ -11,7 +11,8 @@ from replay_core.diagnose.finding import Diagnosis, Finding
 from replay_core.diagnose.signals import Part, Signals
 from replay_core.dumps import open_run
 
-Metrics = Mapping[str, float]
+#: None leaves a metric out.
+Metrics = Mapping[str, float | None]
 
 #: What TRL logs of a step that is well.
 HEALTHY_TRL: Metrics = {
@@ -36,16 +37,20 @@ HEALTHY_VERL: Metrics = {
 
 def trl(steps: Sequence[Metrics], first: int = 1) -> str:
     """The steps as TRL prints them: `HEALTHY_TRL` where nothing else is said."""
-    return "".join(f"{dict({**HEALTHY_TRL, **step}, step=n)}\n" for n, step in enumerate(steps, first))
+    return "".join(f"{_told({**HEALTHY_TRL, **step, 'step': n})}\n" for n, step in enumerate(steps, first))
 
 
 def verl(steps: Sequence[Metrics], first: int = 1) -> str:
     """The steps as verl prints them, behind Ray's prefix."""
     lines = []
     for n, step in enumerate(steps, first):
-        pairs = " - ".join(f"{key}:{value}" for key, value in {**HEALTHY_VERL, **step}.items())
+        pairs = " - ".join(f"{key}:{value}" for key, value in _told({**HEALTHY_VERL, **step}).items())
         lines.append(f"(TaskRunner pid=812, ip=10.0.0.7) step:{n} - {pairs}\n")
     return "".join(lines)
+
+
+def _told(metrics: Metrics) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if value is not None}
 
 
 def written(folder: Path, text: str, name: str = "train.log") -> Path:

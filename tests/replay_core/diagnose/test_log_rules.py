@@ -33,6 +33,9 @@ ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
     ("one step in five is dead", trl, [{}] * 4 + [{"frac_reward_zero_std": 1.0, "reward_std": 0.0}], None),
     ("half of the groups", trl, [{"frac_reward_zero_std": 0.5}] * 3, ("D01", "warning")),
     ("just under half", trl, [{"frac_reward_zero_std": 0.49}] * 3, None),
+    ("a spread that is rounding", trl, [{"frac_reward_zero_std": None, "reward_std": 0.9e-7}] * 3, ("D03", "error")),
+    ("a spread that is none", trl, [{"frac_reward_zero_std": None, "reward_std": 1.2e-7}] * 3, None),
+    ("nan gradient without a loss", trl, [{"loss": None, "grad_norm": NAN}] * 3, ("D21", "error")),
     ("tiny spread is fine", trl, [{"reward_std": 0.0004, "frac_reward_zero_std": 0.0}] * 3, None),
     ("verl: scores differ, advantages do not", verl,
      [{"critic/advantages/max": 0.0, "critic/advantages/min": 0.0}] * 3, ("D03", "error")),
@@ -62,16 +65,30 @@ ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
     ("entropy gone", verl, [{"actor/entropy": 0.049}] * 5, ("D25", "warning")),
     ("entropy low", verl, [{"actor/entropy": 0.051}] * 5, None),
     ("entropy not computed", verl, [{"actor/entropy": 0.0}] * 5, None),
-    ("entropy explodes", verl, [{"actor/entropy": 0.4 * 1.1**n} for n in range(12)], ("D25", "warning")),
+    ("entropy explodes", verl, [{"actor/entropy": 0.4 * 1.09**n} for n in range(12)], ("D25", "warning")),
     ("entropy rises less than twice", verl, [{"actor/entropy": 0.4 * 1.04**n} for n in range(12)], None),
-    ("kl at the first step", trl, [{"kl": 0.02}] * 3, ("D15", "warning")),
+    ("kl at the first step", trl, [{"kl": 0.012}] * 3, ("D15", "warning")),
     ("kl of another model", trl, [{"kl": 1.2}] * 3, ("D15", "error")),
     ("kl of later mini-batches", trl, [{"kl": 0.009}] * 3, None),
+    ("kl of rounding, on policy", verl,
+     [{"actor/kl_loss": 9e-5, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, None),
+    ("policy kl though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.0, "actor/ppo_kl": 1.2e-3}] * 3,
+     ("D14", "warning")),
+    ("mult prob error, far", verl, [{"token_mult_prob_error": 1.25}] * 5, ("D09", "error")),
+    ("mult prob error, not far", verl, [{"token_mult_prob_error": 1.19}] * 5, ("D09", "warning")),
+    ("k3 of the rollout, far", verl, [{"rollout_corr/k3_kl": 0.11}] * 5, ("D09", "error")),
+    ("k3 of the rollout, fine", verl, [{"rollout_corr/k3_kl": 9e-4}] * 5, None),
+    ("probabilities, far", verl, [{"training/rollout_probs_diff_mean": 0.11}] * 5, ("D09", "error")),
+    ("probabilities, fine", verl, [{"training/rollout_probs_diff_mean": 0.019}] * 5, None),
+    ("pearson, far", verl, [{"training/rollout_actor_probs_pearson_corr": 0.89}] * 5, ("D09", "error")),
+    ("pearson, fine", verl, [{"training/rollout_actor_probs_pearson_corr": 0.981}] * 5, None),
+    ("one bad step of mismatch", trl,
+     [{}] * 6 + [{"sampling/sampling_logp_difference/mean": 0.5}] + [{}] * 6, None),
     ("kl though on policy", verl,
-     [{"actor/kl_loss": 2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
-    ("k3 below 0", trl, [{"kl": -2e-6}] * 3, ("D29", "error")),
-    ("k3 rounded below 0", trl, [{"kl": -5e-7}] * 3, None),
-    ("k1 below 0 for long", verl, [{"actor/ppo_kl": -0.002}] * 20, ("D29", "warning")),
+     [{"actor/kl_loss": 1.2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
+    ("k3 below 0", trl, [{"kl": -1.2e-6}] * 3, ("D29", "error")),
+    ("k3 rounded below 0", trl, [{"kl": -9e-7}] * 3, None),
+    ("k1 below 0 for long", verl, [{"actor/ppo_kl": -0.0012}] * 20, ("D29", "warning")),
     ("k1 below 0 for a while", verl, [{"actor/ppo_kl": -0.002}] * 19, None),
     ("k1 about 0", verl, [{"actor/ppo_kl": -0.0009}] * 30, None),
     ("clipped though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.046}] * 3, ("D14", "warning")),
@@ -96,8 +113,8 @@ ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
     ("cut whole", verl, [{"response_length/clip_ratio": 1.0}] * 5, ("D20", "error")),
     ("cut, reward 0", verl, [{"response_length/clip_ratio": 0.6, "critic/score/mean": 0.0}] * 5, ("D20", "error")),
     ("cut, but rewards differ", trl, [{"completions/clipped_ratio": 0.6}] * 5, None),
-    ("gradient norm grows", verl, [{"actor/grad_norm": 0.2 * 1.15**n} for n in range(24)], ("L02", "warning")),
-    ("gradient norm grows a little", verl, [{"actor/grad_norm": 0.2 * 1.05**n} for n in range(24)], None),
+    ("gradient norm grows", verl, [{"actor/grad_norm": 0.2 * 1.125**n} for n in range(24)], ("L02", "warning")),
+    ("gradient norm grows a little", verl, [{"actor/grad_norm": 0.2 * 1.105**n} for n in range(24)], None),
     ("a phase stalls", verl, [{}] * 12 + [{"timing_s/gen": 211.0, "timing_s/step": 236.0}] + [{}] * 3,
      ("D37", "warning")),
     ("a phase is slow", verl, [{}] * 12 + [{"timing_s/gen": 209.0, "timing_s/step": 234.0}] + [{}] * 3, None),
@@ -285,10 +302,18 @@ def test_a_long_tail_is_told_and_is_no_warning(tmp_path: Path) -> None:
 
 
 def test_a_spike_of_the_gradient_is_told_and_is_no_warning(tmp_path: Path) -> None:
-    norms = [0.2, 0.21, 0.19, 0.2, 0.22, 0.2, 0.21, 4.0, 0.2, 0.19, 0.21]
+    norms = [0.2, 0.21, 0.19, 0.2, 0.22, 0.2, 0.21, 1.2, 0.2, 0.19, 0.21]
     diagnosis = diagnosed(tmp_path, verl([{"actor/grad_norm": norm} for norm in norms]))
     assert told(diagnosis) == [("L02", "info")]
     assert only(diagnosis, "L02").steps == (8,)
+    norms[7] = 0.9
+    assert told(diagnosed(tmp_path, verl([{"actor/grad_norm": norm} for norm in norms]))) == []
+
+
+def test_a_gradient_that_grows_is_pointed_at_where_it_leaves_its_level(tmp_path: Path) -> None:
+    norms = [0.2 + n % 2 / 100 for n in range(16)] + [2.0 + n for n in range(12)]
+    finding = only(diagnosed(tmp_path, verl([{"actor/grad_norm": norm} for norm in norms])), "L02")
+    assert (finding.severity, finding.where.step) == ("warning", 17)
 
 
 def test_a_log_of_nothing_but_nan_invents_no_cause(tmp_path: Path) -> None:
@@ -303,6 +328,15 @@ def test_the_first_broken_signal_is_named_by_step_then_by_computation(tmp_path: 
     finding = only(diagnosed(tmp_path, verl(steps)), "D21")
     assert finding.claim == "actor/entropy is the first metric that is not finite, at step 2"
     assert (finding.where.step, finding.where.line) == (2, 2)
+    beside = {one.name: one.value for one in finding.evidence}["not finite in the same step"]
+    assert beside == "actor/grad_norm, actor/pg_loss"
+
+
+def test_a_small_kl_at_the_first_step_is_told_with_its_harmless_cause(tmp_path: Path) -> None:
+    finding = only(diagnosed(tmp_path, trl([{"kl": 0.005}] * 3)), "D15")
+    assert (finding.severity, finding.steps) == ("info", (1,))
+    assert "mini-batches after the first" in finding.cause
+    assert "another checkpoint" in only(diagnosed(tmp_path, trl([{"kl": 0.8}] * 3)), "D15").cause
 
 
 def test_kl_is_not_judged_where_the_first_line_need_not_be_the_first_step(tmp_path: Path) -> None:

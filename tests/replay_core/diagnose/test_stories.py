@@ -53,7 +53,7 @@ SLIME_OOM = (
     "    val = val.float()\n"
     "          ^^^^^^^^^^^\n"
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.34 GiB. GPU 3 has a total capacity of 79.11 GiB "
-    "of which 27.07 GiB is free. Process 520735 has 3.17 GiB memory in use. Process 530150 has 48.84 GiB memory in use. "
+    "of which 27.07 GiB is free. Process 52073 has 3.17 GiB memory in use. Process 530150 has 48.84 GiB memory in use. "
     "Of the allocated memory 44.61 GiB is allocated by PyTorch, and 410.55 MiB is reserved by PyTorch but unallocated."
 )
 TRL_5312 = "\n".join(

@@ -54,6 +54,11 @@ def test_any_series_has_marks_and_a_sparkline(values: list[float], width: int) -
     assert math.isfinite(drift(values))
 
 
+def test_a_sparkline_of_the_largest_numbers_is_one() -> None:
+    assert sparkline([1.7e308, -1.7e308, 0.0]) == "█▁▅"
+    assert sparkline([5e-324, 0.0]) == "▁▁"
+
+
 def test_a_sparkline_rises_with_its_series() -> None:
     assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == "▁▂▃▄▅▆▇█"
     assert sparkline([2.0, 2.0, NAN]) == "▁▁×"

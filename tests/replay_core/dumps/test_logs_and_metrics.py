@@ -9,6 +9,7 @@ import pytest
 
 from replay_core.dumps import open_run
 from replay_core.dumps.log_text import metric_line
+from replay_core.errors import NotADumpError
 from replay_core.records import Inline, Record
 
 
@@ -78,3 +79,30 @@ def test_a_json_of_something_else_is_no_metrics(tmp_path: Path) -> None:
     (tmp_path / "metrics_step3.json").write_text(json.dumps({"actor/loss": 1.5}))
     run = open_run(tmp_path)
     assert [(record.path.name, record.key.step) for record in run.records] == [("metrics_step3.json", 3)]
+
+
+def test_ms_swifts_rows_name_their_step_beside_the_last(tmp_path: Path) -> None:
+    rows = [{"loss": 0.5, "global_step/max_steps": f"{step}/547"} for step in (9, 10)]
+    (tmp_path / "logging.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = open_run(tmp_path)
+    assert run.steps() == [9, 10]
+    assert run.notes == []
+    (tmp_path / "logging.jsonl").unlink()
+    (tmp_path / "metrics.json").write_text(json.dumps(rows))
+    assert open_run(tmp_path).steps() == [9, 10]
+
+
+def test_a_row_of_a_metrics_file_says_its_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5, "loss": 0.5}\n{"step": 6, "loss": 0.25}\n')
+    lines = [ref.line for record in open_run(tmp_path).records for ref in record.tensors() if ref.name == "loss"]
+    assert lines == [1, 2]
+
+
+def test_a_text_of_another_program_holds_no_metric(tmp_path: Path) -> None:
+    (tmp_path / "nginx.log").write_text("GET /index.html 200\nstarted in 0.3 s\n")
+    with pytest.raises(NotADumpError, match="there is no metric in this text") as caught:
+        open_run(tmp_path / "nginx.log")
+    assert "iter 3: loss" in str(caught.value.expected)
+    (tmp_path / "weights.bin").write_bytes(bytes(range(200, 256)) * 40)
+    with pytest.raises(NotADumpError, match="no container"):
+        open_run(tmp_path / "weights.bin")

@@ -1,0 +1,153 @@
+"""Tensors of a batch by canonical name, over its flat tokens or by sample, read when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.diagnose.flat import Array, Flat
+from replay_core.diagnose.placing import Rows
+from replay_core.diagnose.sheets import Sheet
+from replay_core.records import Inline, Record, TensorRef
+
+#: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
+NO_LOGPROB = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A tensor over the batch's tokens [N]: float64, NaN where it says nothing, and whether it says something."""
+
+    name: str
+    values_N: Array
+    said_N: Array
+    source: str
+    dtype: str
+    ref: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number a record holds: a loss, a norm, a setting."""
+
+    record: Record
+    name: str
+    value: float
+
+
+class Columns(Flat):
+    """The sheets of a batch: its own samples, and what other records of the step say of them."""
+
+    def __init__(self, spine: Sheet, others: list[tuple[Sheet, list[int | None]]], records: list[Record]) -> None:
+        super().__init__(spine)
+        self.records = records
+        own: list[int | None] = list(range(len(spine)))
+        self.sheets: list[tuple[Sheet, list[int | None]]] = [(spine, own), *others]
+        self._columns: dict[str, Column | None] = {}
+
+    def forget_columns(self) -> None:
+        """Drop every value that was read."""
+        self._columns.clear()
+
+    def ref(self, name: str) -> TensorRef | None:
+        """The tensor of a canonical name, of the first sheet that has it in every part."""
+        for sheet, _ in self.sheets:
+            refs = sheet.refs(name)
+            if refs:
+                return refs[0]
+        return None
+
+    def column(self, name: str) -> Column | None:
+        """A tensor over the batch's tokens, of the first sheet that has it; per-sample values are spread."""
+        if name not in self._columns:
+            self._columns[name] = next(self.columns(name), None)
+        return self._columns[name]
+
+    def columns(self, name: str) -> Iterator[Column]:
+        """The tensor of that name of every sheet that has it."""
+        trained_here = any(sheet.name == "forward_data" for sheet, _ in self.sheets)
+        for sheet, places in self.sheets:
+            if sheet.name == "datums" and trained_here and name.endswith("logprobs"):
+                continue  # what a remote trainer was sent, beside the forward of another trainer
+            found = self._gather(sheet, places, name)
+            if found is not None and found.said_N.any():
+                yield found
+
+    def _gather(self, sheet: Sheet, places: list[int | None], name: str) -> Column | None:
+        refs = sheet.refs(name)
+        if not refs or any(ref.is_text for ref in refs):
+            return None
+        total = int(self.lengths_B.sum())
+        values_N, said_N = np.full(total, np.nan), np.zeros(total, dtype=bool)
+        rows = [self._rows(part, ref) for part, ref in zip(sheet.parts, refs, strict=True)]
+        if any(row is None for row in rows):
+            return None
+        starts = self.starts_B
+        for sample, place in enumerate(places):
+            if place is None:
+                continue
+            part, row = sheet.index[place]
+            values, said = rows[part][row]  # type: ignore[index]
+            size = min(values.size, int(self.lengths_B[sample]))
+            values_N[starts[sample] : starts[sample] + size] = values[:size]
+            said_N[starts[sample] : starts[sample] + size] = said[:size]
+        if refs[0].sentinel and str(NO_LOGPROB) in refs[0].sentinel:
+            said_N &= values_N != NO_LOGPROB
+        values_N[~said_N] = np.nan
+        source = f"{refs[0].name} of {sheet.parts[0].record.path.name}"
+        if len(sheet.parts) > 1:
+            source += f" and {len(sheet.parts) - 1} more"
+        return Column(name, values_N, said_N, source, refs[0].dtype, refs[0])
+
+    @staticmethod
+    def _rows(part: Rows, ref: TensorRef) -> list[tuple[Array, Array]] | None:
+        each = part.per_sample(ref)
+        if each is not None:
+            return [
+                (np.full(length, float(value)), np.ones(length, dtype=bool))
+                for value, length in zip(each, part.lengths, strict=True)
+            ]
+        placed = part.place(ref)
+        return None if placed is None else list(zip(placed.values, placed.said, strict=True))
+
+    def per_sample(self, *names: str) -> Array | None:
+        """One number per sample [B] of the first of these names that has one for each."""
+        for name in names:
+            for sheet, places in self.sheets:
+                refs = sheet.refs(name)
+                if not refs or any(ref.is_text for ref in refs) or any(place is None for place in places):
+                    continue
+                each = [part.per_sample(ref) for part, ref in zip(sheet.parts, refs, strict=True)]
+                known = [values for values in each if values is not None]
+                if len(known) == len(each):
+                    at = [sheet.index[place] for place in places if place is not None]
+                    return np.array([known[part][row] for part, row in at], dtype=np.float64)
+        return None
+
+    def texts(self, name: str) -> list[str] | None:
+        """One text per sample, or None."""
+        for sheet, places in self.sheets:
+            refs = sheet.refs(name)
+            if not refs or not all(ref.is_text and isinstance(ref.source, Inline) for ref in refs):
+                continue
+            each = [list(ref.source.value) for ref in refs]  # type: ignore[union-attr]
+            if any(place is None for place in places) or any(
+                len(texts) != len(part) for texts, part in zip(each, sheet.parts, strict=True)
+            ):
+                continue
+            return [str(each[sheet.index[place][0]][sheet.index[place][1]]) for place in places if place is not None]
+        return None
+
+    def scalars(self, *names: str) -> list[Scalar]:
+        """Every record's number of one of these canonical names, in recorded order."""
+        found = []
+        for record in self.records:
+            for ref in record.tensors():
+                name = ref.canonical or ref.name
+                if name in names and ref.numel == 1 and not ref.is_text and ref.is_readable and len(ref.shape) <= 1:
+                    found.append(Scalar(record, name, float(pages.array(ref).reshape(-1)[0])))
+                    break
+        return found
