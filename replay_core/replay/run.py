@@ -24,9 +24,10 @@ from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.held import HOLDER, Holder
-from replay_core.replay.model import LoadedModel, prepare, resolve, step_of
+from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
+from replay_core.replay.references import resolve, step_of
 
 
 def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None = None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tui_debugger.reports.replay import replay_report
     show_default=True,
     help="HF directory, cached hub id, random:ARCH, factory:MODULE:FUNCTION, or the recorded one. Several are ranked.",
 )
+@click.option("--base-model", "base", metavar="DIRECTORY", help="Of an adapter whose config names none that is here.")
 @click.option("--attention", type=click.Choice(ATTENTIONS), default=None, help="Default: sdpa.")
 @click.option("--flash-attn", is_flag=True, help="The best flash attention that is here.")
 @click.option("--compile", "compiled", is_flag=False, flag_value="inductor", type=click.Choice(COMPILES), default="off")
