@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt docs bench bench-compare bench-record install clean
+.PHONY: help demo test test-all check fmt docs bench bench-compare bench-record bench-replay install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,9 @@ bench-compare: $(STAMP)  ## comparing: speed and the fault matrix, beside other 
 
 bench-record: $(STAMP)  ## what recording costs a training step, and write throughput
 	$(BIN)/python -m benchmarks recording training
+
+bench-replay: $(STAMP)  ## what capture costs a forward, and a warm flip against one
+	$(BIN)/python -m benchmarks replaying
 
 install: $(STAMP)  ## only make .venv and install into it
 

@@ -22,6 +22,8 @@ _SMALL = {
     "num_key_value_heads": 4,
 }
 
+_EXPERTS = {"num_experts_per_tok": 2}
+
 #: name -> (transformers' model type, its sizes). The vocabulary is sized to the batch.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tiny": ("llama", _TINY),
@@ -30,6 +32,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-small": ("qwen2", _SMALL),
     "qwen3-tiny": ("qwen3", {**_TINY, "head_dim": 16}),
     "mistral-tiny": ("mistral", {**_TINY, "sliding_window": None}),
+    "mixtral-tiny": ("mixtral", {**_TINY, "sliding_window": None, **_EXPERTS, "num_local_experts": 4}),
+    "qwen3-moe-tiny": (
+        "qwen3_moe",
+        {**_TINY, "head_dim": 16, "moe_intermediate_size": 64, **_EXPERTS, "num_experts": 4},
+    ),
     "gemma2-tiny": ("gemma2", {**_TINY, "head_dim": 16, "query_pre_attn_scalar": 16}),
 }
 

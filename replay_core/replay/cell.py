@@ -38,6 +38,7 @@ from replay_core.replay.logprobs import Head, token_logprobs
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Arrangement, Forward, arrange
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.routing import Imposed, token_numbers
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
@@ -79,6 +80,7 @@ class Cell:
     temperature: float
     on_event: OnEvent
     notes: list[str] = field(default_factory=list)
+    routing: Imposed | None = None
 
     def __post_init__(self) -> None:
         self.arrangement: Arrangement = arrange(self.batch, self.flags, is_reversed=self.plan.is_reversed)
@@ -102,6 +104,19 @@ class Cell:
             self.notes.append(f"{name} takes no position_ids: it counts by itself")
 
     def compute(self) -> Answer:
+        if self.routing is None:
+            return self._compute()
+        if self.flags.compile != "off":
+            raise UnavailableError("recorded routing changes from forward to forward, which a compiled graph does not",
+                                   hint="compile=off, or routing=live")  # fmt: skip
+        # The probe's few tokens route by themselves: it looks for the head and the final hidden states.
+        self._probe(quiet=True)
+        with self.routing.on(self.model.backbone):
+            answer = self._compute()
+        self.notes.append(self.routing.sentence())
+        return answer
+
+    def _compute(self) -> Answer:
         heads = getattr(self.model.config, "num_attention_heads", 1)
         attention.need_memory(self.flags, self.arrangement.forwards, heads)
         forecast_mib = need_logits(self.flags, self._logit_rows(), self._words(), self.plan.logit_chunk)
@@ -182,8 +197,21 @@ class Cell:
         }
 
     def _forward(self, run: compiling.Call, forward: Forward) -> torch.Tensor:
+        if self.routing is not None:
+            self.routing.numbers = self._tokens_of(forward)
         with attention.pinned(self.flags):
             return run(self.model.backbone, self.inputs(forward))
+
+    def _tokens_of(self, forward: Forward) -> Any:
+        """Which token of the batch stands in each slot of one of the cell's forwards."""
+        axis, start = self.arrangement.axis, 0
+        for one in self.arrangement.forwards:
+            end = start + one.input_ids.shape[axis]
+            if one is forward:
+                numbers = token_numbers(self.arrangement.layout)
+                return (numbers[start:end] if axis == 0 else numbers[:, start:end]).reshape(-1)
+            start = end
+        raise AssertionError("a forward that is none of the cell's")
 
     def _timed_pass(self, run: compiling.Call, what: str) -> tuple[float, torch.Tensor]:
         """(seconds, hidden states [B, S, D] or [1, T, D]) of every forward of the cell."""
@@ -239,12 +267,14 @@ class Cell:
 
     # ── looking inside ───────────────────────────────────────────────────────────────────────────
 
-    def _probe(self) -> tuple[Head, str]:
+    def _probe(self, *, quiet: bool = False) -> tuple[Head, str]:
         """The head, and the name of the final hidden states, from the first few tokens of the first row."""
         known = self.model.known.get("probe")
-        if known is None or self.plan.capture != "none":
+        if known is None or (self.plan.capture != "none" and self.routing is None) or quiet:
             known = self.model.known["probe"] = self._probed()
         head, final_hidden, capture, width = known
+        if quiet:
+            return head, final_hidden
         if self.model.known["not_finite"]:
             self.notes.append(self.model.known["not_finite"])
         if head.note:

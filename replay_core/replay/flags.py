@@ -20,6 +20,7 @@ COMPILES = ("off", "aot_eager", "inductor")
 DYNAMICS = ("auto", "on", "off")
 LOGITS = ("chunked", "whole")
 MODES = ("eval", "train")
+ROUTINGS = ("live", "recorded")
 #: Deliberate mistakes, one per way a batch goes wrong: what they look like, and that they are told apart.
 FAULTS = ("none", "boundary", "foreign_key", "no_positions", "padded_mask", "raise", "abort", "hang")
 
@@ -28,7 +29,7 @@ MATRIX = "attention=eager,flash compile=off,inductor packing=off,on"
 
 _CHOICES = {
     "attention": ATTENTIONS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILES, "dynamic": DYNAMICS,
-    "logits": LOGITS, "mode": MODES, "fault": FAULTS,
+    "logits": LOGITS, "mode": MODES, "routing": ROUTINGS, "fault": FAULTS,
 }  # fmt: skip
 _SWITCHES = ("packing", "block_mask", "use_cache", "gradient_checkpointing", "deterministic")
 _NUMBERS = ("rows_per_forward", "threads")
@@ -56,6 +57,7 @@ class Flags:
     dynamic: whether compiled code takes any shape (torch.compile's own None is `auto`).
     logits: chunked holds a few rows of logits at once; whole holds all of them, as many trainers do.
     mode: train applies the model's dropout, seeded.
+    routing: recorded sends each token to the experts that the dump holds for it.
     use_cache, gradient_checkpointing: as the trainer passes them; both change what a pack sees or costs.
     deterministic: torch.use_deterministic_algorithms and what belongs to it.
     fault: a deliberate mistake (`faults.py`), for learning what it looks like and for tests.
@@ -72,6 +74,7 @@ class Flags:
     dynamic: str = "auto"
     logits: str = "chunked"
     mode: str = "eval"
+    routing: str = "live"
     use_cache: bool = False
     gradient_checkpointing: bool = False
     deterministic: bool = False
@@ -153,6 +156,7 @@ class Flags:
         if self.compile != "off":
             parts.append(self.compile if self.dynamic == "auto" else f"{self.compile} dynamic={self.dynamic}")
         parts += [name.replace("_", " ") for name in _SWITCHES[2:] if getattr(self, name)]
+        parts += ["recorded routing"] * (self.routing != "live")
         parts += [f"logits {self.logits}"] * (self.logits != "chunked") + [self.mode] * (self.mode != "eval")
         if self.fault != "none":
             parts.append(f"fault {self.fault}")

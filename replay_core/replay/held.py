@@ -12,8 +12,9 @@ from typing import Any
 from replay_core.records import Run
 from replay_core.replay import architectures, fit
 from replay_core.replay.batch import Batch
-from replay_core.replay.model import FACTORY, RANDOM, LoadedModel, load, resolve
+from replay_core.replay.model import LoadedModel, load
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.references import FACTORY, RANDOM, resolve
 
 
 class Holder:
@@ -46,7 +47,7 @@ class Holder:
 
 
 def _key(plan: ReplayPlan, reference: str, batch: Batch) -> tuple[Any, ...]:
-    common = (reference, plan.flags.dtype, plan.flags.device, plan.step, plan.is_critic)
+    common = (reference, plan.flags.dtype, plan.flags.device, plan.step, plan.is_critic, plan.base)
     if reference.startswith(RANDOM):
         # Its vocabulary is sized to the batch.
         kind, sizes = architectures.settings(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,22 +11,16 @@ from typing import Any
 import torch
 
 from replay_core.errors import ModelError, RldbgError, UnavailableError
-from replay_core.records import Run
-from replay_core.replay import architectures, attention, fit, own_code
+from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
 from replay_core.replay.batch import Batch
 from replay_core.replay.compiling import Compiled
 from replay_core.replay.flags import Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.plan import ReplayPlan
-
-RANDOM = "random:"
-FACTORY = "factory:"
-CHECKPOINT = "checkpoint"
+from replay_core.replay.references import FACTORY, RANDOM, cached
 
 #: What frameworks call a critic's head (OpenRLHF, TRL, verl) -> what transformers calls it.
 _VALUE_HEADS = {r"^(?:v_head\.summary|v_head|value_head|classifier)\.": "score."}
-
-_STEP = re.compile(r"(?:^|[_\-/])(?:step|iter|checkpoint)s?[_\-]?0*(\d+)$")
 
 
 @dataclass
@@ -117,91 +109,6 @@ def _checkpointing(causal_lm: Any, what: str) -> Any:
     )
 
 
-def step_of(reference: str) -> int | None:
-    """The training step a directory of weights is named after (`global_step_100`), if any."""
-    found = _STEP.search(reference.rstrip("/"))
-    return int(found.group(1)) if found else None
-
-
-def resolve(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
-    """(a directory, `random:…` or `factory:…`, notes) of the plan's model reference.
-
-    Raises:
-        ModelError: the dump notes no weights, or names code to run, or the directory is not there.
-    """
-    reference, notes = plan.model, list[str]()
-    base = Path()
-    if reference == CHECKPOINT:
-        reference, notes = _noted(plan, run)
-        base = run.path if run.path.is_dir() else run.path.parent
-        if reference.startswith(FACTORY):
-            raise ModelError(
-                "the dump names code to build its model with; code is only ever run when you name it",
-                file=str(run.path), found=reference, hint=f"--model {reference}",
-            )  # fmt: skip
-    if reference.startswith((RANDOM, FACTORY)):
-        return reference, notes
-    directory = base / Path(reference).expanduser()
-    if not directory.is_dir() and (cached := _cached(reference)) is not None:
-        directory = cached
-    if directory.is_dir():
-        found = step_of(str(directory.resolve()))
-        if found is not None and found != plan.step and plan.model != CHECKPOINT:
-            notes.append(f"weights of step {found}, batch of step {plan.step}: numbers will differ")
-        return str(directory.resolve()), notes
-    raise ModelError(
-        "the model is not a directory on this machine",
-        file=str(directory),
-        expected=f"a Hugging Face directory, {CHECKPOINT}, or "
-        + ", ".join(RANDOM + name for name in architectures.ARCHITECTURES),
-        found="a file" if directory.is_file() else "nothing there",
-        hint=_similar(directory) or "nothing is downloaded: fetch the model first, or replay random:llama-tiny",
-    )
-
-
-def _noted(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
-    models = run.models
-    for step in (plan.step, None):
-        if step in models:
-            return models[step], []
-    if not models:
-        raise ModelError(
-            "the dump notes no weights",
-            file=str(run.path),
-            expected="a checkpoint noted by Recorder.checkpoint or Recorder.note_model",
-            found="none",
-            hint="name a model: --model DIRECTORY, or --model random:llama-tiny",
-        )
-    nearest = min((step for step in models if step is not None), key=lambda step: (abs(step - plan.step), step))
-    note = (
-        f"weights of step {nearest}, batch of step {plan.step}: the dump has no weights of step {plan.step}: "
-        f"those of step {nearest} are used, so numbers will differ"
-    )
-    return models[nearest], [note]
-
-
-def _cached(reference: str) -> Path | None:
-    """The directory of a hub id that was fetched before; nothing is downloaded."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", reference):
-        return None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(reference, local_files_only=True))
-    except (LocalEntryNotFoundError, OSError, ValueError):
-        return None
-
-
-def _similar(directory: Path) -> str | None:
-    with contextlib.suppress(OSError):
-        beside = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
-        near = difflib.get_close_matches(directory.name, beside, n=1)
-        if near:
-            return f"did you mean {directory.parent / near[0]}?"
-    return None
-
-
 def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
     kind, arguments = architectures.settings(arch, batch.largest_id, int(batch.ids_BS.shape[1]))
     try:
@@ -223,6 +130,48 @@ def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
 
 
 def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+    if adapters.is_adapter(directory):
+        return _with_adapter(directory, plan, batch)
+    if sharded.is_sharded(directory):
+        return _from_shards(directory, plan, batch)
+    return _from_whole(directory, plan, batch)
+
+
+def _with_adapter(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+    config = adapters.settings(directory)
+    named = plan.base or str(config.get("base_model_name_or_path") or "")
+    base = Path(named).expanduser()
+    said: list[str] = []
+    if named.startswith(RANDOM):
+        model = _random(named.removeprefix(RANDOM), plan, batch)
+    else:
+        found = base if base.is_dir() else (directory / base if (directory / base).is_dir() else cached(named))
+        if not named or found is None or not found.is_dir():
+            raise ModelError(
+                "the adapter's base model is not on this machine", file=str(directory / adapters.CONFIG),
+                expected="a directory, or a hub id that was fetched before", found=named or "no base named",
+                hint="--base-model DIRECTORY",
+            )  # fmt: skip
+        if adapters.is_adapter(found):
+            raise ModelError("the adapter's base is an adapter itself", file=str(found), hint="--base-model DIRECTORY")
+        model, said = _from_directory(found, plan, batch)
+    return model, [*said, f"{adapters.attach(model, directory, config)}; base {named}"]
+
+
+def _from_shards(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+    config = _config(sharded.config_folder(directory))
+    fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
+    if plan.is_critic:
+        config.num_labels = 1
+    weights, said = sharded.state(directory, allow_pickles=plan.allow_pickled_weights)
+    with _naming_attention(plan.flags, config.model_type):
+        model = _class(plan).from_config(
+            config, dtype=getattr(torch, plan.flags.dtype), attn_implementation=attention.implementation(plan.flags)
+        )
+    return model, [said, *sharded.fill(model, weights, directory)]
+
+
+def _from_whole(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
     if not (directory / "config.json").is_file():
         raise ModelError(
             "the directory holds no model",

@@ -18,6 +18,7 @@ class ReplayPlan:
     dump, step, rank, micro, role: the record to re-execute; role None takes the actor's, else the only one.
     model: a local Hugging Face directory, `checkpoint` (the one the dump notes for the step), or
         `random:<arch>` (structure bugs show with random weights).
+    base: the base model of an adapter, where its config does not name one that is here.
     out: directory the answer's dump goes to; the caller picks it, never inside the recorded dump.
     temperature: None takes the record's, else 1.0, and says so.
     seed: of a random model's weights.
@@ -48,6 +49,7 @@ class ReplayPlan:
     out: str
     flags: Flags = field(default_factory=Flags)
     role: str | None = None
+    base: str | None = None
     temperature: float | None = None
     seed: int = 0
     capture: str | None = None

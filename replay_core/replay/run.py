@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from replay_core.dumps import open_run
+from replay_core.dumps.step_log import Iteration, Micro, Stage, lines_of
 from replay_core.errors import CellError, RldbgError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
@@ -24,9 +25,12 @@ from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.held import HOLDER, Holder
-from replay_core.replay.model import LoadedModel, prepare, resolve, step_of
+from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
+from replay_core.replay.references import resolve, step_of
+from replay_core.replay.routing import Imposed
+from replay_core.replay.routing import read as read_routing
 
 
 def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None = None) -> dict[str, Any]:
@@ -68,7 +72,8 @@ def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None
         with torch.no_grad():
             if plan.forward is not None:
                 return _own_forward(plan, flags, recorded, model, temperature, notes, load_s, on_event)
-            return _forward(plan, flags, recorded, model, temperature, notes, load_s, on_event)
+            imposed = Imposed(read_routing(run, recorded)) if flags.routing == "recorded" else None
+            return _forward(plan, flags, recorded, model, temperature, notes, load_s, on_event, imposed)
 
 
 def _forward(
@@ -80,15 +85,19 @@ def _forward(
     notes: list[str],
     load_s: float,
     on_event: OnEvent,
+    imposed: Imposed | None = None,
 ) -> dict[str, Any]:
-    cell = Cell(plan, flags, recorded.batch, model, temperature, on_event)
+    cell = Cell(plan, flags, recorded.batch, model, temperature, on_event, routing=imposed)
     answer = cell.compute()
     rule = cell.arrangement.position_rule
     effective = effective_settings(flags, model, answer.attention, temperature, rule)
+    effective["routing"] = "live" if imposed is None else imposed.sentence()
     notes = [*notes, *cell.notes, *notes_on(flags, effective)]
     inputs = visibility.check(cell.arrangement, use_cache=flags.use_cache)
     on_event(LogLine(f"writing {plan.out}"))
     write(plan, recorded.key, model.reference, effective, stages(cell, answer), on_event)
+    phases = {"Model loaded": load_s, "Compiled": answer.compile_s, "Forward and log-probabilities": answer.steady_s}
+    log_phases(plan, phases, answer.peak_mib, on_event)
     return {
         **described(plan, recorded, model, effective, notes),
         "time": {"load_s": load_s, "compile_s": answer.compile_s, "steady_s": answer.steady_s},
@@ -138,6 +147,17 @@ def _own_forward(
         "final_hidden": None,
         "forward": plan.forward,
     }
+
+
+def log_phases(plan: ReplayPlan, seconds: Mapping[str, float | None], peak_mib: float, on_event: OnEvent) -> None:
+    """The phases of a replay as log lines in the grammar of a trainer's step log, which rldbg reads back."""
+    stages = [
+        Stage(str(number), title, {"mem": peak_mib, "time": spent})
+        for number, (title, spent) in enumerate(seconds.items(), start=1)
+        if spent is not None
+    ]
+    for line in lines_of(Iteration(plan.step, [Micro(plan.micro, stages)])):
+        on_event(LogLine(line))
 
 
 def described(

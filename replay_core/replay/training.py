@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from replay_core import pages
-from replay_core.errors import RequestError
+from replay_core.errors import RequestError, UnavailableError
 from replay_core.jobs import OnEvent, Progress
 from replay_core.recorder import Recorder
 from replay_core.records import Run
@@ -34,7 +34,7 @@ from replay_core.replay.optimizing import Optimizer
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import placed_in, records_of
-from replay_core.replay.run import described
+from replay_core.replay.run import described, log_phases
 
 
 @dataclass
@@ -71,6 +71,11 @@ def train(
     Raises:
         RequestError: the record holds no advantages, or the loss cannot be formed.
     """
+    if flags.compile != "off":
+        raise UnavailableError("a backward replay is not compiled: its gradients come from the uncompiled graph",
+                               hint="compile=off with --backward; forward replays compile")  # fmt: skip
+    if flags.routing != "live":
+        raise UnavailableError("recorded routing is replayed forward only", hint="routing=live with --backward")
     numbers = plan.micros or (plan.micro,)
     micros = [_micro(replace(plan, micro=number), flags, run, model, temperature, on_event) for number in numbers]
     loss, sentence = resolve(_settings(plan), _said(run, "loss", plan), micros[0].tokens_of_step,
@@ -120,6 +125,8 @@ def train(
                        "parameters": len(after)}  # fmt: skip
             notes.append(optimizer[1])
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
+    phases = {"Model loaded": load_s, "Forward": seconds["forward_s"], "Backward": seconds["backward_s"]}
+    log_phases(plan, phases, peak_mib, on_event)
     effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
     if broken:
         notes.append(f"the first gradient that is not finite, in backward order, is {broken[0]}")

@@ -12,7 +12,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
 from replay_core.records import Selection
-from replay_core.replay.flags import ATTENTIONS, COMPILES, DTYPES, DYNAMICS, FAULTS, LOGITS, MATRIX, MODES
+from replay_core.replay.flags import ATTENTIONS, COMPILES, DTYPES, DYNAMICS, FAULTS, LOGITS, MATRIX, MODES, ROUTINGS
 from tui_debugger import paths
 from tui_debugger.commands import ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.replay import replay_report
@@ -31,6 +31,7 @@ from tui_debugger.reports.replay import replay_report
     show_default=True,
     help="HF directory, cached hub id, random:ARCH, factory:MODULE:FUNCTION, or the recorded one. Several are ranked.",
 )
+@click.option("--base-model", "base", metavar="DIRECTORY", help="Of an adapter whose config names none that is here.")
 @click.option("--attention", type=click.Choice(ATTENTIONS), default=None, help="Default: sdpa.")
 @click.option("--flash-attn", is_flag=True, help="The best flash attention that is here.")
 @click.option("--compile", "compiled", is_flag=False, flag_value="inductor", type=click.Choice(COMPILES), default="off")
@@ -43,6 +44,7 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--rows-per-forward", type=click.IntRange(min=1), help="Rows per call of the model; 1 is each row alone.")
 @click.option("--logits", type=click.Choice(LOGITS), default="chunked", show_default=True)
 @click.option("--mode", type=click.Choice(MODES), default="eval", show_default=True, help="train applies dropout.")
+@click.option("--routing", type=click.Choice(ROUTINGS), default="live", show_default=True, help="Of a MoE's experts.")
 @click.option("--use-cache", is_flag=True, help="As a trainer that leaves it on.")
 @click.option("--gradient-checkpointing", is_flag=True)
 @click.option("--deterministic", is_flag=True, help="torch.use_deterministic_algorithms and what belongs to it.")
@@ -135,7 +137,7 @@ def _plan(
     short = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     names = (
         "device", "threads", "dynamic", "rows_per_forward", "logits", "mode", "use_cache", "gradient_checkpointing",
-        "deterministic",
+        "deterministic", "routing",
     )  # fmt: skip
     flags = {
         **{name: rest.pop(name) for name in names},
