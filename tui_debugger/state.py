@@ -143,6 +143,8 @@ class State:
     """Index of the selected row among all rows (before the filter)."""
     inspected: Document | None = None
     sheet: str = "values"
+    place_asked: bool = False
+    """The user asked for a place of the tensor: its values come before anything else."""
     filter: str = ""
     sort: str = SORTS[0]
     step_filter: str = ""

@@ -78,7 +78,7 @@ class MatrixRows(Rows):
         agrees = (cell.get("agreement") or {}).get("agrees")
         word, token = ("BASELINE", "key") if cell.get("part") == "reference" else _TRUTH[agrees]
         text.append(f"{word:<11}", paint(self, token))
-        room = width - text.cell_len - sum(size + 1 for _, size in columns)
+        room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         text.append(f"{fmt.middle(_name(cell, self._axes()), room):<{room}}")
         for name, size in columns:
             text.append(f" {fmt.middle(_figure(cell, name), size):>{size}}", paint(self, "muted"))
