@@ -127,6 +127,8 @@ class Busy:
 class State:
     a_path: Path | None = None
     b_path: Path | None = None
+    peeked: list[int] = field(default_factory=list)
+    """Steps that A's file names speak of, until A is listed."""
     a: Document | None = None
     b: Document | None = None
     scope: Scope = field(default_factory=Scope)
