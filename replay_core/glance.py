@@ -28,8 +28,8 @@ MAX_TOKENS = 512
 #: A record, and the fields that its values per token are laid out by.
 Source = tuple[Record, list[TensorRef]]
 
-#: Kinds of tensors that say something of a token.
-_TOKEN_KINDS = ("logprob", "value", "mask", "loss", "metric")
+#: Kinds of tensors that say something of a token, in the order they are read.
+_TOKEN_KINDS = ("logprob", "value", "loss", "metric", "mask")
 
 
 def glance(
@@ -136,17 +136,19 @@ def _sources(run: Run, record: Record) -> list[Source]:
 
 
 def _columns(sources: list[Source], sample: int, side: str, wanted: str) -> list[dict[str, Any]]:
-    columns: list[dict[str, Any]] = []
+    columns: list[tuple[int, dict[str, Any]]] = []
     seen = set()
     for record, fields in sources:
         for ref in fields:
             name = ref.canonical or ref.name
             kind = naming.meaning(name).kind
-            if (kind not in _TOKEN_KINDS and ref.name != wanted) or name in seen or not ref.is_readable or ref.is_text:
+            known = kind in _TOKEN_KINDS or (ref.name == wanted and kind != "ids")
+            if not known or name in seen or not ref.is_readable or ref.is_text:
                 continue
             rows = per_token(ref, fields)
             if rows is None or sample >= len(rows) or not np.isfinite(rows[sample]).any():
                 continue
             seen.add(name)
-            columns.append({"side": side, "name": name, "stage": record.key.stage, "values": rows[sample]})
-    return columns
+            place = 0 if ref.name == wanted or kind not in _TOKEN_KINDS else _TOKEN_KINDS.index(kind) + 1
+            columns.append((place, {"side": side, "name": name, "stage": record.key.stage, "values": rows[sample]}))
+    return [column for _, column in sorted(columns, key=lambda one: one[0])]

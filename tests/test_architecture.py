@@ -40,7 +40,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
     ("replaying",),  # of the session, what runs a model
     ("errands",),  # of the session, how a job is sent and what its events change
-    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered"),
+    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek"),
     ("state",),
     ("tensor_rows", "flag_choices"),  # what a line of a list is
     ("terminal", "settings"),

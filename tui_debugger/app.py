@@ -40,6 +40,7 @@ class RldbgApp(App[None]):
             not A; with `start` it begins at once.
         engine: who runs the jobs; the children of this process unless a test brings its own.
         listed: A's run document, when the caller has already listed its names.
+        peeked: steps that A's file names speak of, shown until A is listed.
         settings: the user's own; read from config.toml otherwise.
     """
 
@@ -60,6 +61,7 @@ class RldbgApp(App[None]):
         engine: Engine | None = None,
         listed: Document | None = None,
         settings: Settings | None = None,
+        peeked: Iterable[int] = (),
     ) -> None:
         super().__init__()
         self.animation_level = "none"
@@ -87,19 +89,20 @@ class RldbgApp(App[None]):
         self.actions, self._key_problems = keymap.remapped(self._settings.keys)
         self.debugger = DebuggerScreen(self.session, self.actions)
         self._kept: dict[str, Any] = {}
+        state.a_path, state.b_path, state.peeked = a, b, list(peeked)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return dict(theming.TOKENS)
 
-    def on_mount(self) -> None:
+    async def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
         for number in _FATAL_SIGNALS:
             # Without this a dropped SSH link kills the app on the spot: children orphaned, terminal raw.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._end, 128 + number)
         self._load_themes()
-        self.push_screen(self.debugger)
-        self.call_after_refresh(self._begin)
+        await self.push_screen(self.debugger)
+        self.debugger.call_after_refresh(self._begin)
 
     def _end(self, code: int) -> None:
         self.exit(return_code=code)
@@ -121,10 +124,9 @@ class RldbgApp(App[None]):
     def _known(self, name: str | None) -> str | None:
         return name if name in self.available_themes else None
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         a, b = self._paths
-        self.session.state.a_path, self.session.state.b_path = a, b
-        self.debugger.redraw(Part.START)
+        await self.debugger.mount_rest()
         self.set_interval(_KEEP_S, self._keep_place)
         self.debugger.run_worker(self._first_look(a, b), group="job")
 
@@ -198,6 +200,7 @@ def run_ui(
     mouse: bool = True,
     theme: str | None = None,
     listed: Document | None = None,
+    peeked: Iterable[int] = (),
 ) -> int:
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
@@ -207,7 +210,9 @@ def run_ui(
     terminal.survive_broken_input()
     settings = read_settings()
     ascii = ascii or settings.ascii or not terminal.speaks_utf8()
-    app = RldbgApp(a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings)
+    app = RldbgApp(
+        a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked
+    )
     app.run(mouse=mouse and settings.mouse)
     code = app.return_code
     error = app._exception

@@ -9,7 +9,7 @@ from replay_core.errors import ModelError, RldbgError
 from replay_core.jobs import Document, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
-from tui_debugger import paths
+from tui_debugger import paths, snapshot
 from tui_debugger.errands import Errands
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
@@ -138,6 +138,7 @@ class Replaying(Errands):
             self._changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
         if document is not None:
             state.matrix.document, state.matrix.cells = document, list(document["cells"])
+            state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
             for note in document.get("notes") or []:
                 self._log(str(note))
 

@@ -170,6 +170,7 @@ class Session(Replaying):
 
     async def inspect(self, at: list[int] | None = None, part: str | None = None) -> None:
         """Show statistics and values of the selected tensor. While one inspection runs, only the latest waits."""
+        self.state.place_asked = at is not None or part is not None
         params = self._inspection_of_selected(at)
         if params is not None:
             await self._inspections.do(lambda: self._inspect({**params, "part": part}))

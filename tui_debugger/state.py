@@ -127,6 +127,8 @@ class Busy:
 class State:
     a_path: Path | None = None
     b_path: Path | None = None
+    peeked: list[int] = field(default_factory=list)
+    """Steps that A's file names speak of, until A is listed."""
     a: Document | None = None
     b: Document | None = None
     scope: Scope = field(default_factory=Scope)
@@ -143,6 +145,8 @@ class State:
     """Index of the selected row among all rows (before the filter)."""
     inspected: Document | None = None
     sheet: str = "values"
+    place_asked: bool = False
+    """The user asked for a place of the tensor: its values come before anything else."""
     filter: str = ""
     sort: str = SORTS[0]
     step_filter: str = ""

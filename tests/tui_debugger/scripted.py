@@ -76,6 +76,17 @@ class ScriptedEngine:
             return document("comparison_same")
         return answer
 
+    async def _replay(self, job: Job, on_event: OnEvent) -> Document:
+        answer = document("matrix")
+        for cell in answer["cells"]:
+            if cell["part"] != "recording":
+                agrees = cell["agreement"]["agrees"]
+                on_event(Progress(1, 3, "records written"))
+                on_event(Partial({"cell": cell, "agrees": agrees, "part": cell["part"]}))
+            if self.gate is not None:
+                await self.gate.wait()
+        return answer
+
     async def _replay_cell(self, job: Job, on_event: OnEvent) -> Document:
         events: list[Event] = [LogLine("loading random:llama-tiny"), Progress(0, 4, "rows")]
         events += [Sample(0.25 * i, 700.0 + 40 * (i % 5), None, 98.0) for i in range(12)]

@@ -121,7 +121,7 @@ def test_a_replay_without_a_model_says_which_key_helps() -> None:
         async with opened(A, engine=engine) as (app, pilot):
             await press(app, pilot, "r")
             assert any("press M" in toast for toast in toasts(app))
-            await press(app, pilot, "m", *"random:llama-tiny", "enter", "r")
+            await press(app, pilot, "M", *"random:llama-tiny", "enter", "r")
             assert engine.kinds().count("replay_cell") == 2
 
     asyncio.run(run())

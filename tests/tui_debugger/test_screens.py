@@ -23,7 +23,14 @@ SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
     "divergence": ((A, B), ()),
     "inspect": ((A, B), ("enter",)),
     "replayed": ((A,), ("p", "b", "r")),
-    "usage": ((A,), ("p", "b", "r", "6")),
+    "telemetry": ((A,), ("p", "b", "r", "6")),
+    "findings": ((A,), ("7",)),
+    "matrix-empty": ((A,), ("m",)),
+    "matrix": ((A,), ("m", "r", "j", "j", "j")),
+    "theme": ((A, B), ("f2",)),
+    "log": ((A, B), ("l",)),
+    "sorted": ((A, B), ("S",)),
+    "marked": ((A, B), ("space", "j", "space")),
     "flags": ((A,), ("5", "p")),
     "help": ((A, B), ("question_mark",)),
     "filter": ((A, B), ("slash", *"DIFF.*mlp")),
@@ -64,7 +71,7 @@ def _is_golden(name: str, shown: str) -> None:
 def test_no_line_is_wider_than_the_terminal(size: tuple[int, int]) -> None:
     async def run() -> None:
         async with opened(A, B, size=size) as (app, pilot):
-            for key in "123456":
+            for key in "1234567":
                 await press(app, pilot, key)
                 lines = screen(app).splitlines()
                 assert len(lines) <= size[1]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
+import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from rich.segment import Segment
+from textual.color import Color
 
+from tests.builders import write_dump
+from tests.tui_debugger.on_pty import OnPty
 from tui_debugger import terminal
 
 #: A click at column 96, row 150 as a terminal without SGR mode reports it: bytes that are no UTF-8.
@@ -44,52 +44,18 @@ sys.exit(app.run_ui(None, None))
 """
 
 
-class OnPty:
-    """A Python program on a pseudo-terminal of 100x30."""
-
-    def __init__(self, code: str, *arguments: str) -> None:
-        self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
-        )  # fmt: skip
-        os.close(slave)
-        self.output = b""
-        self._drain = threading.Thread(target=self._read, daemon=True)
-        self._drain.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self.master, 65536)
-            except OSError:
-                return
-            if not data:
-                return
-            self.output += data
-
-    def wait_for(self, text: bytes, timeout: float = 20) -> None:
-        end = time.monotonic() + timeout
-        while text not in self.output:
-            assert time.monotonic() < end, f"{text!r} never came: {self.output[-2000:]!r}"
-            assert self.process.poll() is None, self.output[-2000:].decode(errors="replace")
-            time.sleep(0.02)
-
-    def send(self, data: bytes) -> None:
-        os.write(self.master, data)
-
-    def ended(self, timeout: float = 15) -> int:
-        code = self.process.wait(timeout)
-        self._drain.join(2)
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.master)
+_KILLED = """
+import sys
+from pathlib import Path
+from tui_debugger import app, engine
+start = engine.AsyncChild._started
+async def started(self):
+    process = await start(self)
+    print("CHILD", process.pid, file=open(sys.argv[2], "w"))
+    return process
+engine.AsyncChild._started = started
+sys.exit(app.run_ui(Path(sys.argv[1]), None))
+"""
 
 
 @pytest.fixture
@@ -97,8 +63,8 @@ def on_pty() -> Iterator[type[OnPty]]:
     started: list[OnPty] = []
 
     class Kept(OnPty):
-        def __init__(self, code: str, *arguments: str) -> None:
-            super().__init__(code, *arguments)
+        def __init__(self, code: str, *arguments: str, **options: Any) -> None:
+            super().__init__(code, *arguments, **options)
             started.append(self)
 
     yield Kept
@@ -166,6 +132,83 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
     for text in ("╭─ 2 Tensors ▸ ▂▄█", "2×12×64 → Δ ≠", "中文 ok", "naïve…"):
         assert terminal.plain(text).isascii()
         assert len(terminal.plain(text)) == cell_len(text)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"TERM": "xterm"}, {"LC_ALL": "C"}, {"NO_COLOR": "1"}, {"TERM": "linux", "LC_ALL": "POSIX"}, {"COLUMNS": "80"}],
+    ids=str,
+)
+def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: dict[str, str]) -> None:
+    app = on_pty(_RUN, size=(80, 24), **environment)
+    app.wait_for(b"no dump open")
+    if "LC_ALL" in environment:
+        drawn = app.output.decode("utf-8", "replace")
+        assert drawn.isascii(), sorted({char for char in drawn if not char.isascii()})
+    if "NO_COLOR" in environment:
+        assert not re.findall(rb"\x1b\[[0-9;]*38;2;(\d+);(?!\1;\1m)", app.output)
+    app.send(b"q")
+    assert app.ended() == 0
+    assert b"\x1b[?1049l" in app.output
+
+
+def test_a_storm_of_resizes_is_survived(on_pty: type[OnPty]) -> None:
+    app = on_pty(_RUN)
+    app.wait_for(b"no dump open")
+    for number in range(60):
+        app.resize(20 + number * 7 % 180, 5 + number * 3 % 50)
+        os.kill(app.process.pid, signal.SIGWINCH)
+        time.sleep(0.005)
+    app.resize(100, 30)
+    os.kill(app.process.pid, signal.SIGWINCH)
+    time.sleep(0.3)
+    app.send(b"?")
+    app.wait_for(b"Find the divergence")
+    app.send(b"\x1b")
+    time.sleep(0.3)
+    app.send(b"q")
+    assert app.ended() == 0
+
+
+def test_no_mouse_asks_for_no_mouse(on_pty: type[OnPty]) -> None:
+    app = on_pty("-m tui_debugger", "ui", "--no-mouse")
+    app.wait_for(b"no dump open")
+    app.send(b"q")
+    assert app.ended() == 0
+    assert b"\x1b[?1000h" not in app.output
+
+
+def test_a_killed_reader_is_an_error_and_the_next_job_gets_another(on_pty: type[OnPty], tmp_path: Path) -> None:
+    write_dump(tmp_path / "run", {"forward_data": {"log_probs": torch.zeros(2, 4), "entropy": torch.ones(2, 4)}})
+    note = tmp_path / "child"
+    app = on_pty(_KILLED, str(tmp_path / "run"), str(note))
+    app.wait_for(b"entropy")
+    os.kill(_pid_in(note), signal.SIGKILL)
+    time.sleep(0.3)
+    app.send(b"j3")
+    app.wait_for(b"elements")
+    app.send(b"q")
+    assert app.ended() == 0
+
+
+def test_names_of_a_dump_cannot_speak_to_the_terminal(on_pty: type[OnPty], tmp_path: Path) -> None:
+    evil = "logits\x1b]52;c;aGFjaw==\x07\x1b[2J\x9b31m"
+    write_dump(tmp_path / "run", {"forward_data": {evil: torch.zeros(2, 4), "log_probs": torch.zeros(2, 4)}})
+    app = on_pty("-m tui_debugger", str(tmp_path / "run"))
+    app.wait_for(b"logits")
+    for key in b"\r13z":
+        app.send(bytes([key]))
+        time.sleep(0.2)
+    app.send(b"q")
+    assert app.ended() == 0
+    assert b"]52;c;aGFjaw" not in app.output.replace(b"\\x1b]52", b"")
+    assert b"\x9b31m" not in app.output
+
+
+def test_control_characters_are_stopped_at_the_last_gate_too() -> None:
+    segments = [Segment("a\x1b[2Jb\x07"), Segment("plain")]
+    shown = terminal.ControlFilter().apply(segments, Color(0, 0, 0))
+    assert [segment.text for segment in shown] == ["a?[2Jb?", "plain"]
 
 
 def _pid_in(path: Path) -> int:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import click
 
+from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError
+from tui_debugger import snapshot
+from tui_debugger.peek import steps_in
+
+#: Steps that are listed before the screen opens: what takes no longer than a blink.
+LISTED_AT_ONCE = 100
 
 
 @click.command("ui", hidden=True)
@@ -25,13 +31,21 @@ def command(
     theme: str | None = None,
 ) -> int:
     """Open the screen on dump A, or on the first divergence of A and B."""
-    for path in (a, b):
-        if path is not None:
-            open_run(path)
+    peeked = steps_in(a) if a is not None and a.is_dir() else []
+    listed = None
+    if a is not None and not snapshot.is_document(a):
+        # A long run is listed by the reader, while its steps already stand on the screen.
+        listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else workbench.open_dump(a)
+    if b is not None:
+        open_run(b)
     require_terminal(a, b)
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
-    return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme)
+    return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked)
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def require_terminal(a: Path | None, b: Path | None) -> None:
@@ -40,7 +54,7 @@ def require_terminal(a: Path | None, b: Path | None) -> None:
     Raises:
         RequestError: standard input or output is no terminal; names the headless command.
     """
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if _has_terminal():
         return
     if a is not None and b is not None:
         hint = f"rldbg compare {a} {b}"

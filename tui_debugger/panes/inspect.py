@@ -80,18 +80,26 @@ class InspectPane(VerticalScroll, can_focus=True):
             self._tokens(text, tokens, width)
             return text
         verdict = document.get("verdict") or self._entry(document)
+        if self._state.place_asked:
+            self._facts(text, a, b)
+            self._values(text, document, width)
         if verdict:
             self._verdict(text, verdict, width)
-        self._facts(text, a, b)
+        if not self._state.place_asked:
+            self._facts(text, a, b)
         self._difference(text, document.get("difference"), width)
+        if not self._state.place_asked:
+            self._values(text, document, width)
+        self._stats(text, a, b, width)
+        return text
+
+    def _values(self, text: Text, document: Mapping[str, Any], width: int) -> None:
         if document.get("part"):
             parts_table(self, text, document["part"], document.get("part_b"), width)
         else:
             row = self._state.row
             raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
             window_table(self, text, document.get("window") or {}, raw, width)
-        self._stats(text, a, b, width)
-        return text
 
     def _entry(self, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The line's own verdict, where the sheet is about that line."""

@@ -1,4 +1,4 @@
-"""1 Steps: the records of A, by step, micro-batch and dump point. Children are added when a step opens."""
+"""1 Steps: the records of A, by step, micro-batch and dump point. Only the lines on screen are drawn."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from rich.style import Style
 from rich.text import Text
-from textual.widgets import Tree
-from textual.widgets.tree import TreeNode
+from textual import on
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.messages import RecordHighlighted, RecordOpened
 from tui_debugger.state import Scope, State
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+from tui_debugger.widgets.paint import paint, verdict_token
+from tui_debugger.widgets.rows import Rows
 
-_EMPTY = ("The records of a dump", "stand here, by step:", "o opens one.")
+_EMPTY = "The records of a dump stand here, by step. o opens one."
 _STEP = re.compile(r"\bstep (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What a node stands for: a scope, and the one record when there is just one."""
+    """What a line stands for: a scope, its records, and the one record when there is just one."""
 
+    depth: int
+    label: str
     scope: Scope
-    record: int | None = None
-    records: tuple[int, ...] = ()
+    records: tuple[int, ...]
+    opens: bool = False
+    """Whether there are lines below it to open."""
 
     @property
-    def all(self) -> tuple[int, ...]:
-        return self.records or (() if self.record is None else (self.record,))
+    def record(self) -> int | None:
+        return self.records[0] if len(self.records) == 1 else None
 
 
 class Problems:
     """How many problems a run has at which record and step: by the file they name, and by the step they speak of."""
 
     def __init__(self, problems: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> None:
-        by_path = {str(record.get("path")): index for index, record in enumerate(records)}
+        by_path = {str(record.get("path")): index for index, record in enumerate(records)} if problems else {}
         self._records: Counter[int] = Counter()
         self._steps: Counter[int | None] = Counter()
         for problem in problems:
@@ -68,49 +70,42 @@ def _matcher(text: str) -> Callable[[str], object] | None:
         return re.compile(re.escape(text), re.IGNORECASE).search
 
 
-class StepsPane(Tree[Spot]):
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
+class StepsPane(Rows):
     BORDER_TITLE = pane_title("steps")
-    ICON_NODE = "▸ "
-    ICON_NODE_EXPANDED = "▾ "
+    head_lines = 0
 
     def __init__(self) -> None:
-        super().__init__("records", id="steps")
-        self.show_root = False
-        self.guide_depth = 2
-        self.auto_expand = False
+        super().__init__(id="steps", empty=_EMPTY)
         self._drawn: object = None
         self._records: list[Mapping[str, Any]] = []
         self._verdicts: dict[int | None, str] = {}
         self._stages: set[str | None] = set()
-        self._silent = False
         self._filter = ""
         self._wrong = Problems([], [])
         self._marked: set[str] = set()
+        self._lines: list[Spot] = []
+        self._open: set[Scope] = set()
 
     def show(self, state: State) -> None:
-        """Draw the run; keep the tree as it is while only verdicts change."""
+        """Draw the run; what is open stays open while only verdicts change."""
         self._verdicts = dict(state.step_verdicts)
         self._marked = {mark.name for mark in state.marks if mark.kind == "record"}
         if state.a is None:
-            self.border_subtitle, self._drawn = "", None
-            if not self.root.children or self.root.children[0].data is not None:
-                self.clear()
-                self.root.expand()
-                for line in _EMPTY:
-                    self.root.add_leaf(Text(line, style=paint(self, "muted")))
+            self._drawn, self._records = None, []
+            self._lines = [Spot(0, f"step {step}", Scope(step), ()) for step in state.peeked]
+            self.border_subtitle = f"{len(self._lines):,} steps, reading" if self._lines else ""
+            self.set_count(len(self._lines), min(self.cursor, len(self._lines)))
             return
         if self._drawn is not state.a or self._filter != state.step_filter:
+            is_new = self._drawn is not state.a
             self._drawn, self._filter = state.a, state.step_filter
-            self._plant(state)
-        shown = sum(len(node.data.records) or 1 for node in self.root.children if node.data)
-        total = len(self._records)
+            self._plant(state, is_new=is_new)
+        shown, total = sum(len(spot.records) for spot in self._lines if not spot.depth), len(self._records)
         self.border_subtitle = f"{shown:,} of {total:,} records" if self._filter else f"{total:,} records"
         self._follow(state.scope)
-        self._clear_line_cache()  # labels hold verdicts
         self.refresh()
 
-    def _plant(self, state: State) -> None:
+    def _plant(self, state: State, *, is_new: bool) -> None:
         assert state.a is not None
         self._records = list(state.a.get("records") or [])
         self._wrong = Problems(state.a.get("problems") or [], self._records)
@@ -120,55 +115,53 @@ class StepsPane(Tree[Spot]):
         for index, record in enumerate(self._records):
             if wanted is None or wanted(self._said(index)):
                 by_step.setdefault(record["key"].get("step"), []).append(index)
-        self.clear()
-        for step, indexes in sorted(by_step.items(), key=lambda item: (item[0] is None, item[0] or 0)):
+        if is_new:
+            self._open = {Scope(step) for step in by_step if len(by_step) == 1 or step == state.scope.step}
+        steps = sorted(by_step, key=lambda step: (step is None, step or 0))
+        self._lines = []
+        for step in steps:
             name = "no step" if step is None else f"step {step}"
-            node = self.root.add(name, Spot(Scope(step), indexes[0] if len(indexes) == 1 else None, tuple(indexes)))
-            if len(indexes) == 1:
-                node.allow_expand = False
-            elif len(by_step) == 1 or step == state.scope.step:
-                node.expand()
-        self.root.expand()
+            spot = Spot(0, name, Scope(step), tuple(by_step[step]), len(by_step[step]) > 1)
+            self._lines.append(spot)
+            if spot.opens and spot.scope in self._open:
+                self._lines += self._below(spot)
+        self.set_count(len(self._lines), min(self.cursor, max(0, len(self._lines) - 1)))
 
-    def _follow(self, scope: Scope) -> None:
-        """Put the cursor on the step that is looked at, without telling anybody."""
-        here = self.cursor_node
-        if here is not None and here.data is not None and here.data.scope.step == scope.step:
-            return
-        for node in self.root.children:
-            if node.data and node.data.scope.step == scope.step:
-                self._silent = True
-                self.move_cursor(node)
-                self.call_after_refresh(setattr, self, "_silent", False)
-                return
-
-    def on_tree_node_expanded(self, event: Tree.NodeExpanded[Spot]) -> None:
-        self._fill(event.node)
-
-    def _fill(self, node: TreeNode[Spot]) -> None:
-        spot = node.data
-        if spot is None or node.children:
-            return
+    def _below(self, spot: Spot) -> list[Spot]:
+        """The lines under one: ranks and micro-batches, or the dump points of a single one, and what is open."""
         groups: dict[Scope, list[int]] = {}
         for index in spot.records:
             groups.setdefault(Scope.of(self._records[index]["key"]), []).append(index)
-        if len(groups) == 1 and spot.scope in groups:
-            self._add_stages(node, spot.scope, list(spot.records))
-            return
+        depth = spot.depth + 1
+        if len(groups) == 1 and (spot.depth or spot.scope in groups):
+            return [Spot(depth, self._stage(index), spot.scope, (index,)) for index in spot.records]
+        lines: list[Spot] = []
         for scope, indexes in groups.items():
-            label = " ".join(
-                f"{name} {value}" for name, value in (("rank", scope.rank), ("micro", scope.micro)) if value is not None
-            )
+            parts = (("rank", scope.rank), ("micro", scope.micro))
+            label = " ".join(f"{name} {value}" for name, value in parts if value is not None)
             if scope == spot.scope or not label:
-                self._add_stages(node, scope, indexes)
-            elif len(indexes) == 1:
-                node.add_leaf(f"{label} {self._telling(indexes[0])}".rstrip(), Spot(scope, indexes[0]))
-            else:
-                node.add(label, Spot(scope, None, tuple(indexes)))
+                lines += [Spot(depth, self._stage(index), scope, (index,)) for index in indexes]
+                continue
+            alone = f" {self._telling(indexes[0])}".rstrip() if len(indexes) == 1 else ""
+            below = Spot(depth, label + alone, scope, tuple(indexes), len(indexes) > 1)
+            lines.append(below)
+            if below.opens and below.scope in self._open:
+                lines += self._below(below)
+        return lines
 
-    def _add_stages(self, node: TreeNode[Spot], scope: Scope, indexes: list[int]) -> None:
-        for index in indexes:
-            node.add_leaf(self._stage(index), Spot(scope, index))
+    def _follow(self, scope: Scope) -> None:
+        """Put the cursor on the step that is looked at, without telling anybody."""
+        here = self.here
+        if here is not None and here.scope.step == scope.step:
+            return
+        row = self._row_of(scope.step)
+        if row is not None:
+            self.move_cursor(row)
+
+    def _row_of(self, step: int | None) -> int | None:
+        return next((row for row, spot in enumerate(self._lines) if spot.scope.step == step), None)
+
+    # ── what a line says ─────────────────────────────────────────────────────────────────────────
 
     def _said(self, index: int) -> str:
         """What the filter looks at: `step 3 rank 0 micro 1 modules PROBLEM DIFF`."""
@@ -179,12 +172,11 @@ class StepsPane(Tree[Spot]):
         return " ".join([*parts, self._verdicts.get(key.get("step"), "")])
 
     def _stage(self, index: int) -> str:
-        record = self._records[index]
-        role = record["key"].get("role")
-        fields = record.get("fields")
+        role = self._records[index]["key"].get("role")
+        fields = self._records[index].get("fields")
         count = f" ({len(fields)})" if fields else ""
         prefix = f"{role}/" if role not in (None, "actor") else ""
-        return f"{prefix}{record['key'].get('stage')}{count}"
+        return f"{prefix}{self._records[index]['key'].get('stage')}{count}"
 
     def _telling(self, index: int) -> str:
         """What tells a lone record from the others: its role, and its stage where the dump has several."""
@@ -193,56 +185,62 @@ class StepsPane(Tree[Spot]):
         role = self._records[index]["key"].get("role")
         return "" if role == "actor" else str(role or "")
 
-    def process_label(self, label: Any) -> Text:
-        # A name is data: never markup.
-        return label if isinstance(label, Text) else Text(fmt.safe(label))
-
-    def render_label(self, node: TreeNode[Spot], base_style: Style, style: Style) -> Text:
-        text = super().render_label(node, base_style, style)
-        spot = node.data
-        if spot is None:
-            return text
-        at_step = node.parent is self.root
-        if at_step and (word := self._verdicts.get(spot.scope.step)):
+    def line(self, row: int, width: int) -> Text:
+        spot = self._lines[row]
+        arrow = ("▾ " if spot.scope in self._open else "▸ ") if spot.opens else "  "
+        text = Text(" " + "  " * spot.depth + arrow)
+        text.append(fmt.safe(spot.label))
+        if not spot.depth and (word := self._verdicts.get(spot.scope.step)):
             text.append("  ")
             text.append(word, paint(self, verdict_token(word)))
-        wrong = self._wrong.of_step(spot.scope.step) if at_step else sum(map(self._wrong.of_record, spot.all))
+        wrong = sum(map(self._wrong.of_record, spot.records)) if spot.depth else self._wrong.of_step(spot.scope.step)
         if wrong:
             text.append(f"  !{wrong}", paint(self, "missing"))
-        if str(spot.scope) in self._marked and (at_step or spot.scope.micro is not None):
+        if str(spot.scope) in self._marked and (not spot.depth or spot.scope.micro is not None):
             text.append("  +", paint(self, "key"))
         return text
+
+    # ── keys ─────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def here(self) -> Spot | None:
         """What the cursor is on."""
-        return self.cursor_node.data if self.cursor_node is not None else None
+        return self._lines[self.cursor] if self.cursor < len(self._lines) else None
 
     def go_to(self, step: int | None, path: str = "") -> bool:
-        """Put the cursor on a step, or on the record of a file; False where there is none."""
+        """Put the cursor on a step, or open the record of a file; False where there is none."""
         index = next((i for i, record in enumerate(self._records) if path and str(record.get("path")) == path), None)
         if index is not None:
             step = self._records[index]["key"].get("step")
-        for node in self.root.children:
-            if node.data and node.data.scope.step == step:
-                self.move_cursor(node)
-                if index is not None:
-                    self.post_message(RecordOpened(index, Scope.of(self._records[index]["key"])))
-                return True
-        return False
+        row = self._row_of(step)
+        if row is None:
+            return False
+        self.move_cursor(row)
+        if index is not None:
+            self.post_message(RecordOpened(index, Scope.of(self._records[index]["key"])))
+        return True
 
-    def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Spot]) -> None:
+    @on(Rows.Highlighted)
+    def _highlighted(self, event: Rows.Highlighted) -> None:
         event.stop()
-        spot = event.node.data
-        if spot is not None and self.has_focus and not self._silent:
-            # Of a step or micro-batch of several records the first is looked at.
-            self.post_message(RecordHighlighted(spot.records[0] if spot.records else spot.record, spot.scope))
-
-    def on_tree_node_selected(self, event: Tree.NodeSelected[Spot]) -> None:
-        event.stop()
-        spot = event.node.data
-        if spot is None:
+        spot = self.here
+        if spot is None or not spot.records:
             return
-        if event.node.allow_expand and not event.node.is_expanded:
-            event.node.expand()
+        if isinstance(event, Rows.Chosen):
+            self._chosen(spot)
+        elif self.has_focus:
+            # Of a step or micro-batch of several records the first is looked at.
+            self.post_message(RecordHighlighted(spot.records[0], spot.scope))
+
+    def _chosen(self, spot: Spot) -> None:
+        row = self.cursor
+        if spot.opens and spot.scope not in self._open:
+            self._open.add(spot.scope)
+            self._lines[row + 1 : row + 1] = self._below(spot)
+        elif spot.opens:
+            self._open.discard(spot.scope)
+            later = range(row + 1, len(self._lines))
+            end = next((i for i in later if self._lines[i].depth <= spot.depth), len(self._lines))
+            del self._lines[row + 1 : end]
+        self.set_count(len(self._lines), row)
         self.post_message(RecordOpened(spot.record, spot.scope))

@@ -89,7 +89,7 @@ class TensorRows(Rows):
             text.append(f"{item.verdict + suspect:<9}", paint(self, verdict_token(item.verdict)))
         elif item.verdict:
             text.append(f"{item.verdict} ", paint(self, verdict_token(item.verdict)))
-        room = width - text.cell_len - sum(size + 1 for _, size in columns)
+        room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         quiet = item.verdict in ("SAME", "PADDING")
         name = fmt.middle(fmt.safe(item.name), room)
         text.append(f"{name:<{room}}", paint(self, "muted") if quiet else "")

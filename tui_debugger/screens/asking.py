@@ -14,6 +14,13 @@ from tui_debugger.session import Session
 from tui_debugger.state import Part, Scope
 
 
+class Watching(Screen[None]):
+    """A screen on top of the debugger's that shows the same state, and is told when it changed."""
+
+    def redraw(self) -> None:
+        raise NotImplementedError
+
+
 class Asking(Screen[None]):
     """What is asked in one line, and done with the answer."""
 

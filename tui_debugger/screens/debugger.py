@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from replay_core.replay.forecast import unavailable
-from tui_debugger import clipboard, keymap, remembered
+from tui_debugger import keymap, remembered
 from tui_debugger.actions import ACTIONS, Action
 from tui_debugger.flag_choices import FLAGS
 from tui_debugger.messages import (
@@ -25,25 +24,23 @@ from tui_debugger.messages import (
     TensorHighlighted,
     TensorOpened,
 )
-from tui_debugger.panes.findings import FindingsPane
-from tui_debugger.panes.flags import FlagsPane
-from tui_debugger.panes.inspect import InspectPane
-from tui_debugger.panes.log import LogPane
 from tui_debugger.panes.start import StartList
 from tui_debugger.panes.steps import StepsPane
-from tui_debugger.panes.telemetry import TelemetryPane
 from tui_debugger.panes.tensors import TensorsPane
-from tui_debugger.screens.asking import Asking
+from tui_debugger.screens.asking import Asking, Watching
 from tui_debugger.screens.finding import Finding
-from tui_debugger.screens.help import HelpScreen
-from tui_debugger.screens.logview import LogScreen
-from tui_debugger.screens.matrix import MatrixScreen
 from tui_debugger.screens.moving import Moving
-from tui_debugger.screens.themes import ThemeScreen
 from tui_debugger.session import Session
 from tui_debugger.state import Mark, Part, Scope, State
 from tui_debugger.widgets.bars import KeyBar, TabLine
 from tui_debugger.widgets.headline import Headline, TitleLine
+
+if TYPE_CHECKING:
+    from tui_debugger.panes.findings import FindingsPane
+    from tui_debugger.panes.flags import FlagsPane
+    from tui_debugger.panes.inspect import InspectPane
+    from tui_debugger.panes.log import LogPane
+    from tui_debugger.panes.telemetry import TelemetryPane
 
 _REDRAW_S = 1 / 15
 
@@ -65,6 +62,14 @@ class DebuggerScreen(Finding, Moving, Asking):
         self._lines: list[str] = []
         self._redraw_due = False
         self._quit_asked = False
+        self.is_whole = False
+        """Every pane is mounted."""
+
+    _flags: FlagsPane
+    _findings: FindingsPane
+    _log: LogPane
+    _inspect: InspectPane
+    _telemetry: TelemetryPane
 
     @property
     def state(self) -> State:
@@ -81,33 +86,46 @@ class DebuggerScreen(Finding, Moving, Asking):
         with Horizontal(id="columns"):
             with Vertical(id="left"):
                 yield StepsPane()
-                yield FlagsPane(self.actions)
             with Vertical(id="centre"):
                 yield TensorsPane()
-                yield FindingsPane()
-                yield LogPane()
-            with Vertical(id="right"):
-                yield InspectPane()
-                yield TelemetryPane()
+            yield Vertical(id="right")
         yield KeyBar(self.actions)
 
     def on_mount(self) -> None:
-        self.redraw(*Part)
+        self._draw_first(set(Part))
         self._focus_pane("tensors")
+
+    async def mount_rest(self) -> None:
+        """The panes that a person does not look for first: imported and mounted once the steps are on the screen."""
+        from tui_debugger.panes.findings import FindingsPane
+        from tui_debugger.panes.flags import FlagsPane
+        from tui_debugger.panes.inspect import InspectPane
+        from tui_debugger.panes.log import LogPane
+        from tui_debugger.panes.telemetry import TelemetryPane
+
+        self._flags, self._findings, self._log = FlagsPane(self.actions), FindingsPane(), LogPane()
+        self._inspect, self._telemetry = InspectPane(), TelemetryPane()
+        with self.app.batch_update():
+            await self.query_one("#left").mount(self._flags)
+            await self.query_one("#centre").mount(self._findings, self._log)
+            await self.query_one("#right").mount(self._inspect, self._telemetry)
+        self.is_whole = True
+        self._mark_active()
+        self.redraw(*Part)
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
     def redraw(self, *parts: Part) -> None:
         """Have parts drawn soon. Events arrive in bursts; the screen follows at a steady pace, and rests between."""
         self._stale.update(parts)
-        if not self._redraw_due and self.is_attached:
+        if not self._redraw_due and self.is_whole and self.is_attached:
             self._redraw_due = True
             self.set_timer(_REDRAW_S, self._redraw_stale)
 
     @property
     def is_current_with_state(self) -> bool:
         """Whether everything that changed has been drawn."""
-        return not self._redraw_due
+        return self.is_whole and not self._redraw_due
 
     def _redraw_stale(self) -> None:
         self._redraw_due = False
@@ -115,25 +133,32 @@ class DebuggerScreen(Finding, Moving, Asking):
         lines, self._lines = self._lines, []
         state = self.state
         with self.app.batch_update():
-            self.query_one(LogPane).add(lines)
-            if Part.START in parts:
-                self._show_start()
+            self._draw_first(parts)
+            self._log.add(lines)
             if Part.RUNS in parts:
-                self.query_one(StepsPane).show(state)
-                self.query_one(FindingsPane).show(state)
-            if Part.TENSORS in parts:
-                self.query_one(TensorsPane).show(state)
+                self._findings.show(state)
             if Part.INSPECT in parts:
-                self.query_one(InspectPane).show(state)
+                self._inspect.show(state)
             if parts & {Part.FLAGS, Part.TELEMETRY, Part.RUNS}:
-                self.query_one(FlagsPane).show(state)
+                self._flags.show(state)
             if Part.TELEMETRY in parts or Part.TENSORS in parts:
-                self.query_one(TelemetryPane).show(state)
-            self.query_one(Headline).show(state)
-            self.query_one(TitleLine).show(state)
-            self.query_one(KeyBar).show(self._bar, state.busy is not None)
-        if isinstance(self.app.screen, MatrixScreen):
-            self.app.screen.redraw()
+                self._telemetry.show(state)
+        on_top = self.app.screen
+        if on_top is not self and isinstance(on_top, Watching):
+            on_top.redraw()
+
+    def _draw_first(self, parts: set[Part]) -> None:
+        """What the first paint holds: the answer, the steps, the tensors, the keys."""
+        state = self.state
+        if Part.START in parts:
+            self._show_start()
+        if Part.RUNS in parts:
+            self.query_one(StepsPane).show(state)
+        if Part.TENSORS in parts:
+            self.query_one(TensorsPane).show(state)
+        self.query_one(Headline).show(state)
+        self.query_one(TitleLine).show(state)
+        self.query_one(KeyBar).show(self._bar, state.busy is not None)
 
     def _show_start(self) -> None:
         pane, is_open = self.query_one(TensorsPane), self.state.a_path is not None
@@ -167,7 +192,7 @@ class DebuggerScreen(Finding, Moving, Asking):
 
     def action_open(self) -> None:
         if self.active == "flags":
-            self.query_one(FlagsPane).press()
+            self._flags.press()
 
     # ── replay, compare, flags ───────────────────────────────────────────────────────────────────
 
@@ -178,6 +203,8 @@ class DebuggerScreen(Finding, Moving, Asking):
         self.work(self.session.replay(), "job")
 
     def action_matrix(self) -> None:
+        from tui_debugger.screens.matrix import MatrixScreen  # 5 ms that nobody waits for who never opens it
+
         self.app.push_screen(MatrixScreen(self))
 
     def action_flag(self, name: str) -> None:
@@ -186,17 +213,19 @@ class DebuggerScreen(Finding, Moving, Asking):
         at = choice.settings.index(value) if value in choice.settings else -1
         now = self.state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
         self.redraw(Part.FLAGS)
+        from replay_core.replay.forecast import unavailable  # comes with the flags pane, after the first paint
+
         why = unavailable(name, now, self.state.flags)
         if why is not None:
             self.app.notify(f"{choice.label} {now} cannot run here: {why}", severity="warning", markup=False, timeout=3)
-        elif self.active != "flags" and not self.query_one(FlagsPane).region:
+        elif self.active != "flags" and not self._flags.region:
             self.app.notify(f"{choice.label}: {'all' if now is None else now}", markup=False, timeout=2)
 
     def action_mark(self) -> None:
         if self.active == "flags":
-            self.query_one(FlagsPane).press()
+            self._flags.press()
         elif self.active == "log":
-            self.query_one(LogPane).toggle_pause()
+            self._log.toggle_pause()
         elif self.active == "steps":
             spot = self.query_one(StepsPane).here
             if spot is not None and self.state.a is not None:
@@ -254,8 +283,8 @@ class DebuggerScreen(Finding, Moving, Asking):
 
     def action_copy(self) -> None:
         named = {
-            "inspect": lambda: self.query_one(InspectPane).text,
-            "findings": lambda: self.query_one(FindingsPane).text,
+            "inspect": lambda: self._inspect.text,
+            "findings": lambda: self._findings.text,
         }
         self.copy(named.get(self.active, str)() or self.state.answer().sentence)
 
@@ -264,21 +293,29 @@ class DebuggerScreen(Finding, Moving, Asking):
 
     async def _copy(self, text: str) -> None:
         self.app.copy_to_clipboard(text)
+        from tui_debugger import clipboard
+
         in_tmux = await clipboard.tmux_buffer(text)
         self.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
 
     def action_open_log(self) -> None:
+        from tui_debugger.screens.logview import LogScreen  # as late as the others
+
         cell = self.state.cells[-1].document if self.state.cells else {}
         log = cell.get("log")
-        self.app.push_screen(LogScreen(Path(log)) if log else LogScreen(None, self.query_one(LogPane).kept))
+        self.app.push_screen(LogScreen(Path(log)) if log else LogScreen(None, self._log.kept))
 
     def action_theme(self) -> None:
+        from tui_debugger.screens.themes import ThemeScreen  # textual's OptionList: 5 ms
+
         self.app.push_screen(ThemeScreen())
 
     def action_palette(self) -> None:
         self.app.action_command_palette()
 
     def action_help(self) -> None:
+        from tui_debugger.screens.help import HelpScreen  # rich.table: 10 ms
+
         self.app.push_screen(HelpScreen(self.actions))
 
     def action_quit(self) -> None:

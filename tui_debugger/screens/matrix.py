@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
-from textual.screen import Screen
 from textual.widgets import Static
 
 from replay_core.errors import RldbgError
@@ -17,6 +16,7 @@ from replay_core.replay.axes import Axes
 from tui_debugger import format as fmt
 from tui_debugger import keymap
 from tui_debugger.screens.ask import AskScreen
+from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.help import HelpScreen
 from tui_debugger.screens.logview import LogScreen
 from tui_debugger.screens.moving import move
@@ -78,7 +78,7 @@ class MatrixRows(Rows):
         agrees = (cell.get("agreement") or {}).get("agrees")
         word, token = ("BASELINE", "key") if cell.get("part") == "reference" else _TRUTH[agrees]
         text.append(f"{word:<11}", paint(self, token))
-        room = width - text.cell_len - sum(size + 1 for _, size in columns)
+        room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         text.append(f"{fmt.middle(_name(cell, self._axes()), room):<{room}}")
         for name, size in columns:
             text.append(f" {fmt.middle(_figure(cell, name), size):>{size}}", paint(self, "muted"))
@@ -111,7 +111,7 @@ def _figure(cell: Mapping[str, Any], name: str) -> str:
     return "" if value is None else fmt.seconds(value)
 
 
-class MatrixScreen(Screen[None]):
+class MatrixScreen(Watching):
     """The cells of the matrix over the debugger's panes."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)

@@ -33,7 +33,8 @@ class Moving(Screen[None]):
 
     def _mark_active(self) -> None:
         for name in PANES:
-            self.pane(name).set_class(name == self.active, "-active")
+            for pane in self.query(f"#{name}"):  # some are mounted after the first paint
+                pane.set_class(name == self.active, "-active")
         for column in self.query("#left, #centre, #right"):
             column.set_class(bool(column.query(".-active")), "-has-active")
         self.set_class(self.alone, "-alone")

@@ -89,7 +89,9 @@ class Rows(ScrollView, can_focus=True):
         self.virtual_size = Size(self.size.width, self.count + self.head_lines)
 
     def _bring_into_sight(self) -> None:
-        room = max(1, self.size.height - self.head_lines)
+        if self.size.height <= self.head_lines:
+            return  # not laid out yet: the first resize comes back here
+        room = self.size.height - self.head_lines
         top = self.scroll_offset.y
         beyond = top - self.cursor if self.cursor < top else self.cursor - top - room + 1
         if beyond <= 0:
