@@ -109,7 +109,9 @@ def read_config(path: Path, environment: Mapping[str, str] | None = None) -> Cri
             expected="critic.strategy_args.strategy_name: " + ", ".join(STRATEGIES),
             found=name or "none",
         )
-    return _Reader(path, whole, critic, STRATEGIES[name], dict(os.environ if environment is None else environment)).read()
+    return _Reader(
+        path, whole, critic, STRATEGIES[name], dict(os.environ if environment is None else environment)
+    ).read()
 
 
 class _Reader:
@@ -175,12 +177,8 @@ class _Reader:
             weight_decay=number("critic.training_args.weight_decay", training.get("weight_decay", 0.0), 0.0),
             warmup_steps=self._int("critic.training_args.warmup_steps", training.get("warmup_steps", 0), least=0),
             max_grad_norm=number("critic.training_args.max_grad_norm", training.get("max_grad_norm", 1.0), 0.0),
-            per_device_batch=self._int(
-                "critic.training_args.per_device_train_batch_size", training.get("per_device_train_batch_size", 2), least=1
-            ),
-            accumulation=self._int(
-                "critic.training_args.gradient_accumulation_steps", training.get("gradient_accumulation_steps", 2), least=1
-            ),
+            per_device_batch=self._trained("per_device_train_batch_size"),
+            accumulation=self._trained("gradient_accumulation_steps"),
             value_clip=None if clip is None else number("value_clip", clip, 0.0),
             gamma=number("gamma", self.whole.get("gamma", 1.0), 0.0, 1.0),
             lambd=number("lambd", self.whole.get("lambd", 0.95), 0.0, 1.0),
@@ -191,7 +189,12 @@ class _Reader:
             notes=tuple(self.notes),
         )  # fmt: skip
 
-    def _control(self, variable: str, key: str, default: float, low: float | None = None, high: float | None = None) -> float:
+    def _trained(self, key: str) -> int:
+        return self._int(f"critic.training_args.{key}", self.training.get(key, 2), least=1)
+
+    def _control(
+        self, variable: str, key: str, default: float, low: float | None = None, high: float | None = None
+    ) -> float:
         for source, table, name in (
             (f"{variable} in system_envs", self.own_environment, variable),
             (f"{variable} in the environment", self.environment, variable),
@@ -250,12 +253,17 @@ class _Reader:
         if isinstance(value, bool) or not math.isfinite(found):
             raise self._wrong(where, value, "a number")
         if (low is not None and found < low) or (high is not None and found > high):
-            raise self._wrong(where, value, f"{'' if low is None else f'{low:g} '}to {'' if high is None else f'{high:g}'}")
+            raise self._wrong(
+                where, value, f"{'' if low is None else f'{low:g} '}to {'' if high is None else f'{high:g}'}"
+            )
         return found
 
     def _wrong(self, where: str, value: Any, expected: str) -> RequestError:
         return RequestError(
-            f"{where} cannot be used", file=str(self.path), expected=expected, found="nothing" if value is None else str(value)
+            f"{where} cannot be used",
+            file=str(self.path),
+            expected=expected,
+            found="nothing" if value is None else str(value),
         )
 
 
@@ -277,9 +285,11 @@ def _section(mapping: Mapping[str, Any], key: str, path: Path, *, required: bool
 def _load(path: Path) -> dict[str, Any]:
     """The file as plain data, `${...}` resolved where omegaconf is installed."""
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
-        raise RequestError("reading a critic's YAML needs PyYAML", file=str(path), hint="pip install 'rldbg[parity]'") from None
+        raise RequestError(
+            "reading a critic's YAML needs PyYAML", file=str(path), hint="pip install 'rldbg[parity]'"
+        ) from None
     try:
         text = path.read_text(encoding="utf-8")
         plain = yaml.safe_load(text)
@@ -305,4 +315,6 @@ def _resolved(text: str, path: Path) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.create(text), resolve=True)
     except OmegaConfBaseException as error:
-        raise RequestError(f"the configuration cannot be resolved: {str(error).splitlines()[0]}", file=str(path)) from None
+        raise RequestError(
+            f"the configuration cannot be resolved: {str(error).splitlines()[0]}", file=str(path)
+        ) from None

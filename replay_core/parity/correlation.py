@@ -1,4 +1,4 @@
-"""How two critics' values stand to each other, over one set of tokens: what correlates, and what correlation cannot see.
+"""How two critics' values stand to each other, over one set of tokens: correlations, and what they cannot see.
 
 All figures are of b against a, the baseline: d = b - a. A correlation needs two quantities that vary; where one
 does not, it is None and `undefined` says why. It is never NaN.
@@ -79,14 +79,20 @@ def measure(a: Any, b: Any, mask: Any = None, *, threshold: float = NEARLY_IDENT
     flat_a, flat_b = flat_a[finite], flat_b[finite]
     n = int(flat_a.size)
     if n == 0:
-        why = "no token is left to compare" if nonfinite == 0 else f"none of the {nonfinite} tokens is finite on both sides"
+        why = (
+            "no token is left to compare"
+            if nonfinite == 0
+            else f"none of the {nonfinite} tokens is finite on both sides"
+        )
         return Measures(0, nonfinite, None, None, why, *[None] * 16)
     d = flat_b - flat_a
     size = np.abs(d)
     relative = size / (np.abs(flat_a) + RELATIVE_EPSILON)
     undefined = why_undefined(flat_a, flat_b)
     slope, offset = line(flat_a, flat_b)
-    residual = None if slope is None or offset is None else float(np.sqrt(np.mean((flat_b - slope * flat_a - offset) ** 2)))
+    residual = (
+        None if slope is None or offset is None else float(np.sqrt(np.mean((flat_b - slope * flat_a - offset) ** 2)))
+    )
     std_a, std_b = float(flat_a.std()), float(flat_b.std())
     return Measures(
         n=n,
@@ -117,7 +123,11 @@ def why_undefined(a: Floats, b: Floats) -> str | None:
     """Why there is no correlation, or None where there is one."""
     if a.size < 2:
         return f"a correlation needs two tokens, there is {a.size}"
-    constant = [f"{side} is {values[0]:.6g} at all {a.size} tokens" for side, values in (("A", a), ("B", b)) if is_constant(values)]
+    constant = [
+        f"{side} is {values[0]:.6g} at all {a.size} tokens"
+        for side, values in (("A", a), ("B", b))
+        if is_constant(values)
+    ]
     return "; ".join(constant) + ": a constant correlates with nothing" if constant else None
 
 

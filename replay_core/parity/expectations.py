@@ -33,7 +33,7 @@ BANDS = (
 )
 
 _ARTEFACT = "the band is met only because padding is counted: over the tokens that count the critics agree"
-_BELOW = "below the band where it counts: the guide's \"architectural differences\" do not explain this"
+_BELOW = 'below the band where it counts: the guide\'s "architectural differences" do not explain this'
 _ABOVE = "above the band: on the same weights the critics agree better than the guide expects"
 _AS_EXPECTED = (
     "inside the band where it counts; with the same weights real Megatron-core and a DeepSpeed critic measure 1.000, "
@@ -41,7 +41,9 @@ _AS_EXPECTED = (
 )
 
 
-def against(kind: str, masked: Measures, unmasked: Measures, after: Measures | None, whole: Measures | None) -> list[dict[str, Any]]:
+def against(
+    kind: str, masked: Measures, unmasked: Measures, after: Measures | None, whole: Measures | None
+) -> list[dict[str, Any]]:
     """Each band that is about this batch, with both figures. `after` and `whole` are those after training, if any."""
     data = "random tokens" if kind == "random" else "real text"
     rows = [_row(band, masked, unmasked) for band in BANDS if band.data == data]

@@ -74,7 +74,11 @@ def common(tensors: Tensors) -> Tensors:
         found = re.fullmatch(r"layers\.\d+\.(.+)", name)
         inner = found.group(1) if found else name
         # A layer's first input goes by position or by keyword.
-        inner = {"inputs.hidden_states": "inputs.0", "output.0": "output", "v_head.inputs.hidden_states": "v_head.inputs.0"}.get(inner, inner)
+        inner = {
+            "inputs.hidden_states": "inputs.0",
+            "output.0": "output",
+            "v_head.inputs.hidden_states": "v_head.inputs.0",
+        }.get(inner, inner)
         if found and inner in layer:
             kept[name[: found.start(1)] + inner] = tensor
         elif not found and inner in _OUTER.values():

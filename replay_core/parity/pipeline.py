@@ -120,7 +120,9 @@ def _recorded_steps(path: Path) -> list[dict[str, Any]]:
         read = json.loads(path.with_name(f"{path.name}.steps.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    fits = isinstance(read, list) and all(isinstance(one, dict) and {"step", "rows", "loss"} <= set(one) for one in read)
+    fits = isinstance(read, list) and all(
+        isinstance(one, dict) and {"step", "rows", "loss"} <= set(one) for one in read
+    )
     return read if fits else []
 
 
@@ -152,7 +154,12 @@ def _batches(request: Request, shape: dict[str, Any], configs: Sequence[CriticCo
     pad = shape.get("pad_token_id")
     made = [
         make_batch(
-            spec, int(shape["vocab_size"]), tokenizer, request.seed, avoid=pad if isinstance(pad, int) else None, **chosen
+            spec,
+            int(shape["vocab_size"]),
+            tokenizer,
+            request.seed,
+            avoid=pad if isinstance(pad, int) else None,
+            **chosen,
         )
         for spec in request.data or DEFAULT
     ]
@@ -173,7 +180,9 @@ def _store(batches: Sequence[Batch], path: Path) -> Path:
         held[f"{number}.response_mask"] = np.ascontiguousarray(batch.response_BS, np.int64)
         held[f"{number}.rewards"] = np.ascontiguousarray(batch.rewards_BT, np.float32)
     if path.exists():
-        raise RequestError("the directory holds a parity run already", file=str(path.parent), hint="name another: --out DIR")
+        raise RequestError(
+            "the directory holds a parity run already", file=str(path.parent), hint="name another: --out DIR"
+        )
     save_file(held, str(path))
     return path
 
@@ -194,7 +203,14 @@ def _need_one_process(configs: Sequence[CriticConfig]) -> None:
             )  # fmt: skip
 
 
-_SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+_SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+)
 
 
 def _need_one_shape(configs: Sequence[CriticConfig]) -> dict[str, Any]:

@@ -72,10 +72,12 @@ def train(critic: Critic, batch: CriticBatch, targets: Targets, steps: int) -> I
     for step in range(1, steps + 1):
         critic.model.train()
         rows = next(batches)
-        micros = [rows[start : start + config.per_device_batch] for start in range(0, len(rows), config.per_device_batch)]
+        micros = [
+            rows[start : start + config.per_device_batch] for start in range(0, len(rows), config.per_device_batch)
+        ]
         losses, clipped = [], []
         for number, chosen in enumerate(micros):
-            part, mask_BT = batch.rows(chosen), batch.rows(chosen).loss_mask_BT
+            part, mask_BT = batch.rows(chosen), batch.rows(chosen).loss_mask
             returns_BT, old_BT = targets.returns_BT[chosen], targets.old_values_BT[chosen]
             values_BT = critic.values(part)
             loss = reduce(squared_error(values_BT, returns_BT, old_BT, config.value_clip), mask_BT)

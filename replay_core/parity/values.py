@@ -84,7 +84,9 @@ def read_values(run: Run) -> list[Values]:
             "no record holds a critic's values",
             file=str(run.path),
             expected="a tensor `values` [B, T] beside input_ids and masks",
-            found="; ".join(unreadable[:3]) or ", ".join(sorted({str(record.key) for record in run.records})[:4]) or "no record",
+            found="; ".join(unreadable[:3])
+            or ", ".join(sorted({str(record.key) for record in run.records})[:4])
+            or "no record",
             hint=f"rldbg ls {run.path}",
         )
     return found

@@ -1,4 +1,4 @@
-"""run_critic: one critic on every batch, start to end, written as a native dump. Only the child process imports this."""
+"""run_critic: one critic on every batch, start to end, written as a native dump. Only the child imports this."""
 
 from __future__ import annotations
 
@@ -202,12 +202,13 @@ class _Run:
             return []
         held = load_file(str(path), device=self.critic.config.device)
         return [
-            Targets(held[f"{number}.returns_BT"], held[f"{number}.old_values_BT"]) for number in range(len(self.batches))
+            Targets(held[f"{number}.returns_BT"], held[f"{number}.old_values_BT"])
+            for number in range(len(self.batches))
         ]
 
     def _own_targets(self, batch: CriticBatch, number: int, values_BT: torch.Tensor) -> Targets:
         config = self.critic.config
-        mask_BT = batch.loss_mask_BT
+        mask_BT = batch.loss_mask
         _, returns_BT = gae(self.rewards[number], values_BT, mask_BT, gamma=config.gamma, lam=config.lambd)
         return Targets(returns_BT, values_BT)
 

@@ -20,18 +20,24 @@ from replay_core.jobs import Event, Job, LogLine, Progress
 from tui_debugger import format as words
 from tui_debugger import paths
 from tui_debugger.commands import document_output, finish
+from tui_debugger.reports.parity import parity_report
 from tui_debugger.reports.replay import replay_report
 
 
 @click.command("demo")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), help="Where to record it.")
 @click.option("--text", "as_text", is_flag=True, help="Print the story instead of opening the screen.")
+@click.option(
+    "--parity", "is_parity", is_flag=True, help="Two critics side by side instead: DeepSpeed's and Megatron's."
+)
 @document_output
-def command(directory: Path | None, as_text: bool, as_json: bool, output: Path | None) -> int:
+def command(directory: Path | None, as_text: bool, is_parity: bool, as_json: bool, output: Path | None) -> int:
     """Train a tiny policy, pack a micro-batch wrongly, and see the first diverging tensor.
 
-    Exit 1 is success: the demo ends on a divergence.
+    Exit 1 is success: the demo ends on a divergence. With --parity exit 0 is: the critics agree where it counts.
     """
+    if is_parity:
+        return _parity(directory, as_json=as_json, output=output)
     began = time.monotonic()
     root = directory or paths.new_replay_dir("demo")
     _say("1/2  training a tiny Qwen2-style policy with GRPO, recording every step")
@@ -53,6 +59,18 @@ def command(directory: Path | None, as_text: bool, as_json: bool, output: Path |
     recording = {"dump": trained["dump"], "model": "checkpoint", "flags": cells[-1]["flags"]}
     code = run_ui(Path(cells[0]["dump"]), Path(cells[-1]["dump"]), replay=recording)
     return code or int(ExitCode.DIVERGES)
+
+
+def _parity(directory: Path | None, *, as_json: bool, output: Path | None) -> int:
+    """Both tiny critics on random, padded and stale rows, then five training steps each."""
+    _say("1/2  a DeepSpeed critic and a Megatron critic with the same weights, each in a process of its own")
+    began = time.monotonic()
+    config_a, config_b = workbench.parity_examples()
+    out = directory or paths.new_replay_dir("parity")
+    with ChildRunner() as runner:
+        doc = workbench.parity(config_a, config_b, out, runner, _tell)
+    _say(f"2/2  their values compared, with and without the padding; {time.monotonic() - began:.0f} s in all, in {out}")
+    return finish(doc, parity_report, as_json=as_json, output=output)
 
 
 def _plan(trained: dict[str, Any]) -> dict[str, Any]:

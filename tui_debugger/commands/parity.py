@@ -30,7 +30,9 @@ from tui_debugger.reports.parity import parity_report
 @click.option("--micro", type=click.IntRange(min=0), default=0, help="Of a dump given as --data.")
 @click.option("--steps", type=click.IntRange(min=0), default=5, show_default=True, help="Training steps.")
 @click.option("--seed", type=int, default=42, show_default=True, help="Of made-up data.")
-@click.option("--threshold", type=float, default=0.1, show_default=True, help="Nearly identical: values nearer than this.")
+@click.option(
+    "--threshold", type=float, default=0.1, show_default=True, help="Nearly identical: values nearer than this."
+)
 @click.option("--no-modules", is_flag=True, help="Do not record module tensors: no first diverging module.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where the two dumps and logs go.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a critic may take.")
