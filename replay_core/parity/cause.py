@@ -44,6 +44,8 @@ def causes_of(ev: Evidence, a: Side, b: Side, rows: list[TensorVerdict]) -> list
     """Every cause a batch shows before training, what explains most first. `rows`: its module tensors, compared."""
     if ev.masked.nonfinite:
         return [Cause(None, f"{ev.masked.nonfinite} values that count are NaN or infinite", {})]
+    if not ev.masked.n:
+        return [Cause(None, "no token counts: every row is masked", {})]
     found: list[Cause] = [*_order(ev), *_positions(ev, a, b)]
     aligned = not ev.shift
     if ev.differs and aligned:
