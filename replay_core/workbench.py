@@ -502,7 +502,8 @@ def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     from replay_core.parity.worker import run_critic  # torch, and the critic's own framework
 
-    return clean(run_critic(params, on_event))
+    answer: Document = clean(run_critic(params, on_event))
+    return answer
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -19,7 +19,7 @@ def gae(
     """
     arrays = library(values_BT)
     width = values_BT.shape[-1]
-    next_value_B = next_advantage_B = values_BT[:, 0] * 0
+    next_value_B = next_advantage_B = arrays.zeros_like(values_BT[:, 0])
     columns = []
     for t in range(width - 1, -1, -1):
         value_B = values_BT[:, t]
@@ -32,9 +32,9 @@ def gae(
         counts_B = mask_BT[:, t] != 0
         next_value_B = arrays.where(counts_B, value_B, next_value_B)
         next_advantage_B = arrays.where(counts_B, advantage_B, next_advantage_B)
-        columns.append(arrays.where(counts_B, advantage_B, advantage_B * 0))
+        columns.append(arrays.where(counts_B, advantage_B, 0))
     advantages_BT = arrays.stack(columns[::-1], -1)
     returns_BT = advantages_BT + values_BT
     if mask_BT is not None:
-        returns_BT = arrays.where(mask_BT != 0, returns_BT, returns_BT * 0)
+        returns_BT = arrays.where(mask_BT != 0, returns_BT, 0)
     return advantages_BT, returns_BT

@@ -33,7 +33,7 @@ def is_clipped(values_BT: Array, returns_BT: Array, old_values_BT: Array, clip: 
 
 def roll(error_BT: Array, mask_BT: Array) -> Array:
     """ROLL: half the mean over responses of each one's sum / (tokens + 1e-8). A response without tokens counts as 0."""
-    kept_BT = library(error_BT).where(mask_BT != 0, error_BT, error_BT * 0)
+    kept_BT = library(error_BT).where(mask_BT != 0, error_BT, 0)
     return 0.5 * (kept_BT.sum(-1) / ((mask_BT != 0).sum(-1) + 1e-8)).mean()
 
 

@@ -84,7 +84,7 @@ def _directory(config: CriticConfig) -> Built:
     if missing:
         raise ModelError(
             f"the directory lacks {len(missing)} of the backbone's weights",
-            file=str(directory), tensor=missing[0], expected="every weight of the backbone", found=", ".join(missing[:3]),
+            file=str(directory), tensor=missing[0], expected="every backbone weight", found=", ".join(missing[:3]),
         )  # fmt: skip
     return Built(model, _head(directory), [])
 

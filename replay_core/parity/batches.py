@@ -51,7 +51,7 @@ def make_batch(
 ) -> Batch:  # fmt: skip
     """The batch a word or path asks for: random | padded | stale | text:FILE | a dump.
 
-    random: no padding. padded: rows of different lengths, zeros after them. stale: the same, with old tokens left in the
+    random: no padding. padded: rows of different lengths, zeros after them. stale: the same, with old tokens in the
     padding, as ROLL's rollouts leave them. Made-up rows do without the token `avoid`: an embedding may not train it.
 
     Raises:

@@ -41,9 +41,11 @@ class Cause:
 
 
 def causes_of(ev: Evidence, a: Side, b: Side, rows: list[TensorVerdict]) -> list[Cause]:
-    """Every cause one batch shows before training, the one that explains most first. `rows`: its part of the compare."""
+    """Every cause a batch shows before training, what explains most first. `rows`: its module tensors, compared."""
     if ev.masked.nonfinite:
         return [Cause(None, f"{ev.masked.nonfinite} values that count are NaN or infinite", {})]
+    if not ev.masked.n:
+        return [Cause(None, "no token counts: every row is masked", {})]
     found: list[Cause] = [*_order(ev), *_positions(ev, a, b)]
     aligned = not ev.shift
     if ev.differs and aligned:
@@ -94,7 +96,7 @@ def _positions(ev: Evidence, a: Side, b: Side) -> list[Cause]:
 
 
 def _weights(a: Side, b: Side) -> list[Cause]:
-    """Backbone weights that differ after conversion. Digests of different dtypes are never equal, so they say nothing."""
+    """Backbone weights that differ after conversion. Digests of two dtypes are never equal and say nothing."""
     if not a.weights or not b.weights or a.said("dtype") != b.said("dtype"):
         return []
     names = sorted(set(a.weights) | set(b.weights))
@@ -243,14 +245,15 @@ def _agreement(ev: Evidence, a: Side, b: Side) -> Cause:
 def of_training(a: Side, b: Side, parted: tuple[int, Evidence] | None, before: Cause) -> list[Cause]:
     """What training adds: rows in another order, or critics that agreed and then part.
 
-    `parted` is the first training step after which they do, and its evidence: later ones mix the cause with its effects.
+    `parted` is the first training step after which they do, and its evidence: later ones mix cause with effect.
     """
     for mine, theirs in zip(a.steps, b.steps, strict=False):
         if mine["rows"] != theirs["rows"]:
             same = sorted(mine["rows"]) == sorted(theirs["rows"])
+            what = "the same rows in another order" if same else "other rows"
             why = (
-                f"from training step {mine['step']} on the critics see {'the same rows in another order' if same else 'other rows'}: "
-                f"A {_some(mine['rows'])}, B {_some(theirs['rows'])}; shuffling is {_switch(a)} in A and {_switch(b)} in B"
+                f"from training step {mine['step']} on the critics see {what}: A {_some(mine['rows'])}, "
+                f"B {_some(theirs['rows'])}; shuffling is {_switch(a)} in A and {_switch(b)} in B"
             )
             return [Cause("order", why, {"step": mine["step"], "rows_a": mine["rows"], "rows_b": theirs["rows"]})]
     if parted is None or before.kind not in HARMLESS:
@@ -269,12 +272,14 @@ def of_training(a: Side, b: Side, parted: tuple[int, Evidence] | None, before: C
 
 
 def _frozen(a: Side, b: Side) -> str:
-    """Hugging Face's embeddings leave the padding token's gradient out, Megatron's do not: it shows where it is a token."""
+    """Hugging Face's embeddings leave the padding token's gradient out, Megatron's do not: it shows among tokens."""
     ids = [one.said("padding_idx") for one in (a, b)]
     if not a.readback or not b.readback or ids[0] == ids[1]:
         return ""
     which, token = ("A", ids[0]) if ids[0] is not None else ("B", ids[1])
-    return f"; {which}'s embedding of token {token} (its padding_idx) does not train, the other's does: is it among the tokens?"
+    return (
+        f"; {which}'s embedding of token {token} (padding_idx) does not train, the other's does: is it among the rows?"
+    )
 
 
 def rows_of(comparison: Comparison | None, micro: int) -> list[TensorVerdict]:

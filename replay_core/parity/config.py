@@ -177,12 +177,8 @@ class _Reader:
             weight_decay=number("critic.training_args.weight_decay", training.get("weight_decay", 0.0), 0.0),
             warmup_steps=self._int("critic.training_args.warmup_steps", training.get("warmup_steps", 0), least=0),
             max_grad_norm=number("critic.training_args.max_grad_norm", training.get("max_grad_norm", 1.0), 0.0),
-            per_device_batch=self._int(
-                "critic.training_args.per_device_train_batch_size", training.get("per_device_train_batch_size", 2), least=1
-            ),
-            accumulation=self._int(
-                "critic.training_args.gradient_accumulation_steps", training.get("gradient_accumulation_steps", 2), least=1
-            ),
+            per_device_batch=self._trained("per_device_train_batch_size"),
+            accumulation=self._trained("gradient_accumulation_steps"),
             value_clip=None if clip is None else number("value_clip", clip, 0.0),
             gamma=number("gamma", self.whole.get("gamma", 1.0), 0.0, 1.0),
             lambd=number("lambd", self.whole.get("lambd", 0.95), 0.0, 1.0),
@@ -192,6 +188,9 @@ class _Reader:
             sources=self.sources,
             notes=tuple(self.notes),
         )  # fmt: skip
+
+    def _trained(self, key: str) -> int:
+        return self._int(f"critic.training_args.{key}", self.training.get(key, 2), least=1)
 
     def _control(
         self, variable: str, key: str, default: float, low: float | None = None, high: float | None = None
@@ -286,7 +285,7 @@ def _section(mapping: Mapping[str, Any], key: str, path: Path, *, required: bool
 def _load(path: Path) -> dict[str, Any]:
     """The file as plain data, `${...}` resolved where omegaconf is installed."""
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
         raise RequestError(
             "reading a critic's YAML needs PyYAML", file=str(path), hint="pip install 'rldbg[parity]'"

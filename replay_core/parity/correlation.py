@@ -1,4 +1,4 @@
-"""How two critics' values stand to each other, over one set of tokens: what correlates, and what correlation cannot see.
+"""How two critics' values stand to each other, over one set of tokens: correlations, and what they cannot see.
 
 All figures are of b against a, the baseline: d = b - a. A correlation needs two quantities that vary; where one
 does not, it is None and `undefined` says why. It is never NaN.

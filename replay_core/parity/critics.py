@@ -38,7 +38,7 @@ class CriticBatch:
         )
 
     @property
-    def loss_mask_BT(self) -> torch.Tensor:
+    def loss_mask(self) -> torch.Tensor:
         """[B, S - 1]: index t counts where token t + 1 was generated (ROLL's response_mask[:, 1:])."""
         return (self.response_BS * self.attention_BS)[:, 1:]
 
@@ -84,7 +84,7 @@ class Critic(Protocol):
         ...
 
 
-class ValueHead(torch.nn.Module):
+class ValueHead(torch.nn.Module):  # type: ignore[misc]
     """Dropout, then one number per token: TRL's ValueHead with a bias, the Megatron wrapper's without.
 
     Hidden states are cast to the weight's dtype first, as TRL does (trl 0.9.6 `ValueHead.forward`).

@@ -24,7 +24,7 @@ from replay_core.replay.capture import Capture, modules_matching
 _CANNOT_COMPILE = "DeepSpeed compiles its CPU communication at its first start, which needs a C++ compiler"
 
 
-class _WithValueHead(torch.nn.Module):
+class _WithValueHead(torch.nn.Module):  # type: ignore[misc]
     """Backbone and head as one module, which is what an engine takes."""
 
     def __init__(self, backbone: Any, head: torch.nn.Module) -> None:
@@ -40,7 +40,7 @@ class _WithValueHead(torch.nn.Module):
 
 
 class DeepSpeedCritic:
-    """A `Critic`. The padding mask and the position ids go to the backbone, as ROLL's DeepSpeed strategy passes them."""
+    """A `Critic`. The padding mask and the position ids go to the backbone, as in ROLL's DeepSpeed strategy."""
 
     def __init__(self, config: CriticConfig) -> None:
         """Raises:
@@ -116,7 +116,7 @@ class DeepSpeedEngine(Engine):
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
             if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "c++", "clang++")):
                 raise UnavailableError(_CANNOT_COMPILE, expected="g++, c++ or clang++", found="none on the PATH")
-        import deepspeed  # type: ignore[import-not-found, unused-ignore]
+        import deepspeed
 
         lone_process_group("gloo" if config.device == "cpu" else "nccl")
         asked = {name: value for name, value in config.strategy_config.items() if not name.startswith("train_")}

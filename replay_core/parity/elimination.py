@@ -13,7 +13,7 @@ import numpy as np
 
 from replay_core.parity.evidence import Evidence
 
-#: Dropout on a head leaves correlations in this range: below, the critics share nothing; above, hardly a unit was dropped.
+#: Dropout on a head leaves correlations in this range: below, nothing is shared; above, hardly a unit was dropped.
 _SCATTER = (0.8, 0.9995)
 
 Found = tuple[str, str, dict[str, Any]]
@@ -46,7 +46,7 @@ def _random(ev: Evidence) -> list[Found]:
         return []
     side, pairs, largest = moving[0]
     who = f"{side.upper()}'s values are" if len(moving) == 1 else "both sides' values are"
-    why = f"{who} no function of the tokens: of {pairs} equal prefixes some differ by {largest:.3g}, as dropout in train mode does"
+    why = f"{who} no function of the tokens: of {pairs} equal prefixes some differ by {largest:.3g}, as under dropout"
     return [("dropout", why, {"equal_prefixes": pairs, "largest": largest})]
 
 
@@ -79,8 +79,8 @@ def _scatter(ev: Evidence) -> Found:
     ruled_out = bool(repeats) and min(repeats) > 0
     if r is not None and slope is not None and _SCATTER[0] <= r <= _SCATTER[1] and not ruled_out and _unbiased(ev):
         why = (
-            f"B scatters around A without slope or offset (Pearson {r:.3f}): what dropout on one head leaves. Values alone do "
-            "not tell it from slightly different weights; a run in eval mode does"
+            f"B scatters around A without slope or offset (Pearson {r:.3f}): what dropout on one head leaves. Values "
+            "alone do not tell it from slightly different weights; a run in eval mode does"
         )
         return "dropout", why, numbers
     sure = "equal prefixes have equal values on both sides, so nothing is drawn at random; " if ruled_out else ""

@@ -23,7 +23,7 @@ TOKENS = 8
 
 @dataclass(slots=True)
 class Fit:
-    """b = scale * a + offset, and the rms it leaves. `why` is "offset", "scale", "both" or None: it explains nothing."""
+    """b = scale * a + offset, and the rms it leaves. `why` is "offset", "scale", "both", or None: nothing is."""
 
     scale: float
     offset: float
@@ -159,7 +159,7 @@ def _leans(a: Floats, d: Floats, offset: float, dtype: str) -> bool:
     centred = a - a.mean()
     slope = float(centred @ (d - offset) / (centred @ centred))
     left = rms(d - offset - slope * centred)
-    return abs(slope) > max(GAIN_FLOOR[dtype], SIGMAS * left / (np.sqrt(a.size) * float(a.std())))
+    return abs(slope) > max(GAIN_FLOOR[dtype], SIGMAS * left / (float(np.sqrt(a.size)) * float(a.std())))
 
 
 def _apart(a: Values, b: Values, where_BT: Bools, floor: float, fit: Fit | None) -> bool:
@@ -250,10 +250,10 @@ def faced(a: Values, b: Values) -> tuple[Values, list[int] | None, int]:
 
     Rows are told by their tokens where both dumps hold them, else by their values.
     """
-    if a.ids_BS is not None and b.ids_BS is not None and a.ids_BS.shape == b.ids_BS.shape:
-        if not np.array_equal(a.ids_BS, b.ids_BS):
-            order = _row_order(a.ids_BS, b.ids_BS)
-            return (b, None, 0) if order is None else (b.rows(np.asarray(order)), order, 0)
+    told = a.ids_BS is not None and b.ids_BS is not None and a.ids_BS.shape == b.ids_BS.shape
+    if told and not np.array_equal(a.ids_BS, b.ids_BS):  # type: ignore[arg-type]
+        order = _row_order(a.ids_BS, b.ids_BS)  # type: ignore[arg-type]
+        return (b, None, 0) if order is None else (b.rows(np.asarray(order)), order, 0)
     if a.shape != b.shape:
         return b, None, 0
     mask_BT, _ = counting(a, b)

@@ -45,7 +45,7 @@ def regions(a: Values, ev: Evidence) -> Any:
 
 
 def histogram(a: Values, b: Values, ev: Evidence) -> dict[str, Any] | None:
-    """Counts of d = b - a in equal bins: `counted` over tokens that count, `others` over the rest. None without values."""
+    """Counts of d = b - a in equal bins: `counted` over tokens that count, `others` the rest. None without values."""
     d_BT = b.values_BT - a.values_BT
     finite_BT = np.isfinite(d_BT)
     if not finite_BT.any():
@@ -60,7 +60,7 @@ def histogram(a: Values, b: Values, ev: Evidence) -> dict[str, Any] | None:
 
 
 def worst(a: Values, b: Values, ev: Evidence, tokenizer: Path | None) -> list[dict[str, Any]]:
-    """The tokens that count whose values part most (none where they are equal), largest first, with their text where a tokenizer is known.
+    """The tokens that count whose values part most, largest first; none where they are equal. Text where it is known.
 
     `row` and `position` are those of the token that the value comes before; `column` is the value's own.
     """

@@ -103,7 +103,8 @@ def judge(
     told = [one for one in results if one.evidence.masked.n or one.evidence.masked.nonfinite]
     if not told:
         raise NothingComparableError(
-            "no token counts: every row of every batch is masked", file=f"{a.dump} and {b.dump}", tensor="response_mask",
+            "no token counts: every row of every batch is masked",
+            file=f"{a.dump} and {b.dump}", tensor="response_mask",
             expected="a response token in at least one row", found=", ".join(one.name for one in results),
         )  # fmt: skip
     notes += [f"{one.name}: every row is masked; it says nothing" for one in results if one not in told]
@@ -116,8 +117,8 @@ def _rank(found: Cause) -> int:
 
 
 def _batch(
-    pair: PairedValues, number: int, a: Side, b: Side, comparison: Comparison | None, threshold: float, kind: str | None,
-    tokenizer: Path | None,
+    pair: PairedValues, number: int, a: Side, b: Side, comparison: Comparison | None, threshold: float,
+    kind: str | None, tokenizer: Path | None,
 ) -> BatchResult:  # fmt: skip
     first_a = pair.a[0]
     first_b, order, shift = faced(first_a, pair.b[0])
@@ -149,7 +150,7 @@ def _batch(
         histogram=figures.histogram(first_a, first_b, evidence),
         worst=figures.worst(first_a, first_b, evidence, tokenizer),
         expectations=expectations.against(
-            "random" if kind == "random" or (kind == "recorded" and not padded and first_a.valid_BT is not None) else kind,
+            "random" if kind == "random" or (kind == "recorded" and not padded) else kind,
             evidence.masked, evidence.unmasked,
             None if last is None else last.masked, None if last is None else last.unmasked,
         ),

@@ -27,7 +27,7 @@ from replay_core.replay.capture import Capture, modules_matching
 _SUPPORTED = ("llama", "qwen2", "mistral")
 
 
-class ValueHeadWrapper(torch.nn.Module):
+class ValueHeadWrapper(torch.nn.Module):  # type: ignore[misc]
     """Stands where GPTModel's output layer stands: hidden states [S, B, D] to values [S, B, 1]."""
 
     def __init__(self, head: ValueHead) -> None:
@@ -49,7 +49,7 @@ class MegatronCritic:
         RequestError: a world larger than this process, or positions that this backend cannot take.
         """
         need(config)
-        from megatron import core  # type: ignore[import-not-found, unused-ignore]
+        from megatron import core
         from megatron.core import parallel_state
 
         self.config = config
@@ -66,7 +66,7 @@ class MegatronCritic:
         self.engine = f"megatron-core {core.__version__}, torch {torch.__version__}"
 
     def _made(self, built: Built) -> torch.nn.Module:
-        from megatron.core.models.gpt import GPTModel  # type: ignore[import-not-found, unused-ignore]
+        from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
         shape = built.shape
@@ -150,7 +150,8 @@ def need(config: CriticConfig) -> None:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         raise UnavailableError(
             "the Megatron critic needs megatron-core",
-            file=config.path, expected="megatron-core >= 0.12", found="not installed", hint="pip install 'rldbg[parity]'",
+            file=config.path, expected="megatron-core >= 0.12", found="not installed",
+            hint="pip install 'rldbg[parity]'",
         )  # fmt: skip
     if config.position_gap:
         raise RequestError(
@@ -160,22 +161,21 @@ def need(config: CriticConfig) -> None:
 
 
 def _transformer_config(built: Built, config: CriticConfig, shape: weights.Shape) -> Any:
-    from megatron.core.transformer.transformer_config import (  # type: ignore[import-not-found, unused-ignore]
+    from megatron.core.transformer.transformer_config import (
         TransformerConfig,
     )
 
     hf = built.shape
     dtype = getattr(torch, config.dtype)
     scaling = _rope(hf).get("rope_type", "default")
-    if hf.model_type not in _SUPPORTED or getattr(hf, "sliding_window", None) or scaling != "default":
-        windowed = hf.model_type in _SUPPORTED and not (hf.model_type == "qwen2" and not hf.use_sliding_window)
-        if hf.model_type not in _SUPPORTED or windowed or scaling != "default":
-            raise UnavailableError(
-                "the Megatron critic holds plain Llama, Qwen2 and Mistral backbones",
-                file=config.pretrain,
-                expected=", ".join(_SUPPORTED) + " without sliding windows or scaled positions",
-                found=f"{hf.model_type}, rope {scaling}",
-            )
+    windowed = bool(getattr(hf, "sliding_window", None)) and bool(getattr(hf, "use_sliding_window", True))
+    if hf.model_type not in _SUPPORTED or windowed or scaling != "default":
+        raise UnavailableError(
+            "the Megatron critic holds plain Llama, Qwen2 and Mistral backbones",
+            file=config.pretrain,
+            expected=", ".join(_SUPPORTED) + " without sliding windows or scaled positions",
+            found=f"{hf.model_type}, rope {scaling}" + (", sliding window" if windowed else ""),
+        )
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=hf.hidden_size,
@@ -212,7 +212,8 @@ def _rope(hf: Any) -> dict[str, Any]:
 
 
 def _rotary_base(hf: Any) -> float:
-    return float(_rope(hf).get("rope_theta") or getattr(hf, "rope_theta", 10000.0))
+    base: Any = _rope(hf).get("rope_theta") or getattr(hf, "rope_theta", 10000.0)
+    return float(base)
 
 
 def _shift_positions(rotary: Any, offset: int) -> None:
@@ -242,7 +243,7 @@ class _NoTracker:
 def _answer_for_cpu(device: str) -> None:
     """Megatron-core asks CUDA for its random states and its current device. In this process the answer is the CPU."""
     if device != "cpu":
-        from megatron.core.tensor_parallel.random import (  # type: ignore[import-not-found, unused-ignore]
+        from megatron.core.tensor_parallel.random import (
             model_parallel_cuda_manual_seed,
         )
 
@@ -252,4 +253,4 @@ def _answer_for_cpu(device: str) -> None:
 
     tracked.initialize_rng_tracker()
     tracked._CUDA_RNG_STATE_TRACKER = _NoTracker()
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+    torch.cuda.current_device = lambda: "cpu"

@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError
-from replay_core.parity.values import Values, read_values
+from replay_core.parity.values import Ints, Values, read_values
 from replay_core.records import Run
 
 
@@ -94,7 +94,8 @@ def paired(a: list[Values], b: list[Values], where: str) -> tuple[list[PairedVal
         shapes = [f"{one.batch}: {one.shape} against {other.shape}" for one, other in faces]
         raise NothingComparableError(
             "no batch of the two has values that could face each other",
-            file=where, tensor="values", expected="the same tokens, the same shape", found="; ".join(shapes or notes)[:400],
+            file=where, tensor="values", expected="the same tokens in the same shape",
+            found="; ".join(shapes or notes)[:400],
         )  # fmt: skip
     notes += [
         f"{one.batch}: shapes {one.shape} and {other.shape} do not face each other"
@@ -109,13 +110,17 @@ def _tokens(values: Values) -> bytes | None:
     return None if values.ids_BS is None else b"".join(sorted(row.tobytes() for row in values.ids_BS))
 
 
+def _same(one: Ints, other: Ints | None) -> bool:
+    return other is not None and np.array_equal(one, other)
+
+
 def _grouped(faces: list[tuple[Values, Values]]) -> list[PairedValues]:
     """Steps of one batch together: the same tokens under the same name. Other tokens are another batch."""
     made: list[PairedValues] = []
     for a, b in faces:
         for pair in made:
             first = pair.a[0]
-            if pair.batch == a.batch and first.ids_BS is not None and np.array_equal(first.ids_BS, a.ids_BS):
+            if pair.batch == a.batch and first.ids_BS is not None and _same(first.ids_BS, a.ids_BS):
                 pair.a.append(a)
                 pair.b.append(b)
                 break

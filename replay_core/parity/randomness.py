@@ -51,9 +51,8 @@ def _found(side: Side, name: str) -> Any:
         )
         return weights + (", no bias" if bias is None else f", bias {bias:.6g}")
     if name == "dropout":
-        own = {
-            key: p for key, p in (side.said("dropout") or {}).items() if "v_head" not in key and "value_head" not in key
-        }
+        every = side.said("dropout") or {}
+        own = {key: p for key, p in every.items() if "v_head" not in key and "value_head" not in key}
         return "none" if not own else f"{len(own)} layers, up to {max(own.values()):g}"
     return side.said(name)
 
@@ -67,7 +66,8 @@ def _source(side: Side, key: str) -> str | None:
 
 def _drawn(component: str, a: Any, b: Any) -> dict[str, Any]:
     return {
-        "component": component, "environment_variable": None, "config": None, "a": a, "b": b, "from_a": None, "from_b": None,
+        "component": component, "environment_variable": None, "config": None, "a": a, "b": b,
+        "from_a": None, "from_b": None,
         "equal": None if a is None or b is None else a == b,
     }  # fmt: skip
 

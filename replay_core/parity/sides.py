@@ -17,7 +17,7 @@ _HEAD = "param.v_head.summary."
 
 @dataclass(slots=True)
 class Side:
-    """A critic. `backend` is the name it gave itself; `readback`, `weights` and `head` are None where nobody wrote them.
+    """A critic. `backend` is its own name for itself; `readback`, `weights`, `head` are None where nobody wrote them.
 
     weights: name -> digest, under Hugging Face's names. head: "weight" [D] and "bias" [1], as far as recorded.
     """

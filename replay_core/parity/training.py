@@ -77,7 +77,7 @@ def train(critic: Critic, batch: CriticBatch, targets: Targets, steps: int) -> I
         ]
         losses, clipped = [], []
         for number, chosen in enumerate(micros):
-            part, mask_BT = batch.rows(chosen), batch.rows(chosen).loss_mask_BT
+            part, mask_BT = batch.rows(chosen), batch.rows(chosen).loss_mask
             returns_BT, old_BT = targets.returns_BT[chosen], targets.old_values_BT[chosen]
             values_BT = critic.values(part)
             loss = reduce(squared_error(values_BT, returns_BT, old_BT, config.value_clip), mask_BT)

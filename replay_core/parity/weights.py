@@ -70,9 +70,8 @@ def to_megatron(state: Tensors, shape: Shape) -> Tensors:
         for part in ("weight", "bias"):
             names = [f"{here}self_attn.{one}_proj.{part}" for one in "qkv"]
             if part == "weight" or names[0] in left:
-                made[f"{there}self_attention.linear_qkv.{part}"] = fuse_qkv(
-                    *(_pop(left, name) for name in names), shape
-                )
+                q, k, v = (_pop(left, name) for name in names)
+                made[f"{there}self_attention.linear_qkv.{part}"] = fuse_qkv(q, k, v, shape)
         gate_up = (_pop(left, f"{here}mlp.gate_proj.weight"), _pop(left, f"{here}mlp.up_proj.weight"))
         made[f"{there}mlp.linear_fc1.weight"] = torch.cat(gate_up)
     if left:

@@ -1,4 +1,4 @@
-"""run_critic: one critic on every batch, start to end, written as a native dump. Only the child process imports this."""
+"""run_critic: one critic on every batch, start to end, written as a native dump. Only the child imports this."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class _Run:
 
     def _own_targets(self, batch: CriticBatch, number: int, values_BT: torch.Tensor) -> Targets:
         config = self.critic.config
-        mask_BT = batch.loss_mask_BT
+        mask_BT = batch.loss_mask
         _, returns_BT = gae(self.rewards[number], values_BT, mask_BT, gamma=config.gamma, lam=config.lambd)
         return Targets(returns_BT, values_BT)
 

@@ -240,7 +240,7 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
             file=str(path),
             hint="pip install 'rldbg[yaml]', or give the settings in code",
         ) from None
-    import yaml  # type: ignore[import-untyped]  # omegaconf's own
+    import yaml  # omegaconf's own
 
     try:
         whole = OmegaConf.load(Path(path))

@@ -22,6 +22,7 @@ from tui_debugger import format as words
 from tui_debugger import paths
 from tui_debugger.commands import document_output, finish
 from tui_debugger.reports.diagnosis import diagnosis_report
+from tui_debugger.reports.parity import parity_report
 from tui_debugger.reports.replay import replay_report
 
 
@@ -33,13 +34,20 @@ from tui_debugger.reports.replay import replay_report
     type=click.Choice(tuple(FAULTS)),
     help="Train with this mistake really made, and diagnose what was recorded.",
 )
+@click.option(
+    "--parity", "is_parity", is_flag=True, help="Two critics side by side instead: DeepSpeed's and Megatron's."
+)
 @document_output
-def command(directory: Path | None, as_text: bool, fault: str | None, as_json: bool, output: Path | None) -> int:
+def command(
+    directory: Path | None, as_text: bool, fault: str | None, is_parity: bool, as_json: bool, output: Path | None
+) -> int:
     """Train a tiny policy, pack a micro-batch wrongly, and see the first diverging tensor.
 
     With --fault the trainer makes a mistake, and `rldbg diagnose` names it. Exit 1 is success: the demo ends on a
-    divergence, or on a finding.
+    divergence, or on a finding. With --parity exit 0 is: the critics agree where it counts.
     """
+    if is_parity:
+        return _parity(directory, as_json=as_json, output=output)
     began = time.monotonic()
     root = directory or paths.new_replay_dir("demo")
     if fault is not None:
@@ -72,6 +80,18 @@ def _diagnosed(run: Path, fault: str, *, as_json: bool, output: Path | None) -> 
         trained = runner.run(Job("demo_train", {"directory": str(run), "fault": fault}), _tell)
     _say(f"recorded {trained['steps']} steps; rldbg diagnose {run}")
     return finish(workbench.diagnose(run), diagnosis_report, as_json=as_json, output=output)
+
+
+def _parity(directory: Path | None, *, as_json: bool, output: Path | None) -> int:
+    """Both tiny critics on random, padded and stale rows, then five training steps each."""
+    _say("1/2  a DeepSpeed critic and a Megatron critic with the same weights, each in a process of its own")
+    began = time.monotonic()
+    config_a, config_b = workbench.parity_examples()
+    out = directory or paths.new_replay_dir("parity")
+    with ChildRunner() as runner:
+        doc = workbench.parity(config_a, config_b, out, runner, _tell)
+    _say(f"2/2  their values compared, with and without the padding; {time.monotonic() - began:.0f} s in all, in {out}")
+    return finish(doc, parity_report, as_json=as_json, output=output)
 
 
 def _plan(trained: dict[str, Any]) -> dict[str, Any]:

@@ -95,35 +95,27 @@ def _table(batch: dict[str, Any], threshold: float) -> list[str]:
     for key, label, digits in _MEASURES:
         label = f"{label} (< {threshold:g})" if key == "nearly_identical" else label
         rows.append([label, *(_number(region[key], digits) for _, region in shown)])
-    for side in "ab":
-        rows.append([f"range {side.upper()}", *(_range(region[f"range_{side}"]) for _, region in shown)])
+    rows += [[f"range {side.upper()}", *(_range(region[f"range_{side}"]) for _, region in shown)] for side in "ab"]
     return _indented(columns(rows))
 
 
 def _steps(batch: dict[str, Any]) -> list[str]:
-    rows = [["step", "Pearson", "max |d|", "offset", "A moved", "B moved", "loss A", "loss B"]]
+    names = (("drift_a", "A moved", 3), ("drift_b", "B moved", 3), ("loss_a", "loss A", 5), ("loss_b", "loss B", 5))
+    measures = (("pearson", "Pearson", 6), ("max_abs", "max |d|", 3), ("mean_signed", "mean d", 3))
+    rows = [["step", *(label for _, label, _ in (*measures, *names))]]
     for step in batch["steps"]:
-        masked = step["masked"]
-        rows.append(
-            [
-                str(step["step"]), _number(masked["pearson"], 6), _number(masked["max_abs"], 3), _number(masked["mean_signed"], 3),
-                _number(step["drift_a"], 3), _number(step["drift_b"], 3), _number(step["loss_a"], 5), _number(step["loss_b"], 5),
-            ]
-        )  # fmt: skip
+        figures = [_number(step["masked"][key], digits) for key, _, digits in measures]
+        rows.append([str(step["step"]), *figures, *(_number(step[key], digits) for key, _, digits in names)])
     return columns(rows)
 
 
 def _worst(worst: list[dict[str, Any]]) -> list[str]:
     rows = [["row", "position", "A", "B", "d", "token", "text"]]
     for one in worst:
-        text = "" if one["text"] is None else repr(one["text"])
+        text = "" if one["text"] is None else words.safe(repr(one["text"]))
         token = "" if one["token"] is None else str(one["token"])
-        rows.append(
-            [
-                str(one["row"]), str(one["position"]), _number(one["a"], 5), _number(one["b"], 5), _number(one["d"], 3), token,
-                words.safe(text),
-            ]
-        )  # fmt: skip
+        figures = [_number(one[key], digits) for key, digits in (("a", 5), ("b", 5), ("d", 3))]
+        rows.append([str(one["row"]), str(one["position"]), *figures, token, text])
     return columns(rows)
 
 

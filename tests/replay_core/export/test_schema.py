@@ -23,7 +23,7 @@ from tests.fixtures import FIXTURES, needs_fixtures
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-KINDS = ("run", "record", "tensor", "difference", "comparison", "replay", "info")
+KINDS = ("run", "record", "tensor", "difference", "comparison", "replay", "parity", "info")
 
 
 def validate(document: dict[str, Any]) -> None:

@@ -1,0 +1,227 @@
+"""Values that others recorded: genuine files of two critics, and the same files with something done to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from replay_core import workbench
+from replay_core.errors import NothingComparableError, RequestError, RldbgError
+from tests.builders import save_file, write_dump
+from tests.fixtures import FIXTURES, needs_fixtures
+from tests.replay_core.export.test_schema import validate
+
+ROLL = FIXTURES / "roll_critic"
+#: Region of a document -> of the recorded metrics.
+REGIONS = {"masked": "response_only_roll_mask", "valid": "attn_valid", "unmasked": "unmasked"}
+
+
+@needs_fixtures
+@pytest.mark.parametrize("name", ["fp32_sharedhead", "bf16_init0.01"])
+def test_the_recorded_metrics_are_reproduced(name: str):
+    document = workbench.recorded_parity(ROLL / name, ROLL / name)
+    validate(document)
+    recorded = json.loads((ROLL / name / "metrics.json").read_text())
+    assert {batch["name"] for batch in document["batches"]} == set(recorded)
+    for batch in document["batches"]:
+        for region, called in REGIONS.items():
+            found, expected = batch["eval"][region], recorded[batch["name"]][called]
+            assert found["n"] == expected["n"]
+            assert found["pearson"] == pytest.approx(expected["pearson"], abs=2e-6)
+            assert found["spearman"] == pytest.approx(expected["spearman"], abs=2e-6)
+            assert found["max_abs"] == pytest.approx(expected["max_abs"], abs=1e-7)
+            assert found["mean_abs"] == pytest.approx(expected["mean_abs"], abs=1e-7)
+            assert found["nearly_identical"] == pytest.approx(expected["near_identical_pct"], abs=6e-3)
+
+
+@needs_fixtures
+def test_a_head_bias_and_padding_are_told_apart():
+    document = workbench.recorded_parity(ROLL / "fp32_sharedhead", ROLL / "fp32_sharedhead")
+    assert document["backends"] == ["deepspeed", "megatron"]
+    assert document["cause"] == "offset"
+    causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
+    assert causes == {"random": ["offset"], "padded": ["offset", "padding"], "stale": ["offset", "padding"]}
+
+
+@needs_fixtures
+def test_bfloat16_noise_is_no_disagreement():
+    document = workbench.recorded_parity(ROLL / "bf16_init0.01", ROLL / "bf16_init0.01")
+    causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
+    assert causes == {"random": ["noise"], "padded": ["padding"], "stale": ["padding"]}
+    assert document["agrees"] is True
+    notes = [row["note"] for batch in document["batches"] for row in batch["expectations"] if row["data"] == "real text"]
+    assert any("only because padding is counted" in note for note in notes)
+
+
+Change = Callable[[dict[str, Any], np.random.Generator], None]
+
+
+def _scaled(held: dict[str, Any], _draw: np.random.Generator) -> None:
+    held["values"] = held["values"] * 1.03
+
+
+def _shifted(held: dict[str, Any], _draw: np.random.Generator) -> None:
+    held["values"] = held["values"] + 0.02
+
+
+def _turned(held: dict[str, Any], draw: np.random.Generator) -> None:
+    order = torch.from_numpy(np.roll(draw.permutation(len(held["values"])), 1))
+    for name, value in held.items():
+        if isinstance(value, torch.Tensor):
+            held[name] = value[order]
+
+
+def _values_turned(held: dict[str, Any], _draw: np.random.Generator) -> None:
+    held["values"] = held["values"].roll(1, 0)
+
+
+def _dropped(held: dict[str, Any], draw: np.random.Generator) -> None:
+    values = held["values"].numpy()
+    noise = draw.standard_normal(values.shape) * values.std() / 3
+    held["values"] = torch.from_numpy((values + noise).astype(np.float32))
+
+
+def _replaced(held: dict[str, Any], draw: np.random.Generator) -> None:
+    # A function of the tokens, as any critic's is in eval mode.
+    worth_V = torch.from_numpy(draw.standard_normal(256).astype(np.float32))
+    held["values"] = worth_V[held["input_ids"]].cumsum(1)[:, :-1] / 4
+
+
+def _late(held: dict[str, Any], draw: np.random.Generator) -> None:
+    held["values"][:, 9:] += torch.from_numpy(draw.standard_normal((len(held["values"]), 38)).astype(np.float32) * 0.3)
+
+
+def _lagging(held: dict[str, Any], _draw: np.random.Generator) -> None:
+    held["values"] = held["values"].roll(1, 1)
+
+
+def _positions(held: dict[str, Any], _draw: np.random.Generator) -> None:
+    held["position_ids"] = held["position_ids"] + 1
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "scaled": (_scaled, "scale"),
+    "shifted": (_shifted, "offset"),
+    "rows in another order": (_turned, "order"),
+    "values in another order than their rows": (_values_turned, "order"),
+    "dropped out": (_dropped, "dropout"),
+    "another head": (_replaced, "weights"),
+    "different from a position on": (_late, "attention"),
+    "one token late": (_lagging, "positions"),
+    "other position ids": (_positions, "positions"),
+    "the same": (lambda _held, _draw: None, "equal"),
+}
+
+
+@needs_fixtures
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Path, name: str, seed: int):
+    change, cause = CHANGES[name]
+    held = torch.load(ROLL / "fp32_sharedhead" / "random_deepspeed.pt", weights_only=True)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    save_file(tmp_path / "a" / "random_deepspeed.pt", held)
+    other = {**{key: value.clone() if hasattr(value, "clone") else value for key, value in held.items()}}
+    change(other, np.random.default_rng(seed))
+    save_file(tmp_path / "b" / "random_megatron.pt", {**other, "backend": "megatron"})
+    document = workbench.recorded_parity(tmp_path / "a", tmp_path / "b")
+    validate(document)
+    assert document["cause"] == cause, document["why"]
+    assert document["agrees"] is (cause == "equal")
+
+
+@needs_fixtures
+def test_two_files_will_do_and_neither_need_two_directories(tmp_path: Path):
+    source = ROLL / "fp32_sharedhead"
+    files = [source / "padded_deepspeed.pt", source / "padded_megatron.pt"]
+    document = workbench.recorded_parity(*files)
+    assert document["cause"] == "offset"
+    for side, file in zip("ab", files, strict=True):
+        (tmp_path / side).mkdir()
+        shutil.copy(file, tmp_path / side)
+    again = workbench.recorded_parity(tmp_path / "a", tmp_path / "b")
+    assert again["eval"] == document["eval"]
+
+
+@needs_fixtures
+def test_one_directory_is_both_sides_only_where_it_holds_two_critics(tmp_path: Path):
+    shutil.copy(ROLL / "fp32_sharedhead" / "padded_deepspeed.pt", tmp_path)
+    with pytest.raises(RequestError, match="both sides only"):
+        workbench.recorded_parity(tmp_path, tmp_path)
+    with pytest.raises(RequestError, match="several critics"):
+        workbench.recorded_parity(ROLL / "fp32_sharedhead", ROLL / "bf16_init0.01")
+
+
+def recorded(directory: Path, **changes: Any) -> Path:
+    """A dump of a trainer that says nothing of itself but values and masks."""
+    draw = torch.Generator().manual_seed(3)
+    mask_BS = torch.ones(4, 12, dtype=torch.long)
+    fields = {
+        "input_ids": torch.randint(1, 99, (4, 12), generator=draw),
+        "attention_mask": mask_BS,
+        "response_mask": mask_BS,
+        "values": torch.randn(4, 11, generator=draw),
+        **changes,
+    }
+    return write_dump(directory, {"values": fields})
+
+
+def test_constant_values_have_no_correlation_and_it_is_said(tmp_path: Path):
+    a = recorded(tmp_path / "a", values=torch.full((4, 11), 0.5))
+    b = recorded(tmp_path / "b", values=torch.full((4, 11), 0.75))
+    document = workbench.recorded_parity(a, b)
+    validate(document)
+    masked = document["eval"]["masked"]
+    assert (masked["pearson"], masked["spearman"], masked["slope"]) == (None, None, None)
+    assert "A is 0.5" in masked["undefined"]
+    assert document["cause"] == "offset"
+
+
+def test_values_that_are_no_numbers_have_no_cause_but_disagree(tmp_path: Path):
+    values_BT = torch.randn(4, 11)
+    a = recorded(tmp_path / "a", values=values_BT)
+    values_BT = values_BT.clone()
+    values_BT[1, 4] = float("nan")
+    document = workbench.recorded_parity(a, recorded(tmp_path / "b", values=values_BT))
+    validate(document)
+    assert (document["cause"], document["agrees"]) == (None, False)
+    assert document["eval"]["masked"]["nonfinite"] == 1
+    assert "NaN" in document["why"]
+
+
+def test_nothing_that_counts_is_an_error(tmp_path: Path):
+    masked = {"response_mask": torch.zeros(4, 12, dtype=torch.long)}
+    with pytest.raises(NothingComparableError, match="every row of every batch is masked"):
+        workbench.recorded_parity(recorded(tmp_path / "a", **masked), recorded(tmp_path / "b", **masked))
+
+
+def test_shapes_that_do_not_face_each_other_and_dumps_without_values_are_refused(tmp_path: Path):
+    a = recorded(tmp_path / "a")
+    short = recorded(tmp_path / "short", values=torch.randn(4, 7))
+    with pytest.raises(NothingComparableError, match="face each other") as refused:
+        workbench.recorded_parity(a, short)
+    assert "(4, 11) against (4, 7)" in str(refused.value)
+    none = write_dump(tmp_path / "none", {"batch_inputs": {"input_ids": torch.ones(2, 3, dtype=torch.long)}})
+    with pytest.raises(NothingComparableError, match="no record holds a critic's values"):
+        workbench.recorded_parity(a, none)
+    with pytest.raises(RldbgError):
+        workbench.recorded_parity(a, tmp_path / "nowhere")
+
+
+def test_many_points_are_sampled_and_it_is_said(tmp_path: Path):
+    mask_BS = torch.ones(30, 101, dtype=torch.long)
+    shapes = {
+        "input_ids": torch.randint(1, 99, (30, 101)), "attention_mask": mask_BS, "response_mask": mask_BS,
+        "values": torch.randn(30, 100),
+    }  # fmt: skip
+    scatter = workbench.recorded_parity(recorded(tmp_path / "a", **shapes), recorded(tmp_path / "b", **shapes))
+    found = scatter["batches"][0]["scatter"]
+    assert (found["shown"], found["total"], found["sampled"]) == (2000, 3000, True)
