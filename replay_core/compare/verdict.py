@@ -230,7 +230,8 @@ def _against(pair: PairFigures, limit: Limits, row: str, held_to: str) -> Judgem
     table = limit.table
     if pair.rel_l2 >= table.bug:
         reason = f"relative L2 {pair.rel_l2:.3g} (up to {table.bug:g} allowed, {held_to}); {_mismatched(pair)}"
-        return Judgement(Verdict.DIFF, reason, row_limit=table.worst_row)
+        shape = structure.pattern(pair, row)
+        return Judgement(Verdict.DIFF, f"{shape}; {reason}" if shape else reason, row_limit=table.worst_row)
     worst = structure.worst_row(pair)
     if worst > table.worst_row:
         reason = (
