@@ -152,6 +152,8 @@ class TokenLayout:
             return TokenAxes(2, 0, width)
         if len(shape) >= 2 and width > 1 and shape[:2] == (batch, width - 1):
             return TokenAxes(2, 0, width - 1)
+        if len(shape) >= 3 and shape[:2] == (width, batch):
+            return TokenAxes(2, 0, width, stride=batch)  # Megatron's [S, B, H]
         if len(shape) >= 1 and shape[0] == batch * width and (batch == 1 or len(shape) == 2):
             return TokenAxes(1, 0, width)
         if self.response_width and len(shape) == 2 and shape == (batch, self.response_width):
@@ -175,15 +177,20 @@ def _token_number(sample: Ints, position: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class TokenAxes:
-    """The leading `axes` of a tensor are tokens: `width` slots of each row from `offset` on."""
+    """The leading `axes` of a tensor are tokens: `width` slots of each row from `offset` on.
+
+    stride: of a tensor that has positions before samples, how many samples it has; 0 where samples come first.
+    """
 
     axes: int
     offset: int
     width: int
+    stride: int = 0
 
     def rows(self, slots: Ints, layout: TokenLayout) -> Ints:
         """Where the layout's flat slots lie in the tensor's own flattened token axes; -1 where they do not."""
         batch_width = layout.shape[1]
         row, column = slots // batch_width, slots % batch_width - self.offset
         inside = (column >= 0) & (column < self.width)
-        return np.where(inside, row * self.width + column, -1)
+        flat = column * self.stride + row if self.stride else row * self.width + column
+        return np.where(inside, flat, -1)

@@ -10,7 +10,7 @@ import numpy as np
 from replay_core import naming, pages
 from replay_core.compare.batch import Batch, Placed, positions_of, samples_of, token_numbers
 from replay_core.compare.facing import Facing, Pairing, Side, face
-from replay_core.compare.shapes import explain_shapes
+from replay_core.compare.shapes import explain_shapes, padding_between
 from replay_core.layout import Bools, Ints
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
@@ -199,12 +199,19 @@ class Rowwise:
         if not self._overlap or not dense or a.shape[2:] != b.shape[2:]:
             raise ShapesDifferError(explain_shapes(a, b))
         axes = min(2, len(a.shape))
-        shared = np.indices([min(x, y) for x, y in zip(a.shape[:axes], b.shape[:axes], strict=True)]).reshape(axes, -1)
-        self.rows_a, self.rows_b = (
-            np.asarray(np.ravel_multi_index(tuple(shared), ref.shape[:axes]), np.int64) for ref in (a, b)
-        )
+        shape = [min(x, y) for x, y in zip(a.shape[:axes], b.shape[:axes], strict=True)]
+        shared = np.indices(shape).reshape(axes, -1)
+        padding = padding_between(a, b)
+        left = padding is not None and padding.at == "first"
+        flat = []
+        for ref in (a, b):
+            # Padding on the left: what both have ends in the same column.
+            from_end = np.array([[0], [ref.shape[1] - shape[1]]]) if left else 0
+            flat.append(np.asarray(np.ravel_multi_index(tuple(shared + from_end), ref.shape[:axes]), np.int64))
+        self.rows_a, self.rows_b = flat
         self.axes_a = self.axes_b = axes
-        self.left_out.append("what both shapes have at the same index is compared")
+        end = "counted from the right end" if left else "at the same index"
+        self.left_out.append(f"what both shapes have {end} is compared")
 
     def _by_tokens(self, facing: Facing, meaning: naming.Meaning) -> bool:
         placed, both = facing.placed(self.a, self.b), facing.batches(self.a, self.b)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from replay_core.measure.pair import PairFigures
 
 
 def judge(pair: PairFigures, atol: float, rtol: float) -> tuple[bool, str]:
     """Whether every element is within, and why.
 
-    Exact where these limits were counted while reading. Otherwise figures per row bound the answer: with m the
-    greatest |d| of a row and r its greatest |d| / |a|, no element exceeds rtol |a| by more than m (1 - rtol / r).
-    What that bound leaves open is not called within.
+    Exact where these limits were counted while reading. Otherwise the figures bound the answer
+    (`PairFigures.most_past`), and what that leaves open is not called within.
     """
     if pair.limits == (atol, rtol) and pair.beyond is not None:
         share = f"{pair.beyond:,} / {pair.compared:,} ({100 * pair.beyond / max(1, pair.compared):.1f}%)"
         return pair.beyond == 0, f"mismatched elements: {share}; {_greatest(pair, atol, rtol)}"
-    if atol >= pair.max_abs or rtol >= pair.max_rel or _bound(pair, rtol) <= atol:
+    if atol >= pair.max_abs or rtol >= pair.max_rel or pair.most_past(rtol) <= atol:
         return True, _greatest(pair, atol, rtol)
     if _certainly_past(pair, atol, rtol):
         return False, _greatest(pair, atol, rtol)
@@ -25,15 +22,6 @@ def judge(pair: PairFigures, atol: float, rtol: float) -> tuple[bool, str]:
         f"{_greatest(pair, atol, rtol)}; the figures kept leave open whether any element passes both together: "
         f"compare again with --atol {atol:g} --rtol {rtol:g} to count them"
     )
-
-
-def _bound(pair: PairFigures, rtol: float) -> float:
-    """The most by which any element can exceed rtol |a|."""
-    if not pair.row_max.size:
-        return 0.0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        left = 1.0 - rtol / pair.row_max_rel
-    return float(np.max(pair.row_max * np.where(pair.row_max > 0, np.maximum(left, 0.0), 0.0)))
 
 
 def _certainly_past(pair: PairFigures, atol: float, rtol: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import limits
+from replay_core.compare import limits, structure
 from replay_core.compare.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.compare.locating import locate
 from replay_core.compare.measuring import LookAhead, Measured
@@ -161,6 +161,9 @@ class Judge:
             notes.append(f"judged as {shown}: the modules it was computed from show that precision")
         row.note = "; ".join(note for note in notes if note) or None
         locate(row, found.rows, judgement.row_limit)
+        for figures in (found.figures, found.unmasked):
+            if figures is not None:
+                structure.keep(figures, limits.coarsest(row.context.dtype))
 
     def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
         """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""

@@ -1,6 +1,7 @@
 """Structured errors: noise is spread evenly and points nowhere; a bug is a factor, a constant, a row, a channel.
 
-Every function takes the figures of a pair and returns the sentence of what it saw, or None.
+Every function takes the figures of a pair and returns the sentence of what it saw, or None. No tolerance a person can
+give changes what they see, so it is kept with the figures and rows need not be.
 """
 
 from __future__ import annotations
@@ -11,12 +12,28 @@ from replay_core.compare import limits
 from replay_core.measure.pair import F64, PairFigures
 
 
+def keep(pair: PairFigures, row: str) -> None:
+    """Read off the rows all that a later judgement can ask for, and let them go."""
+    for one in (pair, pair.rest):
+        if one is not None:
+            worst_row(one)
+            pattern(one, row)
+            standing_out(one, row)
+    pair.forget_rows()
+
+
 def worst_row(pair: PairFigures) -> float:
     """Largest ||d|| / ||a|| of a row that carries weight.
 
     A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
     and a row of a few numbers may cross zero: it is held against the typical row instead of itself.
     """
+    if "worst_row" not in pair.kept:
+        pair.kept["worst_row"] = _worst_row(pair)
+    return float(pair.kept["worst_row"])
+
+
+def _worst_row(pair: PairFigures) -> float:
     if not pair.row_d2.any():
         return 0.0
     if pair.row_width < limits.NARROW_ROW:
@@ -30,6 +47,13 @@ def worst_row(pair: PairFigures) -> float:
 
 def pattern(pair: PairFigures, row: str) -> str | None:
     """A factor or a constant that explains the difference, of the whole or of some rows. `row`: of the tables."""
+    if ("pattern", row) not in pair.kept:
+        pair.kept["pattern", row] = _pattern(pair, row)
+    found: str | None = pair.kept["pattern", row]
+    return found
+
+
+def _pattern(pair: PairFigures, row: str) -> str | None:
     floor = limits.GAIN_FLOOR[row]
     if pair.finite < limits.PATTERN_ELEMENTS:
         return None
@@ -75,6 +99,13 @@ def standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None]
 
     The second value is the relative L2 from which on a row stands out.
     """
+    if ("standing_out", row) not in pair.kept:
+        pair.kept["standing_out", row] = _standing_out(pair, row)
+    found: tuple[str | None, float | None] = pair.kept["standing_out", row]
+    return found
+
+
+def _standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None]:
     if pair.row_width < limits.PATTERN_ELEMENTS:
         return None, None
     floor = limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row]
@@ -92,7 +123,8 @@ def standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None]
 
 def _outliers(d2: F64, a2: F64, floor: float) -> tuple[int, float, float, float] | None:
     """(how many, the largest ratio, the typical one, the least that stands out)."""
-    there = a2 > 0
+    # What could not be squared stands out in `verdict` by other rules.
+    there = (a2 > 0) & np.isfinite(a2) & np.isfinite(d2)
     if int(np.count_nonzero(there)) < limits.FEWEST_TYPICAL:
         return None
     rel = np.sqrt(d2[there] / a2[there])

@@ -80,8 +80,31 @@ class PairFigures:
     #: Columns that outweigh all others, and the same figures without them; None where there are none.
     massive: tuple[int, ...] = ()
     rest: PairFigures | None = None
+    #: What was read off rows and columns before they were let go (`forget_rows`), by whoever reads it.
+    kept: dict[Any, Any] = field(default_factory=dict)
     #: What the trailing bits of either side show of the precision its numbers were computed in.
     precision: tuple[Precision, Precision] = field(default_factory=lambda: (Precision(), Precision()))
+
+    def forget_rows(self) -> None:
+        """Let go of what is as long as the tensor; a long comparison would else hold it for every tensor.
+
+        What rows were needed for has to be `kept` before. Of |d| <= atol + rtol |a| the bound stays (`most_past`).
+        """
+        self.kept["lines"] = _envelope(self.row_max, self.row_max_rel)
+        for name in ("row_d2", "row_a2", "row_ad", "row_a4", "row_exp", "row_max", "row_max_rel", "col_d2", "col_a2"):
+            setattr(self, name, _none())
+        if self.rest is not None:
+            self.rest.forget_rows()
+
+    def most_past(self, rtol: float) -> float:
+        """The most by which any |d| can exceed rtol |a|.
+
+        With m the greatest |d| of a row and r its greatest |d| / |a|: d - rtol |a| <= d (1 - rtol / r) <= m (1 - rtol / r).
+        """
+        lines = self.kept.get("lines")
+        if lines is None:
+            lines = _envelope(self.row_max, self.row_max_rel)
+        return max([0.0, *(height - slope * rtol for height, slope in lines)])
 
     @property
     def rms_a(self) -> float:
@@ -162,6 +185,27 @@ class PairFigures:
     @property
     def k3(self) -> float:
         return self.sum_k3 / self.finite if self.finite else 0.0
+
+
+def _envelope(row_max: F64, row_max_rel: F64) -> list[tuple[float, float]]:
+    """Lines (height, slope) of the rows whose m - (m / r) t is highest for some t >= 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.where(row_max > 0, row_max / row_max_rel, 0.0)
+    order = np.lexsort((slopes, -row_max))
+    # A line below another everywhere is neither higher at 0 nor flatter.
+    flattest = np.minimum.accumulate(slopes[order])
+    candidates = order[np.concatenate(([True], slopes[order][1:] < flattest[:-1]))] if order.size else order
+    hull: list[tuple[float, float]] = []
+    for height, slope in zip(row_max[candidates].tolist(), slopes[candidates].tolist(), strict=True):
+        while len(hull) > 1 and _meets(hull[-2], (height, slope)) <= _meets(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append((height, slope))
+    return hull
+
+
+def _meets(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Where two falling lines, the first the steeper, meet."""
+    return (one[0] - other[0]) / (one[1] - other[1])
 
 
 def _rel(d2: F64, a2: F64) -> F64:

@@ -151,3 +151,30 @@ def test_a_models_directory_faces_its_weights_in_any_container(tmp_path: Path):
     first = compare_paths(model, tmp_path / "state.pt").first
     assert first is not None
     assert first.name.endswith(victim.removeprefix("model."))
+
+
+_RANK = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from safetensors.torch import load_file
+rank, folder, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+state = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in sorted(load_file(model).items())}
+torch.save(state, f"{folder}/dump/model_world_size_2_rank_{rank}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_shards_of_two_ranks_face_the_whole_weights(tmp_path: Path):
+    import subprocess
+    import sys
+
+    (tmp_path / "dump").mkdir()
+    model = FIXTURES / "trl/tiny_qwen2"
+    words = [sys.executable, "-c", _RANK]
+    ranks = [subprocess.Popen([*words, str(r), tmp_path, model / "model.safetensors"]) for r in range(2)]
+    assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    compared = compare_paths(tmp_path / "dump", model)
+    assert compared.counts["SAME"] == compared.counts["total"] == 26

@@ -149,3 +149,21 @@ def test_one_element_that_outweighs_all_others_counts_as_one():
     assert measured(a, a).weighty == pytest.approx(1024)
     a[0, 0] = 1e6
     assert measured(a, a).weighty == pytest.approx(1, rel=1e-3)
+
+
+@given(st.integers(0, 10_000), st.floats(0, 3), st.booleans())
+def test_no_element_exceeds_what_the_rows_allow_also_when_they_are_gone(seed: int, rtol: float, forgotten: bool):
+    rng = np.random.default_rng(seed)
+    a = rng.normal(size=(30, 20)) * rng.choice([1e-3, 1, 50], size=(30, 1))
+    b = a + rng.normal(size=a.shape) * rng.choice([0, 1e-4, 1, 7], size=(30, 1))
+    a[3, 3] = 0
+    pair = measured(a, b)
+    allowed = np.array(
+        [m * (1 - rtol / r) for m, r in zip(pair.row_max, pair.row_max_rel, strict=True) if m > 0] + [0.0]
+    ).max()
+    if forgotten:
+        pair.forget_rows()
+        assert pair.row_max.size == 0
+    assert (np.abs(b - a) - rtol * np.abs(a)).max() <= pair.most_past(rtol) * (1 + 1e-12) + 1e-300
+    assert pair.most_past(rtol) == pytest.approx(allowed)
+    assert pair.most_past(0) == pytest.approx(pair.max_abs)
