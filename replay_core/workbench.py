@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
@@ -20,6 +20,9 @@ from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
+
+if TYPE_CHECKING:
+    from replay_core.compare import Comparison
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Document:
@@ -33,6 +36,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "record": _record_job,
         "inspect": _inspect_job,
         "difference": _difference_job,
+        "rejudge": _rejudge_job,
         "compare": _compare_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
@@ -216,6 +220,7 @@ def compare_dumps(
         on_row=(lambda row: on_row(clean(documents.tensor_row(row)))) if on_row else lambda row: None,
     )
     asked = {part: str(value) for part, value in chosen.items()} | ({"name": ", ".join(name)} if name else {})
+    _latest[:] = [(compared, asked)]
     return _with_texts(documents.comparison_document(compared, asked), run_a)
 
 
@@ -265,6 +270,35 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
     except NothingComparableError:
         doc["notes"].append(f"{remote} and {weaver} share no tensor: each is compared with {self_hosted} alone")
     return doc
+
+
+#: The last comparison of this process, to be judged again: its figures, never its tensors.
+_latest: list[tuple[Comparison, dict[str, str]]] = []
+
+
+def rejudge(
+    a: Path, b: Path, *, tolerance_file: Path | None = None, atol: float | None = None, rtol: float | None = None
+) -> Document:
+    """The comparison document of two dumps under other tolerances. Reads nothing: they were compared here last.
+
+    Without any tolerance given, the table's own judge again.
+
+    Raises:
+        RequestError: other dumps, or none, were compared last; or a tolerance is none.
+    """
+    from replay_core.compare import Tolerances, load_tolerances
+    from replay_core.compare import rejudge as judged_again
+
+    latest, asked = next(iter(_latest), (None, {}))
+    if latest is None or (latest.a.path, latest.b.path) != (Path(a), Path(b)):
+        raise RequestError(
+            "these two were not compared last",
+            expected="none" if latest is None else f"{latest.a.path} and {latest.b.path}",
+            found=f"{a} and {b}",
+            hint="compare them, then judge again",
+        )
+    tolerances = Tolerances() if tolerance_file is None else load_tolerances(tolerance_file)
+    return documents.comparison_document(judged_again(latest, tolerances.with_overrides(atol, rtol)), asked)
 
 
 def is_document(path: Path) -> bool:
@@ -414,6 +448,14 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     axis, cells = str(params.get("axis", "row")), int(params.get("cells", 64))
     return difference(params["a"], params["b"], axis=axis, cells=cells)
+
+
+def _rejudge_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    file = params.get("tolerance")
+    return rejudge(
+        Path(params["a"]), Path(params["b"]), tolerance_file=Path(file) if file else None,
+        atol=params.get("atol"), rtol=params.get("rtol"),
+    )  # fmt: skip
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:

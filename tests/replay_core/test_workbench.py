@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,20 @@ def test_opening_by_names_reads_no_header(pair: tuple[Path, Path]):
     assert workbench.open_dump(pair[0])["unreadable"] == 0
     document = workbench.open_dump(pair[0], headers=True)
     assert (document["unreadable"], len(document["problems"])) == (1, 1)
+
+
+def test_two_dumps_are_judged_again_without_being_read(tmp_path: Path):
+    a = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    paths = write_pair(tmp_path, {"modules": {"x": a}}, {"modules": {"x": a * 1.01}})
+    first = workbench.compare_dumps(*paths)
+    assert first["counts"]["DIFF"] == 1
+    for path in paths:
+        shutil.rmtree(path)
+    lenient = workbench.perform(Job("rejudge", {"a": str(paths[0]), "b": str(paths[1]), "rtol": 0.02}))
+    assert (lenient["counts"]["CLOSE"], lenient["first_divergence"]) == (1, None)
+    again = workbench.rejudge(*paths)
+    assert again["first_divergence"] == first["first_divergence"]
+    with pytest.raises(RequestError, match="--atol is no tolerance"):
+        workbench.rejudge(*paths, atol=float("nan"))
+    with pytest.raises(RequestError, match="not compared last"):
+        workbench.rejudge(paths[1], paths[0])
