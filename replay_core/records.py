@@ -148,8 +148,7 @@ class Parts:
 
 @dataclass(slots=True, unsafe_hash=True)
 class TensorRef:
-    """A tensor's name, dtype, shape and where its bytes lie. Reading happens in `pages.py`.
-    Not frozen, as a listing makes thousands; nobody sets a part of one that others hold.
+    """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
 
     `rows` is set for a ragged list of rows stored one after the other: the length of each row
     (shape is then the shape of the concatenation).
