@@ -13,14 +13,15 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import DumpError, TruncatedError
-from replay_core.records import FileBytes, Inline, Parts, TensorRef, Unreadable
+from replay_core.records import ITEMSIZE, FileBytes, Inline, Parts, TensorRef, Unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,6 +187,29 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     buffer = np.frombuffer(file.view(where.offset, where.nbytes), dtype=dtype)
     byte_strides = tuple(stride * dtype.itemsize for stride in where.strides)
     return np.lib.stride_tricks.as_strided(buffer, ref.shape, byte_strides, writeable=False)
+
+
+def part(ref: TensorRef, spans: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """The stretch `start:end` of every axis (those not named whole), `start <= end` within it.
+
+    Of a tensor that lies in a file only the pages from the stretch's first element to its last are read.
+
+    Raises:
+        DumpError: as `array`.
+    """
+    every = [*spans, *((0, length) for length in ref.shape[len(spans) :])]
+    where = ref.source
+    if not isinstance(where, FileBytes) or not ref.numel or any(start == end for start, end in every):
+        return array(ref)[tuple(slice(*span) for span in every)]
+    strides = where.strides
+    if strides is None:
+        strides = tuple(prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
+    shape = tuple(end - start for start, end in every)
+    first = sum(start * stride for (start, _), stride in zip(every, strides, strict=True))
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    size = ITEMSIZE[ref.dtype]
+    lies = FileBytes(where.path, where.offset + first * size, extent * size, strides, where.big_endian)
+    return array(ref.with_(shape=shape, source=lies, rows=None))
 
 
 def element(ref: TensorRef, index: tuple[int, ...]) -> Any:

@@ -146,10 +146,9 @@ class Parts:
     axis: int = 0
 
 
-# Nobody sets a part of one that others hold; but a listing makes thousands, and frozen ones take four times as long.
 @dataclass(slots=True, unsafe_hash=True)
 class TensorRef:
-    """A tensor's name, dtype, shape and where its bytes lie. Reading happens in `pages.py`.
+    """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
 
     `rows` is set for a ragged list of rows stored one after the other: the length of each row
     (shape is then the shape of the concatenation).
@@ -211,17 +210,13 @@ class Problem:
 
     def is_about(self, record: Record) -> bool:
         """Whether a listing marks this record with it."""
-        if self.where.startswith(str(record.path)):
-            return self.where[len(str(record.path)) :][:1] in ("", ":")
-        if self.key is None:
+        if f"{self.where}:".startswith(f"{record.path}:"):
+            return True
+        if self.key is None or self.key.stage != record.key.stage:
             return False
         mine, asked = record.key, self.key
-        return all(
-            wanted is None or found is None or found == wanted
-            for found, wanted in (
-                (mine.step, asked.step), (mine.rank, asked.rank), (mine.micro, asked.micro), (mine.role, asked.role)
-            )
-        ) and mine.stage == asked.stage  # fmt: skip
+        pairs = ((mine.step, asked.step), (mine.rank, asked.rank), (mine.micro, asked.micro), (mine.role, asked.role))
+        return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 class Fields(list[TensorRef]):
@@ -307,30 +302,8 @@ class Run:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))
 
     def problems_of(self, record: Record) -> list[Problem]:
-        """What is wrong with a record: what opening found, and what reading it showed once somebody looked."""
-        return [problem for problem in [*self.problems, *record.problems] if problem.is_about(record)]
-
-    def marks(self) -> dict[int, list[int]]:
-        """Place in `records` -> places in `problems`, for every record that has one. A pass over each list."""
-        by_path: dict[str, list[int]] = {}
-        by_stage: dict[str, list[int]] = {}
-        for number, problem in enumerate(self.problems):
-            by_path.setdefault(problem.where, []).append(number)
-            line = problem.where.rpartition(":")
-            if line[2].isdigit():
-                by_path.setdefault(line[0], []).append(number)
-            if problem.key is not None:
-                by_stage.setdefault(problem.key.stage, []).append(number)
-        if not by_path:
-            return {}
-        found: dict[int, list[int]] = {}
-        for place, record in enumerate(self.records):
-            here = by_path.get(str(record.path), []) + [
-                number for number in by_stage.get(record.key.stage, ()) if self.problems[number].is_about(record)
-            ]
-            if here:
-                found[place] = list(dict.fromkeys(here))
-        return found
+        """What is wrong with a record: what opening found, and what reading it showed."""
+        return [one for one in [*self.problems, *record.problems] if one.is_about(record)]
 
     def select(
         self,

@@ -40,7 +40,7 @@ def document(kind: str, **body: Any) -> Document:
 
 def run_document(run: Run, checked: str) -> Document:
     """`checked`: how far opening looked: names, headers or bytes."""
-    marks = run.marks()
+    marked = marks(run)
     return document(
         "run",
         path=str(run.path),
@@ -51,7 +51,7 @@ def run_document(run: Run, checked: str) -> Document:
                 "key": record.key.to_mapping(),
                 "path": str(record.path),
                 "fields": None if record.names is None else list(record.names),
-                "problems": marks.get(place, []),
+                "problems": marked.get(place, []),
             }
             for place, record in enumerate(run.records)
         ],
@@ -61,6 +61,29 @@ def run_document(run: Run, checked: str) -> Document:
         flags=run.flags,
         models={"*" if step is None else str(step): reference for step, reference in run.models.items()},
     )
+
+
+def marks(run: Run) -> dict[int, list[int]]:
+    """Place in `records` -> places in `problems`, for every record that has one. A pass over each list."""
+    by_path: dict[str, list[int]] = {}
+    by_stage: dict[str, list[int]] = {}
+    for number, problem in enumerate(run.problems):
+        by_path.setdefault(problem.where, []).append(number)
+        line = problem.where.rpartition(":")
+        if line[2].isdigit():
+            by_path.setdefault(line[0], []).append(number)
+        if problem.key is not None:
+            by_stage.setdefault(problem.key.stage, []).append(number)
+    if not by_path:
+        return {}
+    found: dict[int, list[int]] = {}
+    for place, record in enumerate(run.records):
+        here = by_path.get(str(record.path), []) + [
+            number for number in by_stage.get(record.key.stage, ()) if run.problems[number].is_about(record)
+        ]
+        if here:
+            found[place] = list(dict.fromkeys(here))
+    return found
 
 
 def record_document(record: Record, statistics: dict[str, Statistics] | None = None) -> Document:

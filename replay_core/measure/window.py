@@ -49,7 +49,7 @@ def sliced(ref: TensorRef, axes: list[list[int | None]]) -> dict[str, Any]:
             expected=f"at most {len(ref.shape)}", found=str(len(axes)),
         )  # fmt: skip
     spans = [_span(axis, size) for axis, size in zip(axes, ref.shape, strict=False)]
-    values = pages.array(ref)[tuple(slice(*span) for span in spans)]
+    values = pages.part(ref, spans)
     if not values.size:
         raise RequestError("nothing lies in the slice", tensor=ref.name, expected=f"a part of {list(ref.shape)}")
     flat = values.reshape(-1)

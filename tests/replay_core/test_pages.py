@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replay_core import pages
 from replay_core.dumps import open_run
@@ -119,3 +123,36 @@ def test_rows_of_a_file_that_became_shorter_are_an_error(stored: TensorRef):
         list(pages.flat_chunks(stored, 1000))
     with pytest.raises(TruncatedError):
         pages.same_bytes(stored, stored)
+
+
+@given(st.data())
+def test_a_part_is_numpys_slice(data: st.DataObject):
+    with tempfile.TemporaryDirectory() as folder:
+        shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+        whole = torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
+        if data.draw(st.booleans()):
+            whole = whole.transpose(0, -1)
+        path = Path(folder) / "x.pt"
+        torch.save({"x": whole}, path)
+        ref = open_run(path).records[0].tensors()[0]
+        spans = [
+            tuple(sorted((data.draw(st.integers(0, length)), data.draw(st.integers(0, length)))))
+            for length in whole.shape
+        ]
+        expected = whole.numpy()[tuple(slice(*span) for span in spans)]
+        np.testing.assert_array_equal(pages.part(ref, spans), expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident pages are read from /proc")
+def test_a_part_of_a_large_tensor_touches_only_its_pages(tmp_path: Path):
+    count = 1 << 30
+    header = b'{"x":{"dtype":"F32","shape":[%d,1024],"data_offsets":[0,%d]}}' % (count // 4096, count)
+    path = tmp_path / "giant.safetensors"
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + count)
+    ref = open_run(path).records[0].tensors()[0]
+    assert pages.part(ref, [(200_000, 200_004), (0, 8)]).shape == (4, 8)
+    mapped = Path("/proc/self/smaps").read_text().split(str(path))[1:]
+    resident = sum(int(part.split("Rss:")[1].split()[0]) for part in mapped)
+    assert resident < 4096

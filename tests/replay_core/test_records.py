@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_core.errors import SelectionError
+from replay_core.export.documents import marks
 from replay_core.records import Problem, Record, RecordKey, Run, Selection
 
 NUMBERS = st.integers(0, 50)
@@ -86,7 +87,7 @@ def test_a_problem_is_found_by_the_record_it_is_about(tmp_path: Path):
     of_place = Problem(str(tmp_path), "micro 1 of rank 0 is missing", RecordKey(1, None, 0, None, "loss"))
     of_run = Problem(str(tmp_path), "the dump is odd")
     run = Run(tmp_path, "x", records, [of_file, of_line, of_place, of_run])
-    assert run.marks() == {1: [0], 2: [1, 2]}
+    assert marks(run) == {1: [0], 2: [1, 2]}
     assert [run.problems_of(one) for one in run.records] == [[], [of_file], [of_line, of_place], [], []]
     shown = Problem(str(records[4].path), "a tensor is a reference")
     records[4].problems = (shown,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.records import Record, TensorRef
+from replay_core.workbench import show_record
 from tests.fixtures import FIXTURES, needs_fixtures
 from tests.replay_core.dumps.expectations import FOLDERS, TABLE, Expected
 
@@ -190,3 +192,19 @@ def test_one_rollout_has_equal_rollout_logprobs_in_every_framework(path: str, st
     tolerance = 2**-8 if path == "skyrl" else 1e-6
     for row, values in zip(found, expected, strict=True):
         np.testing.assert_allclose(row.astype(np.float64), values, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("expected", TABLE, ids=lambda expected: expected.path)
+def test_show_says_what_the_table_expects(expected: Expected) -> None:
+    """`rldbg show --json` of the record the table describes: canonical names, shapes and alignments as a document."""
+    run = open_run(FIXTURES / expected.path)
+    keys = {record.key for record in run.records if record.key.stage == expected.stage}
+    first = next(record for record in run.records if record.key in keys)
+    doc = json.loads(json.dumps(show_record(FIXTURES / expected.path, first.key, stats=True), allow_nan=False))
+    found = {field["canonical"]: field for field in doc["fields"]}
+    assert {
+        name: (tuple(found[name]["shape"]), found[name]["alignment"]) for name in expected.tensors if name in found
+    } == expected.tensors
+    for name in expected.tensors:
+        is_text = found[name]["dtype"] == "text"
+        assert is_text or found[name]["shape"] == [] or found[name]["stats"]["numel"] > 0, name
