@@ -113,6 +113,12 @@ ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
     ("cut whole", verl, [{"response_length/clip_ratio": 1.0}] * 5, ("D20", "error")),
     ("cut, reward 0", verl, [{"response_length/clip_ratio": 0.6, "critic/score/mean": 0.0}] * 5, ("D20", "error")),
     ("cut, but rewards differ", trl, [{"completions/clipped_ratio": 0.6}] * 5, None),
+    ("cut, most groups differ", verl,
+     [{"response_length/clip_ratio": 0.6, "zero_std_group_frac": 0.4}] * 3, None),
+    ("cut, few groups differ", verl,
+     [{"response_length/clip_ratio": 0.6, "zero_std_group_frac": 0.6}] * 3, ("D20", "warning")),
+    ("two measures of a mismatch, the worse counts", verl,
+     [{"rollout_corr/k3_kl": 2e-3, "training/rollout_probs_diff_mean": 0.11}] * 5, ("D09", "error")),
     ("gradient norm grows", verl, [{"actor/grad_norm": 0.2 * 1.125**n} for n in range(24)], ("L02", "warning")),
     ("gradient norm grows a little", verl, [{"actor/grad_norm": 0.2 * 1.105**n} for n in range(24)], None),
     ("a phase stalls", verl, [{}] * 12 + [{"timing_s/gen": 211.0, "timing_s/step": 236.0}] + [{}] * 3,
@@ -289,6 +295,39 @@ def test_ten_point_eight_gib_of_logits_are_the_tokens_of_the_report(tmp_path: Pa
     text = OOM.format(frames=frames, tried="10.73 GiB", free="1.00 GiB", spare="0 bytes")
     # slime#2253: 11.6 k tokens, a vocabulary of 248,320, 4 bytes.
     assert "11,599 tokens (Qwen 3.5)" in diagnosed(tmp_path, text).findings[0].cause
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512 bytes", 2**-21), ("2 KiB", 2**-19), ("512.00 MiB", 0.5), ("1.50 GiB", 1.5), ("2 TiB", 2048.0),
+        ("2 KB", 2**-19), ("512 MB", 0.5), ("3 GB", 3.0), ("2 PiB", None),
+    ],
+)  # fmt: skip
+def test_a_size_is_read_in_any_unit(text: str, size: float | None) -> None:
+    from replay_core.diagnose.log_memory import _TRIED, gib
+
+    assert gib(f"CUDA out of memory. Tried to allocate {text}. GPU 0", _TRIED) == size
+
+
+def test_other_processes_are_blamed_only_where_they_hold_much(tmp_path: Path) -> None:
+    text = OOM.format(frames="", tried="2.00 GiB", free="1.00 GiB", spare="4.00 MiB")
+    for held, blamed in (("30.00", True), ("3.00", False)):
+        more = text.replace("Of the allocated", f"Process 7 has {held} GiB memory in use. Of the allocated")
+        assert ("other processes" in diagnosed(tmp_path, more).findings[0].cause) is blamed
+
+
+def test_the_steps_that_are_cut_are_named(tmp_path: Path) -> None:
+    steps: list[Metrics] = [{"response_length/clip_ratio": ratio} for ratio in (0.1, 0.25, 0.3, 0.24, 0.4)]
+    finding = only(diagnosed(tmp_path, verl(steps)), "D20")
+    assert (finding.steps, finding.where.step) == ((2, 3, 5), 2)
+
+
+def test_a_mismatch_says_which_side_is_expected(tmp_path: Path) -> None:
+    for key, value, expected in (
+        ("training/rollout_actor_probs_pearson_corr", 0.97, "> 0.98"), ("rollout_corr/k3_kl", 0.002, "< 0.001"),
+    ):  # fmt: skip
+        assert only(diagnosed(tmp_path, verl([{key: value}] * 3)), "D09").evidence[0].expected == expected
 
 
 def test_host_memory_is_not_the_gpus(tmp_path: Path) -> None:
