@@ -124,6 +124,10 @@ ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
     ("a phase stalls", verl, [{}] * 12 + [{"timing_s/gen": 211.0, "timing_s/step": 236.0}] + [{}] * 3,
      ("D37", "warning")),
     ("a phase is slow", verl, [{}] * 12 + [{"timing_s/gen": 209.0, "timing_s/step": 234.0}] + [{}] * 3, None),
+    ("a small phase stalls and lengthens the step by a quarter", verl,
+     [{"timing_s/reward": 2.9}] * 12 + [{"timing_s/reward": 18.1}], ("D37", "warning")),
+    ("a small phase stalls and lengthens the step by less", verl,
+     [{"timing_s/reward": 2.4}] * 12 + [{"timing_s/reward": 17.3}], None),
     ("a short phase stalls", verl, [{"timing_s/reward": 0.1}] * 12 + [{"timing_s/reward": 9.0}], None),
     ("steps get slower", trl, [{"step_time": 20.0 + n} for n in range(40)], ("D37", "warning")),
     ("memory grows", verl, [{"perf/max_memory_allocated_gb": 40.0 + n} for n in range(24)], ("L04", "warning")),
@@ -232,6 +236,29 @@ def test_the_first_iterations_that_compile_are_no_regression(tmp_path: Path) -> 
     lines[9] = "iter 9: loss 0.1 (main 0.1, critic 0.0000), time 90000.00ms\n"
     late = only(diagnosed(tmp_path, "".join(lines)), "D37")
     assert (late.severity, late.where.step, late.where.line) == ("warning", 9, 10)
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [
+        ((10.0, 16.0), True), ((10.0, 14.0), False), ((0.9, 9.0), False), ((1.1, 9.0), True),
+        ((3.1, 1.0, 1.0, 1.0, 1.0), True), ((2.9, 1.0, 1.0, 1.0, 1.0), False), ((1.0, 3.1, 1.0, 1.0, 1.0), True),
+    ],
+)  # fmt: skip
+def test_warm_up_is_a_slower_second_iteration_or_two_slow_ones(
+    tmp_path: Path, times: tuple[float, ...], found: bool
+) -> None:
+    text = trl([{"step_time": time} for time in times])
+    assert told(diagnosed(tmp_path, text)) == ([("D37", "info")] if found else [])
+
+
+def test_a_stall_is_blamed_on_its_phase_and_times_are_in_seconds(tmp_path: Path) -> None:
+    steps: list[Metrics] = [{}] * 12 + [{"timing_s/gen": 250.0, "timing_s/step": 600.0}]
+    finding = only(diagnosed(tmp_path, verl(steps)), "D37")
+    assert finding.claim == "timing_s/gen takes 7.1 times its own median at step 13"
+    text = "".join(f"iter {n}: loss 0.1, time {time}ms\n" for n, time in enumerate((21747.97, 103634.2)))
+    shown = {one.name: one.value for one in only(diagnosed(tmp_path, text), "D37").evidence}
+    assert shown == {"step 0 (s)": 21.748, "step 1 (s)": 103.634}
 
 
 def test_seed_002s_iterations_are_held_against_its_expectations(tmp_path: Path) -> None:
