@@ -46,6 +46,7 @@ FAMILIES: tuple[str, ...] = (
 #: What a finding makes look broken further down the chain: no second opinion, only its echo.
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "L02"),
+    "D26": ("D18", "D19", "D20"),
     "D20": ("D01", "D02", "D03", "D07", "D23", "L01"),
     "D01": ("D02", "D03", "D04", "D23", "D28", "L01"),
     "D03": ("D01", "D02", "D04", "D23", "L01"),
@@ -150,6 +151,11 @@ def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> l
         return []
     except RldbgError as error:
         why = f"could not be read: {error.message}"
+        seen.whys[why] = seen.whys.get(why, 0) + 1
+        return []
+    except Exception as error:
+        # One rule that trips over an odd file must not take the other forty with it; that it tripped is said.
+        why = f"failed on this input: {type(error).__name__}: {error}"
         seen.whys[why] = seen.whys.get(why, 0) + 1
         return []
     seen.looked += 1
