@@ -183,7 +183,7 @@ class Batch(Laid):
             tails.append(tail)
             heads.append(tail if ends_itself else head)
             held_N[start + length - run + ends_itself : start + length] = True
-        if self.pad_id is not None and set(tails) - {self.pad_id, self.eos_id}:
+        if self.pad_id is not None and set(tails) - {self.pad_id}:
             return None  # what pads is known, and this is something else
         if len(tails) < 2 or len(set(tails)) > 1 or (response_N & ~held_N & (tokens_N == tails[0])).any():
             is_end = bool(tails) and len(set(tails)) == 1 and tails[0] == self.eos_id

@@ -45,7 +45,8 @@ FAMILIES: tuple[str, ...] = (
 
 #: What a finding makes look broken further down the chain: no second opinion, only its echo.
 EXPLAINS: dict[str, tuple[str, ...]] = {
-    "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "L02"),
+    "D21": ("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "L02"),
+    "D26": ("D18", "D19", "D20"),
     "D20": ("D01", "D02", "D03", "D07", "D23", "L01"),
     "D01": ("D02", "D03", "D04", "D23", "D28", "L01"),
     "D03": ("D01", "D02", "D04", "D23", "L01"),
@@ -152,6 +153,11 @@ def _run(rule: Rule, subject: Any, has: Callable[[str], bool], seen: _Seen) -> l
         why = f"could not be read: {error.message}"
         seen.whys[why] = seen.whys.get(why, 0) + 1
         return []
+    except Exception as error:
+        # One rule that trips over an odd file must not take the other forty with it; that it tripped is said.
+        why = f"failed on this input: {type(error).__name__}: {error}"
+        seen.whys[why] = seen.whys.get(why, 0) + 1
+        return []
     seen.looked += 1
     step = subject.step if isinstance(subject, Batch) else None
     return [one if one.steps or step is None else replace(one, steps=(step,)) for one in found]
@@ -220,7 +226,9 @@ def _explains(cause: Finding, echo: Finding) -> bool:
     if echo.id not in EXPLAINS.get(cause.id, ()) or LINKS.index(cause.link) > LINKS.index(echo.link):
         return False
     meet = not cause.steps or not echo.steps or bool(set(cause.steps) & set(echo.steps)) or cause.id in LASTING
-    return cause.id != echo.id and meet and SEVERITIES.index(cause.severity) <= SEVERITIES.index(echo.severity)
+    # One rule may tell of a tensor and of the metric that follows from it.
+    other = cause.id != echo.id or LINKS.index(cause.link) < LINKS.index(echo.link)
+    return other and meet and SEVERITIES.index(cause.severity) <= SEVERITIES.index(echo.severity)
 
 
 def _is_mutual(cause: Finding, echo: Finding) -> bool:

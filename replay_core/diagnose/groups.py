@@ -81,6 +81,8 @@ def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
     column, group_B, reward_B = batch.column("advantages"), batch.group_B, batch.reward_B
     assert column is not None
     assert group_B is not None
+    if not batch.group_is_named:
+        raise Skip("groups are not named in the dump")
     bad_B = batch.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
         return

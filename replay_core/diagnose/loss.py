@@ -223,7 +223,9 @@ def zero_and_fine(batch: Batch) -> Iterator[Finding]:
     assert advantages is not None
     assert trained_N is not None
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
-    if max(abs(scalar.value) for scalar in losses) >= ZERO or not heard.size or not np.nanmax(heard) > 1e-6:
+    heard = heard[np.isfinite(heard)]
+    # Written so that a loss that is NaN is no zero.
+    if not max(abs(scalar.value) for scalar in losses) < ZERO or not heard.size or not heard.max() > 1e-6:
         return
     norms = batch.scalars("grad_norm")
     if any(scalar.value == 0 for scalar in norms):
@@ -241,7 +243,7 @@ def zero_and_fine(batch: Batch) -> Iterator[Finding]:
         "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
         evidence=[
             shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
-            shown("largest |advantage|", float(np.nanmax(heard)), "> 0", advantages.source),
+            shown("largest |advantage|", float(heard.max()), "> 0", advantages.source),
             *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
         ],
         cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",

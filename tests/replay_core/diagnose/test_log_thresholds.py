@@ -1,0 +1,145 @@
+"""Every threshold of the rules over logs, from both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.replay_core.diagnose.logs import Metrics, diagnosed, told, trl, verl, worrying
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_healthy_runs_of_both_kinds_have_nothing_to_say(tmp_path: Path) -> None:
+    for text in (trl([{}] * 30), verl([{}] * 30)):
+        diagnosis = diagnosed(tmp_path, text)
+        assert told(diagnosis) == []
+        assert {"D01", "D03", "D09", "D20", "D21", "D24", "D25", "D29", "D37"} <= set(diagnosis.checked)
+
+
+Print = Callable[[Sequence[Metrics]], str]
+
+ROWS: list[tuple[str, Print, list[Metrics], tuple[str, str] | None]] = [
+    # id and severity that must be told first; None: nothing of warning or worse
+    ("every group equal", trl, [{"frac_reward_zero_std": 1.0, "reward_std": 0.0, "rewards/accuracy/std": 0.0}] * 3,
+     ("D01", "error")),
+    ("rewards differ, in no group", trl, [{"frac_reward_zero_std": 1.0, "reward_std": 0.0}] * 3, ("D03", "error")),
+    ("one step in three is dead", trl, [{}, {}, {"frac_reward_zero_std": 1.0, "reward_std": 0.0}], ("D03", "warning")),
+    ("one step in five is dead", trl, [{}] * 4 + [{"frac_reward_zero_std": 1.0, "reward_std": 0.0}], None),
+    ("half of the groups", trl, [{"frac_reward_zero_std": 0.5}] * 3, ("D01", "warning")),
+    ("just under half", trl, [{"frac_reward_zero_std": 0.49}] * 3, None),
+    ("a spread that is rounding", trl, [{"frac_reward_zero_std": None, "reward_std": 0.9e-7}] * 3, ("D03", "error")),
+    ("a spread that is none", trl, [{"frac_reward_zero_std": None, "reward_std": 1.2e-7}] * 3, None),
+    ("nan gradient without a loss", trl, [{"loss": None, "grad_norm": NAN}] * 3, ("D21", "error")),
+    ("tiny spread is fine", trl, [{"reward_std": 0.0004, "frac_reward_zero_std": 0.0}] * 3, None),
+    ("verl: scores differ, advantages do not", verl,
+     [{"critic/advantages/max": 0.0, "critic/advantages/min": 0.0}] * 3, ("D03", "error")),
+    ("verl: constant score", verl, [{"critic/advantages/max": 0.0, "critic/advantages/min": 0.0,
+                                     "critic/score/max": 0.5, "critic/score/min": 0.5}] * 3, ("D01", "error")),
+    ("gradient lost", trl, [{"loss": 0.0, "grad_norm": 0.0}] * 3, ("D23", "error")),
+    ("gradient lost, loss not 0", verl, [{"actor/grad_norm": 0.0}] * 3, ("D23", "error")),
+    ("gradient lost in a quarter", trl, [{}, {}, {}, {"grad_norm": 0.0}], ("D23", "warning")),
+    ("gradient small", trl, [{"grad_norm": 1e-9}] * 3, None),
+    ("all cut and masked", trl, [{"loss": 0.0, "grad_norm": 0.0, "completions/clipped_ratio": 1.0}] * 3,
+     ("D07", "error")),
+    ("nan loss", trl, [{}, {"loss": NAN, "grad_norm": NAN}, {"loss": NAN, "grad_norm": NAN}], ("D21", "error")),
+    ("inf in entropy before the loss", verl, [{}, {"actor/entropy": INF, "actor/pg_loss": NAN}], ("D21", "error")),
+    ("nan spread of rewards", trl, [{"reward_std": NAN}] * 3, ("D06", "error")),
+    ("a reward function of one sample", trl, [{"rewards/accuracy/std": NAN}] * 3, None),
+    ("gradient never finite", verl, [{"actor/grad_norm": NAN}] * 3, ("D22", "error")),
+    ("gradient nan once", verl, [{}] * 5 + [{"actor/grad_norm": NAN}] + [{}] * 5, ("D21", "warning")),
+    ("gradient nan at last", verl, [{}] * 5 + [{"actor/grad_norm": NAN}], ("D21", "error")),
+    ("clipped", verl, [{"actor/pg_clipfrac": 0.21}] * 5, ("D24", "warning")),
+    ("much clipped", verl, [{"actor/pg_clipfrac": 0.51}] * 5, ("D24", "error")),
+    ("clipped little", verl, [{"actor/pg_clipfrac": 0.19}] * 5, None),
+    ("clipped once", verl, [{}] * 4 + [{"actor/pg_clipfrac": 0.6}] + [{}] * 4, None),
+    ("ratio", verl, [{"probs_ratio_max": 10.5}] * 5, ("D24", "warning")),
+    ("ratio fine", verl, [{"probs_ratio_max": 9.5}] * 5, None),
+    ("ess", verl, [{"rollout_corr/rollout_is_eff_sample_size": 0.49}] * 5, ("D24", "warning")),
+    ("ess fine", verl, [{"rollout_corr/rollout_is_eff_sample_size": 0.51}] * 5, None),
+    ("entropy gone", verl, [{"actor/entropy": 0.049}] * 5, ("D25", "warning")),
+    ("entropy low", verl, [{"actor/entropy": 0.051}] * 5, None),
+    ("entropy not computed", verl, [{"actor/entropy": 0.0}] * 5, None),
+    ("entropy explodes", verl, [{"actor/entropy": 0.4 * 1.09**n} for n in range(12)], ("D25", "warning")),
+    ("entropy rises less than twice", verl, [{"actor/entropy": 0.4 * 1.04**n} for n in range(12)], None),
+    ("kl at the first step", trl, [{"kl": 0.012}] * 3, ("D15", "warning")),
+    ("kl of another model", trl, [{"kl": 1.2}] * 3, ("D15", "error")),
+    ("kl of later mini-batches", trl, [{"kl": 0.009}] * 3, None),
+    ("kl of rounding, on policy", verl,
+     [{"actor/kl_loss": 9e-5, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, None),
+    ("policy kl though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.0, "actor/ppo_kl": 1.2e-3}] * 3,
+     ("D14", "warning")),
+    ("mult prob error, far", verl, [{"token_mult_prob_error": 1.25}] * 5, ("D09", "error")),
+    ("mult prob error, not far", verl, [{"token_mult_prob_error": 1.19}] * 5, ("D09", "warning")),
+    ("k3 of the rollout, far", verl, [{"rollout_corr/k3_kl": 0.11}] * 5, ("D09", "error")),
+    ("k3 of the rollout, fine", verl, [{"rollout_corr/k3_kl": 9e-4}] * 5, None),
+    ("probabilities, far", verl, [{"training/rollout_probs_diff_mean": 0.11}] * 5, ("D09", "error")),
+    ("probabilities, fine", verl, [{"training/rollout_probs_diff_mean": 0.019}] * 5, None),
+    ("pearson, far", verl, [{"training/rollout_actor_probs_pearson_corr": 0.89}] * 5, ("D09", "error")),
+    ("pearson, fine", verl, [{"training/rollout_actor_probs_pearson_corr": 0.981}] * 5, None),
+    ("one bad step of mismatch", trl,
+     [{}] * 6 + [{"sampling/sampling_logp_difference/mean": 0.5}] + [{}] * 6, None),
+    ("kl though on policy", verl,
+     [{"actor/kl_loss": 1.2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
+    ("k3 below 0", trl, [{"kl": -1.2e-6}] * 3, ("D29", "error")),
+    ("k3 rounded below 0", trl, [{"kl": -9e-7}] * 3, None),
+    ("k1 below 0 for long", verl, [{"actor/ppo_kl": -0.0012}] * 20, ("D29", "warning")),
+    ("k1 below 0 for a while", verl, [{"actor/ppo_kl": -0.002}] * 19, None),
+    ("k1 about 0", verl, [{"actor/ppo_kl": -0.0009}] * 30, None),
+    ("clipped though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.046}] * 3, ("D14", "warning")),
+    ("clipped little though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 9e-4,
+                                                    "actor/ppo_kl": 9e-4}] * 3, None),
+    ("mismatch", trl, [{"sampling/sampling_logp_difference/mean": 0.031}] * 5, ("D09", "warning")),
+    ("mismatch, far", trl, [{"sampling/sampling_logp_difference/mean": 0.11}] * 5, ("D09", "error")),
+    ("mismatch, near", trl, [{"sampling/sampling_logp_difference/mean": 0.029}] * 5, None),
+    ("mult prob error", verl, [{"token_mult_prob_error": 1.06}] * 5, ("D09", "warning")),
+    ("mult prob error, fine", verl, [{"token_mult_prob_error": 1.04}] * 5, None),
+    ("k3 of the rollout", verl, [{"rollout_corr/k3_kl": 1.1e-3}] * 5, ("D09", "warning")),
+    ("probabilities", verl, [{"training/rollout_probs_diff_mean": 0.021}] * 5, ("D09", "warning")),
+    ("pearson", verl, [{"training/rollout_actor_probs_pearson_corr": 0.97}] * 5, ("D09", "warning")),
+    ("drift fivefold", trl, [{"sampling/sampling_logp_difference/mean": 0.004 * 1.2**n} for n in range(12)],
+     ("D12", "warning")),
+    ("drift fourfold", trl, [{"sampling/sampling_logp_difference/mean": 0.004 * 1.13**n} for n in range(12)], None),
+    ("drift without updates", trl,
+     [{"learning_rate": 0.0, "clip_ratio/region_mean": 0.0, "sampling/sampling_logp_difference/mean": 0.01 + n / 1e4}
+      for n in range(12)], ("D13", "warning")),
+    ("cut", verl, [{"response_length/clip_ratio": 0.25}] * 5, ("D20", "warning")),
+    ("cut little", verl, [{"response_length/clip_ratio": 0.24}] * 5, None),
+    ("cut whole", verl, [{"response_length/clip_ratio": 1.0}] * 5, ("D20", "error")),
+    ("cut, reward 0", verl, [{"response_length/clip_ratio": 0.6, "critic/score/mean": 0.0}] * 5, ("D20", "error")),
+    ("cut, but rewards differ", trl, [{"completions/clipped_ratio": 0.6}] * 5, None),
+    ("cut, most groups differ", verl,
+     [{"response_length/clip_ratio": 0.6, "zero_std_group_frac": 0.4}] * 3, None),
+    ("cut, few groups differ", verl,
+     [{"response_length/clip_ratio": 0.6, "zero_std_group_frac": 0.6}] * 3, ("D20", "warning")),
+    ("two measures of a mismatch, the worse counts", verl,
+     [{"rollout_corr/k3_kl": 2e-3, "training/rollout_probs_diff_mean": 0.11}] * 5, ("D09", "error")),
+    ("gradient norm grows", verl, [{"actor/grad_norm": 0.2 * 1.125**n} for n in range(24)], ("L02", "warning")),
+    ("gradient norm grows a little", verl, [{"actor/grad_norm": 0.2 * 1.105**n} for n in range(24)], None),
+    ("a phase stalls", verl, [{}] * 12 + [{"timing_s/gen": 211.0, "timing_s/step": 236.0}] + [{}] * 3,
+     ("D37", "warning")),
+    ("a phase is slow", verl, [{}] * 12 + [{"timing_s/gen": 209.0, "timing_s/step": 234.0}] + [{}] * 3, None),
+    ("a small phase stalls and lengthens the step by a quarter", verl,
+     [{"timing_s/reward": 2.9}] * 12 + [{"timing_s/reward": 18.1}], ("D37", "warning")),
+    ("a small phase stalls and lengthens the step by less", verl,
+     [{"timing_s/reward": 2.4}] * 12 + [{"timing_s/reward": 17.3}], None),
+    ("a short phase stalls", verl, [{"timing_s/reward": 0.1}] * 12 + [{"timing_s/reward": 9.0}], None),
+    ("steps get slower", trl, [{"step_time": 20.0 + n} for n in range(40)], ("D37", "warning")),
+    ("memory grows", verl, [{"perf/max_memory_allocated_gb": 40.0 + n} for n in range(24)], ("L04", "warning")),
+    ("memory fills up, then stays", verl, [{"perf/max_memory_allocated_gb": min(40.0 + 2 * n, 55)} for n in range(24)],
+     None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("printed", "steps", "first"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_log_gets_the_finding_that_it_deserves(
+    tmp_path: Path, printed: Print, steps: list[Metrics], first: tuple[str, str] | None
+) -> None:
+    diagnosis = diagnosed(tmp_path, printed(steps))
+    bad = [(finding.id, finding.severity) for finding in worrying(diagnosis)]
+    if first is None:
+        assert bad == []
+    else:
+        assert bad[:1] == [first]

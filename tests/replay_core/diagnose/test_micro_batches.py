@@ -1,0 +1,330 @@
+"""Losses, gradients and steps: rules that need what a trainer recorded of its micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import causes, look, of, why_skipped
+
+LENGTHS = (3, 5, 4, 6)
+ADVANTAGES = (1.0, -0.5, 0.25, -0.75)
+
+
+def record(directory: Path, *, steps: int = 1, **changes: Any) -> Path:
+    """A native dump: per step one micro-batch of four samples, prompts of two tokens, end token 9, padding 0.
+
+    `changes`: `logged` names and values of the loss record; `fields(step, batch)` changes the forward's tensors;
+    `norm`; `old`: whether old log-probabilities are recorded.
+    """
+    recorder = Recorder(directory, flags=changes.get("flags"))
+    for step in range(steps):
+        draw = torch.Generator().manual_seed(step)
+        width = 2 + max(LENGTHS)
+        ids_BS = torch.randint(10, 30, (4, width), generator=draw)
+        mask_BS = torch.zeros(4, width, dtype=torch.int64)
+        for row, length in enumerate(LENGTHS):
+            mask_BS[row, : 2 + length] = 1
+            ids_BS[row, 1 + length] = 9
+        ids_BS[mask_BS == 0] = 0
+        response_BS = mask_BS.clone()
+        response_BS[:, :2] = 0
+        logprobs_BT = -torch.rand(4, width - 1, generator=draw) * 3
+        batch: dict[str, Any] = {
+            "input_ids": ids_BS,
+            "attention_mask": mask_BS,
+            "response_mask": response_BS,
+            "advantages": torch.tensor(ADVANTAGES)[:, None] * response_BS[:, 1:],
+            "log_probs": logprobs_BT,
+            "old_log_probs": logprobs_BT.clone(),
+        }
+        if "fields" in changes:
+            changes["fields"](step, batch)
+        with recorder.step(step) as write:
+            write("forward_data", {name: value for name, value in batch.items() if value is not None}, micro=0)
+            if "logged" in changes:
+                write("loss", {name: torch.tensor(value) for name, value in changes["logged"].items()}, micro=0)
+            if "norm" in changes:
+                write("gradient", grad_norm=torch.tensor(changes["norm"]))
+    return directory
+
+
+def token_sum() -> float:
+    """-A over every response token, at ratio 1."""
+    return -sum(advantage * length for advantage, length in zip(ADVANTAGES, LENGTHS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (token_sum() / sum(LENGTHS), "token-mean"),
+        (-sum(ADVANTAGES) / 4 if sum(ADVANTAGES) else 1e-3, "seq-mean-token-mean"),
+        (token_sum() / 4, "seq-mean-token-sum"),
+    ],
+)
+def test_the_reduction_of_a_loss_is_named(value: float, name: str, tmp_path: Path) -> None:
+    if name == "seq-mean-token-mean":  # these advantages are centred: give them a mean
+        def fields(_step: int, batch: dict[str, Any]) -> None:
+            batch["advantages"] = batch["advantages"] + 0.5 * batch["response_mask"][:, 1:]
+
+        value = -(sum(ADVANTAGES) / 4 + 0.5)
+        found = look(record(tmp_path / "run", logged={"pg_loss": value}, fields=fields), "D28")
+    else:
+        found = look(record(tmp_path / "run", logged={"pg_loss": value}), "D28")
+    finding = of(found, "D28")
+    assert finding is not None
+    assert finding.severity == "info"
+    assert finding.claim.startswith(f"pg_loss is {name}")
+
+
+def test_a_denominator_that_counts_padding_is_an_error(tmp_path: Path) -> None:
+    slots = 4 * (2 + max(LENGTHS))
+    finding = of(look(record(tmp_path / "run", logged={"pg_loss": token_sum() / slots}), "D28"), "D28")
+    assert finding is not None
+    assert finding.severity == "error"
+    assert "padding" in finding.claim
+
+
+def test_a_loss_that_is_no_reduction_is_a_warning(tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", logged={"pg_loss": 0.7321}), "D28"), "D28")
+    assert finding is not None
+    assert finding.severity == "warning"
+
+
+def test_a_total_loss_that_agrees_with_nothing_is_skipped_since_it_may_hold_other_terms(tmp_path: Path) -> None:
+    found = look(record(tmp_path / "run", logged={"loss": 0.7321}), "D28")
+    assert not found.findings
+    assert "other terms" in why_skipped(found, "D28")
+
+
+@pytest.mark.parametrize(("off", "agrees"), [(0.5e-4, True), (2e-4, False)])
+def test_a_loss_agrees_to_one_in_ten_thousand(off: float, agrees: bool, tmp_path: Path) -> None:
+    value = token_sum() / sum(LENGTHS) * (1 + off)
+    finding = of(look(record(tmp_path / "run", logged={"pg_loss": value}), "D28"), "D28")
+    assert finding is not None
+    assert (finding.severity == "info") is agrees
+
+
+def test_a_displayed_zero_with_a_gradient_is_normal(tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", logged={"pg_loss": 1e-6}, norm=0.4), "D02"), "D02")
+    assert finding is not None
+    assert finding.severity == "info"
+    assert not look(record(tmp_path / "other", logged={"pg_loss": 0.2}, norm=0.4), "D02").findings
+
+
+def test_a_zero_gradient_beside_advantages_is_an_error(tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", norm=0.0), "D23"), "D23")
+    assert finding is not None
+    assert finding.severity == "error"
+    assert not look(record(tmp_path / "other", norm=1e-12), "D23").findings
+
+
+def test_a_zero_gradient_without_advantages_is_no_mystery(tmp_path: Path) -> None:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        batch["advantages"] = batch["advantages"] * 0
+
+    assert not look(record(tmp_path / "run", norm=0.0, fields=fields), "D23").findings
+
+
+def _moved(by: float) -> Any:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        sign = torch.ones_like(batch["log_probs"])
+        sign[:, ::2] = -1
+        batch["log_probs"] = batch["old_log_probs"] + by * sign
+
+    return fields
+
+
+def test_a_ratio_far_from_one_explodes(tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", fields=_moved(2.5)), "D24"), "D24")
+    assert finding is not None
+    assert finding.severity == "error"
+    assert not look(record(tmp_path / "near", fields=_moved(0.1)), "D24").findings
+
+
+@pytest.mark.parametrize(("by", "severity"), [(0.015, None), (0.025, "warning"), (0.3, "error")])
+def test_the_first_update_has_ratio_one(by: float, severity: str | None, tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", fields=_moved(by)), "D14"), "D14")
+    assert (finding.severity if finding else None) == severity
+
+
+def test_in_fp32_the_first_update_is_held_to_less(tmp_path: Path) -> None:
+    path = record(tmp_path / "run", fields=_moved(0.002), flags={"dtype": "float32"})
+    assert of(look(path, "D14"), "D14") is not None
+
+
+def _reference(apart: float) -> Any:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        batch["ref_log_probs"] = batch["old_log_probs"] - apart
+
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("apart", "severity"), [(0.5e-4, None), (1e-2, "info"), (0.8, "warning"), (1.5, "error")]
+)
+def test_policy_and_reference_begin_as_one(apart: float, severity: str | None, tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", fields=_reference(apart)), "D15"), "D15")
+    assert (finding.severity if finding else None) == severity
+
+
+def _rollout(at: dict[int, float]) -> Any:
+    def fields(step: int, batch: dict[str, Any]) -> None:
+        draw = torch.Generator().manual_seed(100 + step)
+        off = torch.randn(batch["old_log_probs"].shape, generator=draw) * at[step]
+        batch["rollout_log_probs"] = batch["old_log_probs"] + off
+
+    return fields
+
+
+def test_weights_that_stop_arriving_show_as_a_jump(tmp_path: Path) -> None:
+    jump = {0: 0.004, 1: 0.004, 2: 0.2, 3: 0.25}
+    finding = of(look(record(tmp_path / "run", steps=4, fields=_rollout(jump)), "D12"), "D12")
+    assert finding is not None
+    assert finding.steps == (2, 3)
+    spike = {0: 0.004, 1: 0.004, 2: 0.2, 3: 0.004}
+    assert not look(record(tmp_path / "spike", steps=4, fields=_rollout(spike)), "D12").findings
+    slow = {0: 0.02, 1: 0.03, 2: 0.04, 3: 0.05}
+    assert not look(record(tmp_path / "slow", steps=4, fields=_rollout(slow)), "D12").findings
+
+
+def test_a_missing_micro_batch_is_named(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    for step in range(2):
+        with recorder.step(step) as write:
+            for micro in range(3):
+                write("forward_data", micro=micro, log_probs=torch.zeros(2, 4))
+    path = tmp_path / "run"
+    assert not look(path, "D39").findings
+    (path / "forward_data" / "step_000001_rank0_micro1.pt").unlink()
+    finding = of(look(path, "D39"), "D39")
+    assert finding is not None
+    assert finding.severity == "warning"
+
+
+def test_the_first_number_that_is_none_is_named_not_the_ones_after_it(tmp_path: Path) -> None:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        batch["advantages"][1, 2] = float("nan")
+        batch["log_probs"][1, 2] = float("nan")
+
+    path = record(tmp_path / "run", fields=fields, logged={"loss": float("nan")}, norm=float("nan"))
+    finding = of(look(path, "D21"), "D21")
+    assert finding is not None
+    assert finding.claim.startswith("advantages is the first")
+    assert finding.where.tensor == "advantages"
+    after = next(piece.value for piece in finding.evidence if piece.name == "not finite after it")
+    assert "grad_norm" in str(after)
+
+
+def test_a_gradient_alone_is_found(tmp_path: Path) -> None:
+    finding = of(look(record(tmp_path / "run", norm=float("inf")), "D21"), "D21")
+    assert finding is not None
+    assert finding.link == "gradient"
+
+
+def test_nan_outside_the_mask_is_worth_knowing_only(tmp_path: Path) -> None:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        batch["old_log_probs"][0, 0] = float("nan")  # a prompt token
+        batch["log_probs"][0, 0] = float("nan")
+
+    found = look(record(tmp_path / "run", fields=fields))
+    assert causes(found) == []
+    finding = of(found, "D21")
+    assert finding is not None
+    assert finding.severity == "info"
+
+
+def _twice(directory: Path, change: Any) -> Path:
+    """A step whose old log-probabilities are recorded by the rollout and by the update."""
+    path = record(directory)
+    recorder = Recorder(path)
+    batch: dict[str, Any] = {}
+
+    def keep(_step: int, made: dict[str, Any]) -> None:
+        batch.update(made)
+
+    record(directory.with_name("again"), fields=keep)
+    copy = {name: batch[name] for name in ("input_ids", "attention_mask", "response_mask", "old_log_probs")}
+    copy["old_log_probs"] = change(copy["old_log_probs"].clone())
+    with recorder.step(0, rank=None) as write:
+        write("old_log_probs", copy)
+    return path
+
+
+def test_a_copy_that_differs_is_told_from_a_cast_and_from_padding(tmp_path: Path) -> None:
+    def other(values: torch.Tensor) -> torch.Tensor:
+        values[1, 3] += 0.1
+        return values
+
+    def padding(values: torch.Tensor) -> torch.Tensor:
+        values[1, 0] += 0.1
+        return values
+
+    rules = ("D35", "D38", "D40")
+    same = look(_twice(tmp_path / "a" / "run", lambda values: values), *rules)
+    assert same.findings == ()
+    assert same.checked == rules
+    for name, change, id, severity in (
+        ("b", other, "D35", "warning"),
+        ("c", padding, "D38", "info"),
+        ("d", lambda values: values.bfloat16(), "D40", "info"),
+    ):
+        found = look(_twice(tmp_path / name / "run", change), *rules)
+        assert [(one.id, one.severity) for one in found.findings] == [(id, severity)], name
+
+
+def test_large_logits_are_forecast(tmp_path: Path) -> None:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        for name in ("advantages", "log_probs", "old_log_probs"):
+            batch[name] = None
+        batch["input_ids"] = torch.cat([batch["input_ids"], torch.zeros(4, 2040, dtype=torch.int64)], 1)
+        more = torch.zeros(4, 2040, dtype=torch.int64)
+        batch["attention_mask"] = torch.cat([batch["attention_mask"], more], 1)
+        batch["response_mask"] = torch.cat([batch["response_mask"], more], 1)
+        batch["input_ids"][0, 3] = 248_000
+
+    finding = of(look(record(tmp_path / "run", fields=fields), "D36"), "D36")
+    assert finding is not None
+    # 4 rows x 2048 slots x 248,001 ids x 4 bytes = 7.57 GiB.
+    assert "7.6 GiB" in finding.claim
+    assert not look(record(tmp_path / "small"), "D36").findings
+
+
+def test_a_step_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    from replay_core.diagnose.case import Case
+    from replay_core.diagnose.engine import diagnose
+    from replay_core.dumps import open_run
+    from replay_core.errors import SelectionError
+    from replay_core.records import Selection
+
+    with pytest.raises(SelectionError):
+        diagnose(Case(open_run(record(tmp_path / "run")), step=Selection.parse(7)))
+
+
+def test_all_nan_is_one_finding(tmp_path: Path) -> None:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        for name in ("advantages", "log_probs", "old_log_probs"):
+            batch[name] = torch.full_like(batch[name], float("nan"))
+
+    found = causes(look(record(tmp_path / "run", fields=fields, logged={"pg_loss": float("nan")})))
+    assert [one.id for one in found] == ["D21"]
+
+
+def test_the_numbers_of_a_mismatch_are_those_of_its_formulas(tmp_path: Path) -> None:
+    from replay_core.diagnose.case import Case
+    from replay_core.diagnose.mismatch import gap
+    from replay_core.dumps import open_run
+
+    path = record(tmp_path / "run", fields=_rollout({0: 0.5}))
+    (batch,) = list(Case(open_run(path)).batches())[:1]
+    figures = gap(batch)
+    d = figures.d
+    assert figures.mean == pytest.approx(np.abs(d).mean())
+    assert figures.k3 == pytest.approx((np.exp(d) - d - 1).mean())
+    assert figures.multiplier == pytest.approx(np.exp(np.abs(d)).mean())
+    assert d.size == sum(LENGTHS)
