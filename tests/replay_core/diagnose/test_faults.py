@@ -299,9 +299,9 @@ def a_slightly_colder_engine(batch: Fields) -> None:
 @fault("D11", "error")
 def top_p_renormalised(batch: Fields) -> None:
     kept = np.random.default_rng(0).uniform(0.8, 0.97, batch["old_log_probs"].shape)
-    batch["rollout_log_probs"] = (
-        (batch["old_log_probs"] - np.log(kept)) * masks(batch) + noise(batch, 0.004)
-    ).astype(np.float32)
+    batch["rollout_log_probs"] = ((batch["old_log_probs"] - np.log(kept)) * masks(batch) + noise(batch, 0.004)).astype(
+        np.float32
+    )
 
 
 @fault("D12", "error")
