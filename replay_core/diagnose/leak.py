@@ -37,7 +37,9 @@ def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | No
             # A short later sample may see little of what it should not: a few may pass, the most may not.
             off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
             apart = float(np.median(dirty)) > max(APART * clean, LEAKS)
-            if clean < CLEAN and off >= 0.8 and apart:
+            # Of those that agree, most are first ones: else something other than packing spares them.
+            agree = values_B <= max(APART * clean, 1e-5)
+            if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
                 agree_B = np.zeros(len(values_B), dtype=bool)
                 agree_B[order[starts_B]] = True
                 return agree_B, how
