@@ -193,3 +193,8 @@ def _editable_finders() -> set[str]:
     """Modules that .pth files of this environment import at start-up, before the refusal stands."""
     site = Path(sysconfig.get_path("purelib"))
     return {path.stem for path in site.glob("*.py")}
+
+
+def test_diagnosing_imports_no_torch(small_dump: Path):
+    used = command("diagnose", str(small_dump), "--fail-on", "never")
+    assert not {"torch", "transformers", "scipy"} & set(used["tops"])

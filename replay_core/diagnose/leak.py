@@ -37,18 +37,13 @@ def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | No
             # A short later sample may see little of what it should not: a few may pass, the most may not.
             off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
             apart = float(np.median(dirty)) > max(APART * clean, LEAKS)
-            if clean < CLEAN and off >= 0.8 and apart and _not_all_else(values_B, starts_B):
+            # Of those that agree, most are first ones: else something other than packing spares them.
+            agree = values_B <= max(APART * clean, 1e-5)
+            if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
                 agree_B = np.zeros(len(values_B), dtype=bool)
                 agree_B[order[starts_B]] = True
                 return agree_B, how
     return None
-
-
-def _not_all_else(values_B: Array, starts_B: Array) -> bool:
-    """Whether clean samples are just the first ones: of the cleanest as many as there are packs, nearly all."""
-    count = int(starts_B.sum())
-    cleanest = np.argsort(np.where(np.isnan(values_B), np.inf, values_B))[:count]
-    return bool(starts_B[cleanest].mean() >= 0.8)
 
 
 def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, str]]:

@@ -36,7 +36,10 @@ def test_of_one_severity_the_earlier_link_comes_first() -> None:
 
 
 def test_an_explanation_shares_a_step_unless_it_lasts() -> None:
-    assert engine.ranked([one("D01", link="rewards", steps=(1,)), one("D23", link="gradient", steps=(2,))])[1].echo_of is None
+    assert (
+        engine.ranked([one("D01", link="rewards", steps=(1,)), one("D23", link="gradient", steps=(2,))])[1].echo_of
+        is None
+    )
     lasting = engine.ranked([one("D10", link="rollout_logprobs", steps=(1,)), one("D09", link="logprobs", steps=(2,))])
     assert lasting[1].echo_of == "D10"
 
@@ -144,7 +147,10 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_the_next_step_quotes_what_a_shell_would_split() -> None:
     from replay_core.diagnose.finding import Where
 
-    assert look_at(Where(path="/a b/x.pt", tensor="t", step=3, sample=2)) == "rldbg show '/a b/x.pt' t --step 3 --slice 2:3"
+    assert (
+        look_at(Where(path="/a b/x.pt", tensor="t", step=3, sample=2))
+        == "rldbg show '/a b/x.pt' t --step 3 --slice 2:3"
+    )
     assert look_at(Where()) == "rldbg ls RUN"
 
 

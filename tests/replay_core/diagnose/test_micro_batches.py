@@ -69,6 +69,7 @@ def token_sum() -> float:
 )
 def test_the_reduction_of_a_loss_is_named(value: float, name: str, tmp_path: Path) -> None:
     if name == "seq-mean-token-mean":  # these advantages are centred: give them a mean
+
         def fields(_step: int, batch: dict[str, Any]) -> None:
             batch["advantages"] = batch["advantages"] + 0.5 * batch["response_mask"][:, 1:]
 
@@ -165,9 +166,7 @@ def _reference(apart: float) -> Any:
     return fields
 
 
-@pytest.mark.parametrize(
-    ("apart", "severity"), [(0.5e-4, None), (1e-2, "info"), (0.8, "warning"), (1.5, "error")]
-)
+@pytest.mark.parametrize(("apart", "severity"), [(0.5e-4, None), (1e-2, "info"), (0.8, "warning"), (1.5, "error")])
 def test_policy_and_reference_begin_as_one(apart: float, severity: str | None, tmp_path: Path) -> None:
     finding = of(look(record(tmp_path / "run", fields=_reference(apart)), "D15"), "D15")
     assert (finding.severity if finding else None) == severity

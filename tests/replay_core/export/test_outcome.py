@@ -58,3 +58,24 @@ def test_exit_codes_of_replays(cells: list[dict[str, Any]], code: ExitCode):
 def test_a_run_with_an_unreadable_record_is_3():
     assert exit_code({"kind": "run", "unreadable": 1}) == ExitCode.BAD_BYTES
     assert exit_code({"kind": "run", "unreadable": 0}) == ExitCode.AGREES
+
+
+def diagnosis(*severities: str, checked: int = 3) -> dict[str, Any]:
+    findings = [{"severity": severity} for severity in severities]
+    return {"kind": "diagnosis", "findings": findings, "checked": ["D01"] * checked}
+
+
+@pytest.mark.parametrize(
+    ("severity", "fail_on", "code"),
+    [
+        ("info", "warning", 0), ("warning", "warning", 1), ("error", "warning", 1), ("warning", "error", 0),
+        ("error", "error", 1), ("info", "info", 1), ("error", "never", 0),
+    ],
+)  # fmt: skip
+def test_a_finding_fails_from_the_severity_asked_for(severity: str, fail_on: str, code: int):
+    assert exit_code(diagnosis(severity), fail_on=fail_on) == code
+
+
+def test_a_diagnosis_that_looked_at_nothing_is_no_clean_bill():
+    assert exit_code(diagnosis()) == ExitCode.AGREES
+    assert exit_code(diagnosis(checked=0)) == ExitCode.BAD_BYTES

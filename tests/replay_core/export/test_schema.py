@@ -23,7 +23,7 @@ from tests.fixtures import FIXTURES, needs_fixtures
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-KINDS = ("run", "record", "tensor", "difference", "comparison", "replay", "parity", "info")
+KINDS = ("run", "record", "tensor", "difference", "comparison", "replay", "diagnosis", "parity", "info")
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -228,3 +228,16 @@ def test_what_is_no_document_is_refused(spoil: Any, tmp_path: Path):
     validate(document)
     spoil(document)
     assert not VALIDATOR.is_valid(document)
+
+
+@needs_fixtures
+@pytest.mark.parametrize(
+    "folder", ["faults/nan_inf", "faults/healthy", "trl/base", "grpo_notes", "openrlhf/input_dumps"]
+)
+def test_a_diagnosis_is_as_the_schema_says(folder: str):
+    document = workbench.diagnose(genuine(*folder.split("/")))
+    validate(document)
+    counts = document["counts"]
+    assert sum(counts.values()) == len(document["findings"])
+    assert not set(document["checked"]) & {one["id"] for one in document["skipped"]}
+    assert {one["id"] for one in document["findings"]} <= set(document["checked"])

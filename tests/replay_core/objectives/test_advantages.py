@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_core.objectives.advantages import group_normalised
+from replay_core.objectives.advantages import (
+    group_centred,
+    group_centred_batch_scaled,
+    group_centred_over_batch_std,
+    group_normalised,
+    leave_one_out,
+    normalised,
+)
 
 
 def test_a_group_worked_by_hand() -> None:
@@ -58,3 +65,52 @@ def test_numpy_and_torch_give_the_same_numbers(rows: list[tuple[float, int]], un
 def test_the_dtype_of_the_rewards_is_kept() -> None:
     assert group_normalised(np.array([1, 2], dtype=np.float32), np.array([0, 0])).dtype == np.float32
     assert group_normalised(torch.tensor([1.0, 2.0]), torch.tensor([0, 0])).dtype == torch.float32
+
+
+#: Two groups, means 2 and 10; the batch has mean 6.
+_REWARDS_B, _GROUPS_B = np.array([1.0, 3.0, 9.0, 11.0]), np.array([0, 0, 1, 1])
+
+
+def test_dr_grpo_only_centres() -> None:
+    np.testing.assert_array_equal(group_centred(_REWARDS_B, _GROUPS_B), [-1, 1, -1, 1])
+
+
+def test_leave_one_out_subtracts_the_mean_of_the_others() -> None:
+    # Of 1, 2, 6: the others' means are 4, 3.5, 1.5.
+    advantages_B = leave_one_out(np.array([1.0, 2.0, 6.0]), np.array([0, 0, 0]))
+    np.testing.assert_allclose(advantages_B, [-3.0, -1.5, 4.5])
+
+
+def test_leave_one_out_leaves_a_group_of_one_its_reward() -> None:
+    np.testing.assert_array_equal(leave_one_out(np.array([5.0]), np.array([0])), [5.0])
+
+
+@pytest.mark.parametrize(("unbiased", "squares"), [(True, 68 / 3), (False, 17)])
+def test_the_batch_as_baseline(unbiased: bool, squares: float) -> None:
+    # Deviations -5, -3, 3, 5: squares sum to 68.
+    advantages_B = normalised(_REWARDS_B, unbiased=unbiased, epsilon=0.0)
+    np.testing.assert_allclose(advantages_B, np.array([-5, -3, 3, 5]) / math.sqrt(squares))
+
+
+@pytest.mark.parametrize(("unbiased", "squares"), [(True, 4 / 3), (False, 1)])
+def test_centred_in_the_group_then_scaled_by_the_batch_of_those(unbiased: bool, squares: float) -> None:
+    advantages_B = group_centred_batch_scaled(_REWARDS_B, _GROUPS_B, unbiased=unbiased, epsilon=0.0)
+    np.testing.assert_allclose(advantages_B, np.array([-1, 1, -1, 1]) / math.sqrt(squares))
+
+
+@pytest.mark.parametrize(("unbiased", "squares"), [(True, 68 / 3), (False, 17)])
+def test_centred_in_the_group_over_the_std_of_all_rewards(unbiased: bool, squares: float) -> None:
+    advantages_B = group_centred_over_batch_std(_REWARDS_B, _GROUPS_B, unbiased=unbiased, epsilon=0.0)
+    np.testing.assert_allclose(advantages_B, np.array([-1, 1, -1, 1]) / math.sqrt(squares))
+
+
+def test_an_epsilon_is_added_to_the_std() -> None:
+    # Std of 1, 3 over n is 1.
+    np.testing.assert_allclose(normalised(np.array([1.0, 3.0]), unbiased=False, epsilon=1.0), [-0.5, 0.5])
+
+
+def test_the_variants_are_the_same_for_torch() -> None:
+    rewards_B, groups_B = torch.from_numpy(_REWARDS_B), torch.from_numpy(_GROUPS_B)
+    np.testing.assert_allclose(normalised(rewards_B), normalised(_REWARDS_B))
+    for variant in (group_centred, leave_one_out, group_centred_batch_scaled, group_centred_over_batch_std):
+        np.testing.assert_allclose(variant(rewards_B, groups_B), variant(_REWARDS_B, _GROUPS_B))

@@ -39,3 +39,18 @@ def test_numpy_and_torch_give_the_same_numbers(
     np.testing.assert_allclose(from_numpy_T, from_torch_T, rtol=1e-12, atol=1e-15)
     if estimator is not kl.k1:
         assert (from_numpy_T >= 0).all()
+
+
+def test_clamps_hold_the_log_ratio_and_the_estimate() -> None:
+    policy, reference = np.array([-30.0, -1.0, -0.5]), np.array([-1.0, -30.0, -0.25])
+    # Log ratios 29, -29, 0.25: held at 20 and -20; e^20 - 21 is held at 10, e^-20 + 19 at 10.
+    np.testing.assert_allclose(kl.k3_clamped(policy, reference), [10.0, 10.0, math.exp(0.25) - 1.25])
+    # Unheld from outside, the second is e^-20 + 20 - 1.
+    np.testing.assert_allclose(kl.k3_clamped(policy, reference, outside=1e9)[1], math.exp(-20) + 19)
+
+
+def test_the_absolute_log_ratio_has_no_sign() -> None:
+    np.testing.assert_array_equal(kl.absolute(np.array([-1.0, -3.0]), np.array([-2.0, -1.0])), [1.0, 2.0])
+    both = torch.tensor([-1.0, -3.0]), torch.tensor([-2.0, -1.0])
+    np.testing.assert_array_equal(kl.absolute(*both), [1.0, 2.0])
+    assert torch.isfinite(kl.k3_clamped(*both)).all()

@@ -41,3 +41,11 @@ def test_numpy_and_torch_give_the_same_numbers(rows: list[list[tuple[float, bool
     for reduce in (reductions.masked_sum, reductions.token_mean, reductions.sequence_mean):
         from_torch = reduce(torch.from_numpy(values_BT), torch.from_numpy(mask_BT))
         np.testing.assert_allclose(reduce(values_BT, mask_BT), float(from_torch), rtol=1e-12, atol=1e-12)
+
+
+def test_sums_of_sequences_and_a_constant_denominator() -> None:
+    assert reductions.sequence_sum_mean(_VALUES_BT, _MASK_BT) == 8.0, "(1 + 2 + 3 + 10) / 2 responses"
+    assert reductions.token_sum_over(_VALUES_BT, _MASK_BT, 32) == 0.5, "16 / 32"
+    torch_BT = torch.from_numpy(_VALUES_BT), torch.from_numpy(_MASK_BT)
+    assert reductions.sequence_sum_mean(*torch_BT) == 8.0
+    assert reductions.token_sum_over(*torch_BT, 32) == 0.5
