@@ -20,6 +20,7 @@ import torch
 from replay_core.errors import UnavailableError
 from replay_core.jobs import OnEvent, Progress
 from replay_core.replay import attention, compiling, fit
+from replay_core.replay.answer import Answer, observer_effect
 from replay_core.replay.batch import Batch
 from replay_core.replay.capture import (
     Capture,
@@ -46,27 +47,6 @@ _PROBE_TOKENS = 16
 _FEWEST_TO_TELL = 4
 #: Name of the final hidden states where no module of the backbone puts them out.
 _UNOWNED_HIDDEN = "final_hidden.output"
-
-
-@dataclass
-class Answer:
-    """What one cell computed. `final_hidden` is None where it ran the trainer's own code; a critic's `logprobs` are
-    its values.
-
-    observer: how the hooked pass stands to the plain one ({"bitwise", "worst_token"}); None without hooks.
-    """
-
-    tensors: Tensors
-    final_hidden: str | None
-    logprobs: torch.Tensor
-    entropy: torch.Tensor | None
-    attention: str
-    steady_s: float
-    compile_s: float | None
-    peak_mib: float
-    forecast_mib: float
-    compile: dict[str, Any] | None = None
-    observer: dict[str, Any] | None = None
 
 
 @dataclass
@@ -319,7 +299,7 @@ class Cell:
         else:
             tensors = self._compiled_capture(hooked, final_hidden)
             ran = self._operators_alone(run)
-        observed = _observer_effect(tensors[final_hidden], hidden.cpu())
+        observed = observer_effect(tensors[final_hidden], hidden.cpu())
         if not observed["bitwise"]:
             self.notes.append("the hooked forward differs bitwise from the plain one, whose logprobs these are")
         if self.flags.compile != "off":
@@ -410,18 +390,3 @@ def _evaluating(causal_lm: Any) -> Any:
         yield
     finally:
         causal_lm.train(training)
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    # NaN equals NaN: looking did not put it there.
-    return bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
-
-
-def _observer_effect(hooked: torch.Tensor, plain: torch.Tensor) -> dict[str, Any]:
-    """Whether looking changed the answer: bitwise, and the worst token's relative L2."""
-    if hooked.shape == plain.shape and hooked.dtype == plain.dtype and _same_bits(hooked, plain):
-        return {"bitwise": True, "worst_token": 0.0}
-    a, b = plain.double(), hooked.double()
-    distance, norm = (b - a).norm(dim=-1), a.norm(dim=-1)
-    relative = torch.where(distance == 0, torch.zeros_like(distance), distance / norm)
-    return {"bitwise": False, "worst_token": float(relative.max())}

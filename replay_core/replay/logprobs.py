@@ -75,7 +75,8 @@ class _Stub(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         assert self.hidden is not None
-        return transformers.modeling_outputs.BaseModelOutputWithPast(last_hidden_state=self.hidden)
+        # The fullest form of a backbone's output: a mixture of experts asks it for router logits.
+        return transformers.modeling_outputs.MoeModelOutputWithPast(last_hidden_state=self.hidden)
 
 
 class Head:

@@ -19,8 +19,9 @@ from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
 from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility
+from replay_core.replay.answer import Answer
 from replay_core.replay.batch import Batch, resolve_temperature
-from replay_core.replay.cell import Answer, Cell
+from replay_core.replay.cell import Cell
 from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory

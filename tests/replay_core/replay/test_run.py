@@ -219,3 +219,14 @@ def test_a_genuine_openrlhf_batch_over_128256_tokens(replay):
     assert leak[0]["worst_token"]["rel_l2"] < 1e-6
     assert leak[1]["worst_token"]["rel_l2"] > 0.5
     assert leak[1]["worst_token"]["position"] == 0
+
+
+def test_the_phases_are_log_lines_in_a_trainers_grammar(replay):
+    from replay_core.dumps.step_log import parse
+    from replay_core.jobs import LogLine
+
+    lines = []
+    replay(on_event=lambda event: lines.append(event.text) if isinstance(event, LogLine) else None, capture="none")
+    (iteration,) = parse(line for line in lines if "[Micro" in line)
+    assert [stage.title for stage in iteration.micros[0].stages] == ["Model loaded", "Forward and log-probabilities"]
+    assert all(stage.values["mem"] > 0 for stage in iteration.micros[0].stages)
