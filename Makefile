@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt bench bench-record install clean
+.PHONY: help demo test test-all check fmt bench bench-record bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 
 bench-record: $(STAMP)  ## what recording costs a training step, and write throughput
 	$(BIN)/python -m benchmarks recording training
+
+bench-ui: $(STAMP)  ## the screen: first paint, idle cost, key to paint under load
+	$(BIN)/python -m benchmarks screens
 
 install: $(STAMP)  ## only make .venv and install into it
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import differing, identical, listing, recording, replaying, starting, training
+from benchmarks import differing, identical, listing, recording, replaying, screens, starting, training
 from benchmarks.inputs import Inputs
 
 ROWS = {
@@ -22,6 +22,7 @@ ROWS = {
     "recording": recording.rows,
     "training": training.rows,
     "replaying": replaying.rows,
+    "screens": screens.rows,
 }
 
 
