@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt docs bench bench-compare bench-record bench-replay install clean
+.PHONY: help demo test test-all check fmt docs bench bench-compare bench-record bench-replay bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,9 @@ bench-record: $(STAMP)  ## what recording costs a training step, and write throu
 
 bench-replay: $(STAMP)  ## what capture costs a forward, and a warm flip against one
 	$(BIN)/python -m benchmarks replaying
+
+bench-ui: $(STAMP)  ## the screen: first paint, idle cost, key to paint under load
+	$(BIN)/python -m benchmarks screens
 
 install: $(STAMP)  ## only make .venv and install into it
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import differing, identical, listing, matrix, recording, replaying, starting, training
+from benchmarks import differing, identical, listing, matrix, recording, replaying, screens, starting, training
 from benchmarks.inputs import Inputs
 
 ROWS = {
@@ -23,6 +23,7 @@ ROWS = {
     "recording": recording.rows,
     "training": training.rows,
     "replaying": replaying.rows,
+    "screens": screens.rows,
 }
 
 

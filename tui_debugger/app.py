@@ -87,6 +87,8 @@ class RldbgApp(App[None]):
         state.flags_given = frozenset(given)
         self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
         self.actions, self._key_problems = keymap.remapped(self._settings.keys)
+        # Before the first style is computed: a theme that comes later has every widget styled twice.
+        self._load_themes()
         self.debugger = DebuggerScreen(self.session, self.actions)
         self._kept: dict[str, Any] = {}
         state.a_path, state.b_path, state.peeked = a, b, list(peeked)
@@ -100,7 +102,9 @@ class RldbgApp(App[None]):
             # Without this a dropped SSH link kills the app on the spot: children orphaned, terminal raw.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._end, 128 + number)
-        self._load_themes()
+        if self._problems:
+            text = "\n".join(self._problems)
+            self.notify(text, title="settings", severity="warning", markup=False, timeout=15)
         await self.push_screen(self.debugger)
         self.debugger.call_after_refresh(self._begin)
 
@@ -118,8 +122,7 @@ class RldbgApp(App[None]):
             problems.append(f"no theme {asked}: using {theming.DEFAULT} (there is {', '.join(t.name for t in themes)})")
             asked = theming.DEFAULT
         self.theme = asked
-        if problems:
-            self.notify("\n".join(problems), title="settings", severity="warning", markup=False, timeout=15)
+        self._problems = problems
 
     def _known(self, name: str | None) -> str | None:
         return name if name in self.available_themes else None

@@ -40,7 +40,8 @@ def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
     sums = {axis: np.zeros((3, min(BUCKETS, array_a.shape[axis]))) for axis in axes}
     bins: Counter[int] = Counter()
     looked_at = nonfinite = equal = 0
-    for first, step, block_a, block_b in _blocks(array_a, array_b):
+    cut = 1 + int(np.argmax(array_a.shape[1:])) if array_a.ndim > 1 else 0
+    for first, step, block_a, block_b in _blocks(array_a, array_b, cut):
         x, y = _real(block_a), _real(block_b)
         with np.errstate(invalid="ignore", over="ignore"):
             d = y - x
@@ -51,7 +52,7 @@ def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
         squares, base = d * d, x * x
         for axis in axes:
             others = tuple(other for other in range(d.ndim) if other != axis)
-            places = np.arange(d.shape[axis]) * (step if axis == 1 else 1) + (first if axis == 0 else 0)
+            places = np.arange(d.shape[axis]) * (step if axis == cut else 1) + (first if axis == 0 else 0)
             buckets = places * sums[axis].shape[1] // array_a.shape[axis]
             for row, values in enumerate((squares, base)):
                 np.add.at(sums[axis][row], buckets, values.sum(axis=others))
@@ -77,11 +78,11 @@ def _real(block: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _blocks(
-    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], cut: int
 ) -> Iterator[tuple[int, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """(first row, n, block of a, block of b): rows of the first axis, of them every n-th place of the second.
+    """(first row, n, block of a, block of b): rows of the first axis, of them every n-th place of the axis `cut`.
 
-    Of a large pair evenly spread rows; where one row alone is too much, not all of its second axis.
+    Of a large pair evenly spread rows; where one row alone is too much, not all of its longest axis.
     """
     inner = int(np.prod(a.shape[1:], dtype=np.int64)) or 1
     rows = max(1, pages.CHUNK // inner)
@@ -91,7 +92,7 @@ def _blocks(
     if len(starts) > most:
         starts = [starts[number * (len(starts) - 1) // max(1, most - 1)] for number in range(most)]
     for start in starts:
-        index = (slice(start, start + rows), slice(None, None, step)) if step > 1 else (slice(start, start + rows),)
+        index = (slice(start, start + rows), *[slice(None)] * (cut - 1), slice(None, None, step))[: cut + 1]
         yield start, step, a[index], b[index]
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from replay_core import workbench
-from replay_core.dumps import open_run
 from replay_core.errors import RequestError
+from replay_core.jobs import Document
 from tui_debugger import snapshot
 from tui_debugger.peek import steps_in
 
@@ -35,13 +34,19 @@ def command(
     listed = None
     if a is not None and not snapshot.is_document(a):
         # A long run is listed by the reader, while its steps already stand on the screen.
-        listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else workbench.open_dump(a)
+        listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else _listed(a)
     if b is not None:
-        open_run(b)
+        _listed(b)
     require_terminal(a, b)
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked)
+
+
+def _listed(path: Path) -> Document:
+    from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
+
+    return workbench.open_dump(path)
 
 
 def _has_terminal() -> bool:

@@ -139,7 +139,7 @@ class MatrixScreen(Watching):
         self.redraw()
 
     def redraw(self) -> None:
-        if not self.is_mounted:
+        if not self.is_attached:
             return
         state = self.debugger.state
         marked = {mark.name for mark in state.marks if mark.kind == "cell"}

@@ -1,0 +1,106 @@
+"""A tensor as the screen looks at it, on genuine dumps: tokens side by side, slices, places, streamed comparisons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from replay_core import workbench
+from replay_core.errors import RequestError
+from replay_core.export.documents import SCHEMA_PATH
+from replay_core.jobs import Event, Job, Partial
+from tests.builders import write_dump, write_pair
+from tests.fixtures import FIXTURES, needs_fixtures
+
+SCHEMA = jsonschema.Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
+
+
+def _named(path: Path, name: str, stage: str | None = None) -> dict[str, Any]:
+    for record in workbench.open_dump(path)["records"]:
+        if stage in (None, record["key"]["stage"]):
+            return {"path": str(path), "key": record["key"], "name": name}
+    raise AssertionError(f"{path} has no record of {stage}")
+
+
+@needs_fixtures
+def test_verl_shows_rollout_and_trainer_logprobs_beside_each_token() -> None:
+    path = FIXTURES / "verl"
+    named = next(
+        {"path": str(path), "key": record["key"], "name": "input_ids"}
+        for record in workbench.open_dump(path)["records"]
+        if record["key"]["stage"] == "batch_inputs"
+    )
+    document = workbench.inspect(named, tokens=True)
+    SCHEMA.validate(json.loads(json.dumps(document)))
+    tokens = document["tokens"]
+    names = [column["name"] for column in tokens["columns"]]
+    assert {"rollout_logprobs", "old_logprobs"} <= set(names[:4])
+    assert names.index("rollout_logprobs") < names.index("response_mask")
+    assert all(len(column["values"]) == len(tokens["ids"]) for column in tokens["columns"])
+
+
+def test_a_pair_is_looked_at_where_the_caller_says_without_judging_it_again(tmp_path: Path) -> None:
+    x = torch.zeros(4, 8)
+    y = x.clone()
+    y[2, 5] = 1
+    a, b = write_pair(tmp_path, {"modules": {"x": x}}, {"modules": {"x": y}})
+    document = workbench.inspect(_named(a, "x"), _named(b, "x"), at_a=[2, 5], at_b=[2, 5], judge=False, count=4)
+    SCHEMA.validate(json.loads(json.dumps(document)))
+    assert document["verdict"] is None
+    assert [2, 5] in document["window"]["index"]
+    assert document["difference"]["histogram"]["bins"] == [{"exponent": 0, "count": 1}]
+
+
+def test_a_slice_of_any_rank_is_shown_of_both_sides(tmp_path: Path) -> None:
+    x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+    a, b = write_pair(tmp_path, {"modules": {"x": x}}, {"modules": {"x": x + 1}})
+    document = workbench.inspect(_named(a, "x"), _named(b, "x"), part="1,:2,3,1:3", judge=False)
+    assert document["part"]["values"] == x[1, :2, 3, 1:3].reshape(-1).tolist()
+    assert document["part_b"]["values"] == (x + 1)[1, :2, 3, 1:3].reshape(-1).tolist()
+    with pytest.raises(RequestError, match="more axes"):
+        workbench.inspect(_named(a, "x"), part="0,0,0,0,0")
+
+
+def test_a_streamed_comparison_holds_every_entry_once_in_order(tmp_path: Path) -> None:
+    fields = {f"layers.{number}.output": torch.randn(3, 4) for number in range(450)}
+    changed = {**fields, "layers.200.output": fields["layers.200.output"] + 1}
+    a, b = write_pair(tmp_path, {"modules": fields}, {"modules": changed})
+    parts: list[dict[str, Any]] = []
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Partial):
+            parts.append(event.document)
+
+    params = {"a": str(a), "b": str(b)}
+    streamed = workbench.perform(Job("compare", {**params, "stream": True}), keep)
+    whole = workbench.perform(Job("compare", params))
+    assert streamed["tensors"] == []
+    assert [entry for part in parts for entry in part.get("tensors", [])] == whole["tensors"]
+    assert [entry["name"] for part in parts for entry in part.get("rows", [])] == [e["name"] for e in whole["tensors"]]
+    assert max(len(part.get("tensors", [])) for part in parts) <= 200
+
+
+def test_two_steps_of_one_run_are_compared(tmp_path: Path) -> None:
+    from replay_core.recorder import Recorder
+
+    recorder = Recorder(tmp_path / "run")
+    for step in (0, 1):
+        with recorder.step(step) as record:
+            record("forward_data", {"log_probs": torch.full((2, 3), float(step)), "same": torch.ones(3)}, micro=0)
+    path = str(tmp_path / "run")
+    document = workbench.perform(Job("compare", {"a": path, "b": path, "step": 0, "scope_b": {"step": 1}}))
+    verdicts = {entry["name"]: entry["verdict"] for entry in document["tensors"]}
+    assert verdicts["same"] == "SAME"
+    assert "DIFF" in verdicts.values()
+
+
+def test_statistics_of_a_small_tensor_are_not_sampled(tmp_path: Path) -> None:
+    path = write_dump(tmp_path, {"modules": {"x": torch.ones(3)}})
+    document = workbench.inspect(_named(path, "x"))
+    assert document["a"]["sampled"] is None
+    assert document["a"]["stats"]["numel"] == 3

@@ -1,0 +1,74 @@
+"""Where the user was is there again, and what cannot be read is as good as none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.tui_debugger.scripted import ScriptedEngine, document
+from tui_debugger import paths, remembered
+
+
+def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
+    async def look() -> str:
+        async with opened(A, B) as (app, pilot):
+            await press(app, pilot, "right_square_bracket", "right_square_bracket")
+            app._keep_place()
+            return app.session.state.row.name if app.session.state.row else ""
+
+    async def again(engine: ScriptedEngine | None = None) -> Any:
+        async with opened(A, B, engine=engine) as (app, _):
+            return app.session.state.row
+
+    left = asyncio.run(look())
+    row = asyncio.run(again())
+    assert row.name == left
+    assert not row.is_first
+
+    # Another first divergence is news: it is what the eye must meet.
+    other = document("comparison")
+    entry = next(entry for entry in other["tensors"] if entry["name"].endswith("down_proj.output"))
+    other["first_divergence"] = {**other["first_divergence"], **{n: entry[n] for n in ("name", "a_key", "b_key")}}
+    row = asyncio.run(again(ScriptedEngine(compare=other)))
+    assert row.is_first
+    assert row.name.endswith("down_proj.output")
+
+
+def test_recent_runs_are_offered_where_nothing_is_open(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        remembered.keep_place(tmp_path / name, None, {"tensor": None})
+    remembered.keep_place(tmp_path / "gone", None, {})
+
+    async def run() -> None:
+        async with opened() as (app, pilot):
+            lines = screen(app)
+            assert str(tmp_path / "two") in lines
+            assert "gone" not in lines
+            assert lines.index("two") < lines.index("/one")
+            assert "demo" in lines
+            assert "rldbg record" in lines
+            await press(app, pilot, "enter")
+            assert app.session.state.a_path == tmp_path / "two"
+
+    asyncio.run(run())
+
+
+def test_a_spoilt_file_is_as_good_as_none() -> None:
+    folder = paths.private_dir(paths.state_dir())
+    for text in ("", "{", "[]", '{"version": 99, "runs": {"/a": {}}}', '{"version": 1, "runs": null}'):
+        (folder / "session.json").write_text(text)
+        assert remembered.recent() == []
+        assert remembered.place(A, B) == {}
+        assert remembered.theme() is None
+
+
+def test_only_the_newest_runs_are_kept(tmp_path: Path) -> None:
+    for number in range(remembered.RUNS_KEPT + 5):
+        (tmp_path / str(number)).mkdir()
+        remembered.keep_place(tmp_path / str(number), None, {})
+    kept = [Path(names[0]).name for names, _ in remembered.recent()]
+    assert len(kept) == remembered.RUNS_KEPT
+    assert kept[0] == str(remembered.RUNS_KEPT + 4)

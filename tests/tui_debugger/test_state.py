@@ -1,0 +1,145 @@
+"""The tensor list as data: filtered, sorted, marked, and growing while a comparison runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.tui_debugger.scripted import ScriptedEngine, document
+from tui_debugger.peek import steps_in
+from tui_debugger.state import Mark, State
+from tui_debugger.tensor_rows import TensorRow, ordered
+
+VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")
+
+
+def _row(name: str, verdict: str, rel_l2: object = None) -> TensorRow:
+    return TensorRow(name, verdict, {"name": name, "verdict": verdict, "metrics": {"rel_l2": rel_l2}})
+
+
+def test_worst_first_goes_by_verdict_then_by_distance() -> None:
+    rows = [
+        _row("a", "SAME", 0.0),
+        _row("b", "DIFF", 0.1),
+        _row("c", "DIFF", "inf"),
+        _row("d", "NAN"),
+        _row("e", "CLOSE"),
+    ]
+    assert [rows[i].name for i in ordered(rows, range(5), "worst first")] == ["d", "c", "b", "e", "a"]
+    assert [rows[i].name for i in ordered(rows, range(5), "name")] == ["a", "b", "c", "d", "e"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcxyz"), st.sampled_from(VERDICTS)), max_size=30), st.text(max_size=6))
+def test_a_filter_in_slices_is_the_filter(content: list[tuple[str, str]], wanted: str) -> None:
+    state = State(rows=[_row(name, verdict) for name, verdict in content], filter=wanted)
+    state.refilter()
+    sliced = [i for start in range(0, len(content), 7) for i in state.filter_slice(start, start + 7)]
+    assert sliced == state.shown
+
+
+def test_of_marks_there_are_two_of_one_kind_at_most() -> None:
+    state = State()
+    one, two, three = (Mark("tensor", name, {}) for name in "abc")
+    cell = Mark("cell", "0", {})
+    for mark in (one, two, three):
+        state.toggle_mark(mark)
+    assert state.marks == [two, three]
+    state.toggle_mark(two)
+    assert state.marks == [three]
+    state.toggle_mark(cell)
+    assert state.marks == [cell]
+
+
+def test_rows_stand_there_while_the_comparison_runs_and_the_first_diverging_one_is_selected() -> None:
+    entries = document("comparison")["tensors"]
+    state = State()
+    state.begin_live()
+    state.add_live(entries[:4])
+    assert len(state.rows) == len(state.shown) == 4
+    state.early = {"name": entries[8]["name"]}
+    state.add_live(entries[4:10])
+    assert state.row is not None
+    assert state.row.name == entries[8]["name"]
+    state.add_live(entries[10:])
+    assert state.row.name == entries[8]["name"]
+
+
+def test_two_marked_tensors_are_inspected_side_by_side() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(A, engine=engine) as (app, pilot):
+            await press(app, pilot, "space", "j", "j", "space")
+            assert "+" in screen(app)
+            names = [mark.name for mark in app.session.state.marks]
+            assert len(names) == 2
+            await press(app, pilot, "equals_sign")
+            params = engine.jobs[-1].params
+            assert [params["a"]["name"], params["b"]["name"]] == names
+
+    asyncio.run(run())
+
+
+def test_two_marked_steps_of_one_run_are_compared() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(A, engine=engine) as (app, pilot):
+            await press(app, pilot, "1", "g", "space", "G", "space", "equals_sign")
+            params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
+            assert params["a"] == params["b"]
+            assert (params["step"], params["scope_b"]["step"]) == (0, 3)
+
+    asyncio.run(run())
+
+
+def test_sorting_and_filtering_keep_next_and_previous_in_the_order_shown() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            await press(app, pilot, "S")
+            assert "worst first" in screen(app)
+            state = app.session.state
+            order = [state.rows[i] for i in state.shown]
+            assert [row.verdict for row in order] == sorted((row.verdict for row in order), key=VERDICTS.index)
+            await press(app, pilot, "g", "right_square_bracket")
+            assert state.shown.index(state.selected) == 1
+
+    asyncio.run(run())
+
+
+def test_steps_can_be_filtered_by_what_their_line_says() -> None:
+    run_a = document("run_a")
+    run_a["problems"] = [{"where": run_a["records"][-1]["path"], "what": "the file ends inside a tensor"}]
+
+    async def run() -> None:
+        async with opened(A, engine=ScriptedEngine(open=run_a)) as (app, pilot):
+            assert "!1" in screen(app)
+            await press(app, pilot, "1", "slash", *"PROBLEM", "enter")
+            shown = screen(app)
+            assert "step 3" in shown
+            assert "▸ step 1" not in shown
+            await press(app, pilot, "escape")
+            assert "▸ step 1" in screen(app)
+            await press(app, pilot, "7")
+            assert "the file ends inside a tensor" in screen(app)
+            await press(app, pilot, "enter")
+            assert app.debugger.active in ("steps", "tensors")
+
+    asyncio.run(run())
+
+
+def test_a_peek_sees_the_steps_in_names_alone(tmp_path: Path) -> None:
+    for name in (
+        "modules/step_000003_rank0.pt",
+        "loss/step_12.jsonl",
+        "actor/batch/step-7.pt",
+        "misstep_9.pt",
+        "x/y/z",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert steps_in(tmp_path) == [3, 7, 12]
+    assert steps_in(tmp_path / "none") == []
