@@ -56,7 +56,9 @@ def test_bfloat16_noise_is_no_disagreement():
     causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
     assert causes == {"random": ["noise"], "padded": ["padding"], "stale": ["padding"]}
     assert document["agrees"] is True
-    notes = [row["note"] for batch in document["batches"] for row in batch["expectations"] if row["data"] == "real text"]
+    notes = [
+        row["note"] for batch in document["batches"] for row in batch["expectations"] if row["data"] == "real text"
+    ]
     assert any("only because padding is counted" in note for note in notes)
 
 
