@@ -66,7 +66,7 @@ Change = Callable[[dict[str, Any], np.random.Generator], None]
 
 
 def _scaled(held: dict[str, Any], _draw: np.random.Generator) -> None:
-    held["values"] = held["values"] * 1.03
+    held["values"] = (held["values"].double() * 1.03).to(held["values"].dtype)
 
 
 def _shifted(held: dict[str, Any], _draw: np.random.Generator) -> None:
@@ -85,18 +85,19 @@ def _values_turned(held: dict[str, Any], _draw: np.random.Generator) -> None:
 
 
 def _dropped(held: dict[str, Any], draw: np.random.Generator) -> None:
-    values = held["values"].numpy()
+    values = held["values"].float().numpy()
     noise = draw.standard_normal(values.shape) * values.std() / 3
-    held["values"] = torch.from_numpy((values + noise).astype(np.float32))
+    held["values"] = torch.from_numpy((values + noise).astype(np.float32)).to(held["values"].dtype)
 
 
 def _replaced(held: dict[str, Any], draw: np.random.Generator) -> None:
     # A function of the tokens, as any critic's is in eval mode.
     worth_V = torch.from_numpy(draw.standard_normal(256).astype(np.float32))
-    held["values"] = worth_V[held["input_ids"]].cumsum(1)[:, :-1] / 4
+    held["values"] = (worth_V[held["input_ids"]].cumsum(1)[:, :-1] / 4).to(held["values"].dtype)
 
 
 def _late(held: dict[str, Any], draw: np.random.Generator) -> None:
+    held["values"] = held["values"].float()
     held["values"][:, 9:] += torch.from_numpy(draw.standard_normal((len(held["values"]), 38)).astype(np.float32) * 0.3)
 
 
@@ -124,10 +125,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 @needs_fixtures
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Path, name: str, seed: int):
+@pytest.mark.parametrize(("seed", "run"), [(0, "fp32_sharedhead"), (1, "fp32_sharedhead"), (2, "bf16_init0.01")])
+def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Path, name: str, seed: int, run: str):
     change, cause = CHANGES[name]
-    held = torch.load(ROLL / "fp32_sharedhead" / "random_deepspeed.pt", weights_only=True)
+    held = torch.load(ROLL / run / "random_deepspeed.pt", weights_only=True)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     save_file(tmp_path / "a" / "random_deepspeed.pt", held)
