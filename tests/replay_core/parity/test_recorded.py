@@ -48,6 +48,10 @@ def test_a_head_bias_and_padding_are_told_apart():
     assert document["cause"] == "offset"
     causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
     assert causes == {"random": ["offset"], "padded": ["offset", "padding"], "stale": ["offset", "padding"]}
+    weights = torch.load(ROLL / "fp32_sharedhead" / "weights.pt", weights_only=True)
+    numbers = document["batches"][0]["causes"][0]["numbers"]
+    assert numbers["bias_difference"] == pytest.approx(-float(weights["v_head"]["summary.bias"]), rel=1e-6)
+    assert numbers["mean_signed"] == pytest.approx(numbers["bias_difference"], rel=1e-4)
 
 
 @needs_fixtures
