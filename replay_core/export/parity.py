@@ -7,7 +7,7 @@ from typing import Any
 from replay_core import naming
 from replay_core.export.documents import document, first_divergence
 from replay_core.jobs import Document
-from replay_core.parity.evidence import Evidence
+from replay_core.parity.correlation import Measures
 from replay_core.parity.judging import BatchResult, Parity, Step
 from replay_core.parity.sides import Side
 
@@ -70,8 +70,8 @@ def _batch(one: BatchResult) -> dict[str, Any]:
         "dtype": evidence.dtype,
         "floor": evidence.floor,
         "causes": [found.to_mapping() for found in one.causes],
-        "eval": _regions(evidence),
-        "train": None if evidence.train is None else {"masked": evidence.train.to_mapping()},
+        "eval": _regions(evidence.masked, evidence.valid, evidence.unmasked),
+        "train": None if evidence.train is None else _regions(*evidence.train),
         "steps": [_step(step) for step in one.steps],
         "first_divergence": None if one.first is None else first_divergence(one.first, one.origin),
         "scatter": one.scatter,
@@ -81,18 +81,18 @@ def _batch(one: BatchResult) -> dict[str, Any]:
     }
 
 
-def _regions(evidence: Evidence) -> dict[str, Any]:
+def _regions(masked: Measures, valid: Measures | None, unmasked: Measures) -> dict[str, Any]:
     return {
-        "masked": evidence.masked.to_mapping(),
-        "valid": None if evidence.valid is None else evidence.valid.to_mapping(),
-        "unmasked": evidence.unmasked.to_mapping(),
+        "masked": masked.to_mapping(),
+        "valid": None if valid is None else valid.to_mapping(),
+        "unmasked": unmasked.to_mapping(),
     }
 
 
 def _step(step: Step) -> dict[str, Any]:
     return {
         "step": step.step,
-        **_regions(step.evidence),
+        **_regions(step.evidence.masked, step.evidence.valid, step.evidence.unmasked),
         "apart": step.evidence.differs,
         "drift_a": step.drift_a,
         "drift_b": step.drift_b,

@@ -259,14 +259,15 @@ def of_training(a: Side, b: Side, parted: tuple[int, Evidence] | None, before: C
     if parted is None or before.kind not in HARMLESS:
         return []
     step, last = parted
-    if last.fit is not None and last.fit.why == "offset":
-        biases = [one.said("head_bias") for one in (a, b)]
+    biases = [one.said("head_bias") for one in (a, b)]
+    if last.fit is not None and last.fit.why == "offset" and biases != [None, None]:
         whose = "only one head has a bias, and it trains" if None in biases else "the heads' biases train apart"
         why = f"equal before training, {last.fit.offset:+.3g} apart after step {step}: {whose}"
         return [Cause("offset", why, {"offset": last.fit.offset, "step": step})]
-    names = ("learning_rate", "weight_decay", "max_grad_norm", "value_clip", "reduction", "dtype")
+    names = ("learning_rate", "weight_decay", "max_grad_norm", "value_clip", "reduction", "dtype", "float32_copies")
     other = [name for name in names if a.readback and b.readback and a.said(name) != b.said(name)]
-    settings = f"; they are trained with another {', '.join(other)}" if other else _frozen(a, b)
+    told = ", ".join(f"{name.replace('_', ' ')} {a.said(name)} in A and {b.said(name)} in B" for name in other)
+    settings = f"; they train with {told}" if other else _frozen(a, b)
     why = f"equal before training, up to {last.masked.max_abs:.3g} apart after step {step}{settings}"
     return [Cause("weights", why, {"max_abs": last.masked.max_abs, "step": step})]
 

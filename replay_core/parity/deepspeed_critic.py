@@ -98,6 +98,7 @@ class DeepSpeedCritic:
                 "attention": str(self._causal_lm.config._attn_implementation),
                 "padding_mask": "given to every attention layer",
                 "positions": "given: counted over each row's tokens",
+                "float32_copies": self._engine.copies,
             },
         )
 
@@ -130,7 +131,10 @@ class DeepSpeedEngine(Engine):
             **({"bf16": {"enabled": True}} if config.dtype == "bfloat16" else {}),
             **({"fp16": {"enabled": True}} if config.dtype == "float16" else {}),
         }
-        optimizer = self.adam(model, config)
+        stage = int(dict(options["zero_optimization"]).get("stage", 0))
+        # At stage 0 DeepSpeed updates bfloat16 weights as they are; any other way there are float32 copies.
+        self.copies = None if config.dtype == "float32" else config.dtype == "float16" or stage > 0
+        optimizer = self.adam(model.parameters(), config)
         try:
             deepspeed.init_distributed("gloo" if config.device == "cpu" else "nccl")
             made = deepspeed.initialize(model=model, optimizer=optimizer, config=options)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from replay_core.compare.tolerance import END_TO_END
 from replay_core.parity.evidence import Evidence
 
 #: Dropout on a head leaves correlations in this range: below, nothing is shared; above, hardly a unit was dropped.
@@ -41,7 +42,10 @@ def _line(ev: Evidence) -> list[Found]:
 
 
 def _random(ev: Evidence) -> list[Found]:
-    moving = [(side, *ev.repeats[side]) for side in ev.repeats if ev.repeats[side][1] > 10 * ev.floor]
+    limits = END_TO_END[ev.dtype]
+    # One critic against itself: kernels may round rows differently, but nothing accumulated between implementations.
+    smallest = 3 * ev.floor * limits.noise / limits.bug
+    moving = [(side, *ev.repeats[side]) for side in ev.repeats if ev.repeats[side][1] > smallest]
     if not moving:
         return []
     side, pairs, largest = moving[0]

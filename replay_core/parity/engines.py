@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from replay_core.parity.config import CriticConfig
@@ -13,6 +15,8 @@ class Engine:
     name: str
     config: CriticConfig
     optimizer: torch.optim.Optimizer
+    #: Whether half-precision weights are updated through float32 copies; None where the weights are float32.
+    copies: bool | None = None
     _steps = 0
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -27,10 +31,10 @@ class Engine:
         raise NotImplementedError
 
     @staticmethod
-    def adam(model: torch.nn.Module, config: CriticConfig) -> torch.optim.Optimizer:
+    def adam(parameters: Iterable[torch.nn.Parameter], config: CriticConfig) -> torch.optim.Optimizer:
         """The same AdamW for every engine: torch's, single-tensor, so that only the critics can differ."""
         return torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            [parameter for parameter in parameters if parameter.requires_grad],
             lr=config.learning_rate, weight_decay=config.weight_decay, foreach=False,
         )  # fmt: skip
 
@@ -43,11 +47,16 @@ class Engine:
 
 
 class TorchEngine(Engine):
-    """Forward, backward, clip, AdamW."""
+    """Forward, backward, clip, AdamW. Weights of half precision are updated through float32 copies of them, as
+    DeepSpeed's and Megatron's own optimizers do."""
 
     def __init__(self, model: torch.nn.Module, config: CriticConfig, why: str = "") -> None:
         self.config, self._model = config, model
-        self.optimizer = self.adam(model, config)
+        self._own = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        half = any(parameter.dtype != torch.float32 for parameter in self._own)
+        self._updated = [one.detach().float().requires_grad_() for one in self._own] if half else self._own
+        self.copies = True if half else None
+        self.optimizer = self.adam(self._updated, config)
         self.name = f"torch {torch.__version__}" + (f" ({why})" if why else "")
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -56,12 +65,22 @@ class TorchEngine(Engine):
 
     def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
         (loss / of).backward()
+        if self._updated is self._own:
+            return
+        for own, copy in zip(self._own, self._updated, strict=True):
+            if own.grad is not None:
+                copy.grad = own.grad.float() if copy.grad is None else copy.grad + own.grad.float()
+                own.grad = None
 
     def step(self) -> float | None:
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.config.max_grad_norm or float("inf"))
+        norm = torch.nn.utils.clip_grad_norm_(self._updated, self.config.max_grad_norm or float("inf"))
         self.warm_up()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self._updated is not self._own:
+            with torch.no_grad():
+                for own, copy in zip(self._own, self._updated, strict=True):
+                    own.copy_(copy)
         return float(norm)
 
 

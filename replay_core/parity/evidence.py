@@ -61,7 +61,8 @@ class Evidence:
     position_range: tuple[int, int] | None = None
     alone_differs: bool | None = None
     alone: dict[str, Floats] = field(default_factory=dict)
-    train: Measures | None = None
+    #: Masked, valid and unmasked, in train mode.
+    train: tuple[Measures, Measures | None, Measures] | None = None
     train_differs: bool | None = None
     #: Side -> rms between two train-mode calls of the same critic.
     wobble: dict[str, float] = field(default_factory=dict)
@@ -228,7 +229,11 @@ def _probes(made: Evidence, a: Values, b: Values, threshold: float) -> None:
     """Train mode, and each row alone, where both dumps recorded them."""
     if "values_train" in a.probes and "values_train" in b.probes:
         train_a, train_b = a.probes["values_train"], b.probes["values_train"]
-        made.train = measure(train_a, train_b, made.mask_BT, threshold=threshold)
+        made.train = (
+            measure(train_a, train_b, made.mask_BT, threshold=threshold),
+            None if a.valid_BT is None else measure(train_a, train_b, a.valid_BT, threshold=threshold),
+            measure(train_a, train_b, threshold=threshold),
+        )
         d = train_b[made.mask_BT] - train_a[made.mask_BT]
         fit = made.fit
         if fit is not None and fit.why is not None:

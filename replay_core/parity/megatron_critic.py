@@ -138,6 +138,7 @@ class MegatronCritic:
                 "attention": "megatron-core DotProductAttention",
                 "padding_mask": "not given: attention is causal only",
                 "positions": "slots of the row",
+                "float32_copies": self._engine.copies,
             },
         )
 

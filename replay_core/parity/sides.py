@@ -13,6 +13,8 @@ from replay_core.parity.values import Floats
 from replay_core.records import Run
 
 _HEAD = "param.v_head.summary."
+#: What a critic's head is called in the file of weights that ROLL's critics leave beside their values.
+_BESIDE = {"deepspeed": ("v_head.summary.",), "megatron": ("mcore_value_head.",)}
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class Side:
             dump=str(run.path),
             readback=readback if isinstance(readback, dict) else None,
             weights=weights if isinstance(weights, dict) else None,
-            head=read_head(run),
+            head=read_head(run, backend),
         )
 
     def said(self, name: str) -> Any:
@@ -54,11 +56,12 @@ class Side:
         return None if self.readback is None else self.readback.get(name)
 
 
-def read_head(run: Run) -> dict[str, Floats] | None:
-    """The value head's weights of a native dump, before any training."""
+def read_head(run: Run, backend: str = "") -> dict[str, Floats] | None:
+    """The value head before any training: of a native dump, or of a file of weights beside a critic's values."""
+    prefixes = (_HEAD, *_BESIDE.get(backend, ()))
     found: dict[str, Floats] = {}
     for record in run.records:
-        if record.key.stage != "param":
+        if record.key.stage not in ("param", "tensors"):
             continue
         try:
             refs = record.tensors()
@@ -66,6 +69,7 @@ def read_head(run: Run) -> dict[str, Floats] | None:
             continue
         for ref in refs:
             name = ref.canonical or ref.name
-            if name.startswith(_HEAD):
-                found[name.removeprefix(_HEAD)] = np.asarray(pages.array(ref)).astype(np.float64).reshape(-1)
+            prefix = next((one for one in prefixes if name.startswith(one)), None)
+            if prefix is not None and not ref.is_text and ref.is_readable:
+                found.setdefault(name.removeprefix(prefix), np.asarray(pages.array(ref)).astype(np.float64).reshape(-1))
     return found or None

@@ -48,6 +48,10 @@ def test_a_head_bias_and_padding_are_told_apart():
     assert document["cause"] == "offset"
     causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
     assert causes == {"random": ["offset"], "padded": ["offset", "padding"], "stale": ["offset", "padding"]}
+    weights = torch.load(ROLL / "fp32_sharedhead" / "weights.pt", weights_only=True)
+    numbers = document["batches"][0]["causes"][0]["numbers"]
+    assert numbers["bias_difference"] == pytest.approx(-float(weights["v_head"]["summary.bias"]), rel=1e-6)
+    assert numbers["mean_signed"] == pytest.approx(numbers["bias_difference"], rel=1e-4)
 
 
 @needs_fixtures
@@ -56,7 +60,9 @@ def test_bfloat16_noise_is_no_disagreement():
     causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
     assert causes == {"random": ["noise"], "padded": ["padding"], "stale": ["padding"]}
     assert document["agrees"] is True
-    notes = [row["note"] for batch in document["batches"] for row in batch["expectations"] if row["data"] == "real text"]
+    notes = [
+        row["note"] for batch in document["batches"] for row in batch["expectations"] if row["data"] == "real text"
+    ]
     assert any("only because padding is counted" in note for note in notes)
 
 
@@ -64,7 +70,7 @@ Change = Callable[[dict[str, Any], np.random.Generator], None]
 
 
 def _scaled(held: dict[str, Any], _draw: np.random.Generator) -> None:
-    held["values"] = held["values"] * 1.03
+    held["values"] = (held["values"].double() * 1.03).to(held["values"].dtype)
 
 
 def _shifted(held: dict[str, Any], _draw: np.random.Generator) -> None:
@@ -83,18 +89,19 @@ def _values_turned(held: dict[str, Any], _draw: np.random.Generator) -> None:
 
 
 def _dropped(held: dict[str, Any], draw: np.random.Generator) -> None:
-    values = held["values"].numpy()
+    values = held["values"].float().numpy()
     noise = draw.standard_normal(values.shape) * values.std() / 3
-    held["values"] = torch.from_numpy((values + noise).astype(np.float32))
+    held["values"] = torch.from_numpy((values + noise).astype(np.float32)).to(held["values"].dtype)
 
 
 def _replaced(held: dict[str, Any], draw: np.random.Generator) -> None:
     # A function of the tokens, as any critic's is in eval mode.
     worth_V = torch.from_numpy(draw.standard_normal(256).astype(np.float32))
-    held["values"] = worth_V[held["input_ids"]].cumsum(1)[:, :-1] / 4
+    held["values"] = (worth_V[held["input_ids"]].cumsum(1)[:, :-1] / 4).to(held["values"].dtype)
 
 
 def _late(held: dict[str, Any], draw: np.random.Generator) -> None:
+    held["values"] = held["values"].float()
     held["values"][:, 9:] += torch.from_numpy(draw.standard_normal((len(held["values"]), 38)).astype(np.float32) * 0.3)
 
 
@@ -122,10 +129,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 @needs_fixtures
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Path, name: str, seed: int):
+@pytest.mark.parametrize(("seed", "run"), [(0, "fp32_sharedhead"), (1, "fp32_sharedhead"), (2, "bf16_init0.01")])
+def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Path, name: str, seed: int, run: str):
     change, cause = CHANGES[name]
-    held = torch.load(ROLL / "fp32_sharedhead" / "random_deepspeed.pt", weights_only=True)
+    held = torch.load(ROLL / run / "random_deepspeed.pt", weights_only=True)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     save_file(tmp_path / "a" / "random_deepspeed.pt", held)

@@ -31,7 +31,11 @@ def huggingface_state(shape: Shape, *, bias: bool, inner: int = 6) -> dict[str, 
 
 
 @given(
-    groups=st.integers(1, 4), share=st.integers(1, 4), head_dim=st.integers(1, 5), layers=st.integers(1, 3), bias=st.booleans()
+    groups=st.integers(1, 4),
+    share=st.integers(1, 4),
+    head_dim=st.integers(1, 5),
+    layers=st.integers(1, 3),
+    bias=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
 def test_there_and_back_is_the_same_bits(groups: int, share: int, head_dim: int, layers: int, bias: bool):
