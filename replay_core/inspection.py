@@ -84,7 +84,7 @@ def difference_document(a: Named, b: Named, *, axis: str = "row", cells: int = 6
     Raises:
         RequestError: no such tensor or axis, texts, or two tensors whose elements cannot face each other.
     """
-    ref_a, ref_b = _find(a), _find(b)
+    ref_a, ref_b = find_tensor(a), find_tensor(b)
     for ref in (ref_a, ref_b):
         if ref.is_text or not ref.is_readable:
             raise RequestError("there are no numbers to take a difference of", tensor=ref.name, found=ref.dtype)
