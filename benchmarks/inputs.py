@@ -93,7 +93,8 @@ def _noisy(inputs: Inputs) -> Path:
     for number, (name, tensor) in enumerate(_tensors(inputs.pairs).items()):
         if number * 5 >= inputs.pairs:
             step = torch.randint(-1, 2, tensor.shape, generator=generator, dtype=torch.int16)
-            tensor = (tensor.view(torch.int16) + step).view(torch.bfloat16)
+            # The bits below those of 0 are a NaN's.
+            tensor = torch.where(tensor == 0, tensor, (tensor.view(torch.int16) + step).view(torch.bfloat16))
         if number * 5 >= inputs.pairs * 3:
             tensor[::100] = (tensor[::100].float() * 1.05).to(torch.bfloat16)
         changed[name] = tensor

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 Document = dict[str, Any]
 
 #: Jobs a light child answers without torch, and those that need torch.
-READER_JOBS = ("open", "record", "inspect", "difference", "compare", "reopen")
+READER_JOBS = ("open", "record", "inspect", "difference", "compare", "rejudge", "reopen")
 REPLAYER_JOBS = ("replay_cell", "demo_train")
 
 

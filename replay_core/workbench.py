@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
@@ -17,6 +17,9 @@ from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
+
+if TYPE_CHECKING:
+    from replay_core.compare import Comparison
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Document:
@@ -30,6 +33,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "record": _record_job,
         "inspect": _inspect_job,
         "difference": _difference_job,
+        "rejudge": _rejudge_job,
         "compare": _compare_job,
         "reopen": _reopen_job,
         "replay_cell": _replay_cell_job,
@@ -202,8 +206,11 @@ def compare_dumps(
         on_event=on_event,
         on_row=(lambda row: on_row(clean(documents.tensor_row(row)))) if on_row else lambda row: None,
     )
-    asked = {part: str(value) for part, value in chosen.items()} | ({"name": ", ".join(name)} if name else {})
-    return _with_texts(documents.comparison_document(compared, asked), run_a)
+    compared.selection = {part: str(value) for part, value in chosen.items()} | (
+        {"name": ", ".join(name)} if name else {}
+    )
+    _latest[:] = [compared]
+    return _with_texts(documents.comparison_document(compared), run_a)
 
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
@@ -257,6 +264,36 @@ def reopen(path: Path) -> Document:
     from replay_core.export.reopening import read_document
 
     return read_document(path)
+
+
+#: The last comparison of this process, to be judged again: its figures, never its tensors.
+_latest: list[Comparison] = []
+
+
+def rejudge(
+    a: Path, b: Path, *, tolerance_file: Path | None = None, atol: float | None = None, rtol: float | None = None
+) -> Document:
+    """The comparison document of two dumps under other tolerances. Reads nothing: they were compared here last.
+
+    Without any tolerance given, the table's own judge again.
+
+    Raises:
+        RequestError: other dumps, or none, were compared last; or a tolerance is none.
+    """
+    from replay_core.compare import Tolerances, load_tolerances
+    from replay_core.compare import rejudge as judged_again
+
+    latest = next(iter(_latest), None)
+    if latest is None or (latest.a.path, latest.b.path) != (Path(a), Path(b)):
+        raise RequestError(
+            "these two were not compared last",
+            expected="none" if latest is None else f"{latest.a.path} and {latest.b.path}",
+            found=f"{a} and {b}",
+            hint="compare them, then judge again",
+        )
+    tolerances = Tolerances() if tolerance_file is None else load_tolerances(tolerance_file)
+    again = documents.comparison_document(judged_again(latest, tolerances.with_overrides(atol, rtol)))
+    return _with_texts(again, latest.a)
 
 
 def inspect(
@@ -318,6 +355,14 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     axis, cells = str(params.get("axis", "row")), int(params.get("cells", 64))
     return difference(params["a"], params["b"], axis=axis, cells=cells)
+
+
+def _rejudge_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    file = params.get("tolerance")
+    return rejudge(
+        Path(params["a"]), Path(params["b"]), tolerance_file=Path(file) if file else None,
+        atol=params.get("atol"), rtol=params.get("rtol"),
+    )  # fmt: skip
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -99,7 +99,7 @@ class PairFigures:
     def most_past(self, rtol: float) -> float:
         """The most by which any |d| can exceed rtol |a|.
 
-        With m the greatest |d| of a row and r its greatest |d| / |a|: d - rtol |a| <= d (1 - rtol / r) <= m (1 - rtol / r).
+        With m the greatest |d| of a row and r its greatest |d| / |a|, d - rtol |a| <= m (1 - rtol / r).
         """
         lines = self.kept.get("lines")
         if lines is None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
-from replay_core.records import RecordKey
+from replay_core.records import RecordKey, Selection
 from tests.builders import write_pair
 
 
@@ -59,3 +60,31 @@ def test_opening_by_names_reads_no_header(pair: tuple[Path, Path]):
     assert workbench.open_dump(pair[0])["unreadable"] == 0
     document = workbench.open_dump(pair[0], headers=True)
     assert (document["unreadable"], len(document["problems"])) == (1, 1)
+
+
+def test_two_dumps_are_judged_again_without_being_read(tmp_path: Path):
+    a = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    paths = write_pair(tmp_path, {"modules": {"x": a}}, {"modules": {"x": a * 1.01}})
+    first = workbench.compare_dumps(*paths)
+    assert first["counts"]["DIFF"] == 1
+    for path in paths:
+        shutil.rmtree(path)
+    lenient = workbench.perform(Job("rejudge", {"a": str(paths[0]), "b": str(paths[1]), "rtol": 0.02}))
+    assert (lenient["counts"]["CLOSE"], lenient["first_divergence"]) == (1, None)
+    again = workbench.rejudge(*paths)
+    assert again["first_divergence"] == first["first_divergence"]
+    with pytest.raises(RequestError, match="--atol is no tolerance"):
+        workbench.rejudge(*paths, atol=float("nan"))
+    with pytest.raises(RequestError, match="not compared last"):
+        workbench.rejudge(paths[1], paths[0])
+
+
+def test_what_lies_around_another_first_divergence_is_not_shown_beside_this_one(tmp_path: Path):
+    a = {"x": torch.ones(2, 3), "y": torch.ones(2, 3)}
+    a_path, b_path = write_pair(tmp_path, {"modules": a}, {"modules": {"x": a["x"] * 1.3, "y": a["y"] * 3}})
+    document = workbench.compare_dumps(a_path, b_path)
+    assert document["first_divergence"]["name"] == "x"
+    assert document["first_divergence"]["around"]["b"][0] == pytest.approx(1.3)
+    again = workbench.rejudge(a_path, b_path, rtol=0.5)
+    assert again["first_divergence"]["name"] == "y"
+    assert again["first_divergence"]["around"] is None
