@@ -219,9 +219,11 @@ def compare_dumps(
         on_event=on_event,
         on_row=(lambda row: on_row(clean(documents.tensor_row(row)))) if on_row else lambda row: None,
     )
-    asked = {part: str(value) for part, value in chosen.items()} | ({"name": ", ".join(name)} if name else {})
-    _latest[:] = [(compared, asked)]
-    return _with_texts(documents.comparison_document(compared, asked), run_a)
+    compared.selection = {part: str(value) for part, value in chosen.items()} | (
+        {"name": ", ".join(name)} if name else {}
+    )
+    _latest[:] = [compared]
+    return _with_texts(documents.comparison_document(compared), run_a)
 
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
@@ -273,7 +275,7 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
 
 
 #: The last comparison of this process, to be judged again: its figures, never its tensors.
-_latest: list[tuple[Comparison, dict[str, str]]] = []
+_latest: list[Comparison] = []
 
 
 def rejudge(
@@ -289,7 +291,7 @@ def rejudge(
     from replay_core.compare import Tolerances, load_tolerances
     from replay_core.compare import rejudge as judged_again
 
-    latest, asked = next(iter(_latest), (None, {}))
+    latest = next(iter(_latest), None)
     if latest is None or (latest.a.path, latest.b.path) != (Path(a), Path(b)):
         raise RequestError(
             "these two were not compared last",
@@ -298,7 +300,8 @@ def rejudge(
             hint="compare them, then judge again",
         )
     tolerances = Tolerances() if tolerance_file is None else load_tolerances(tolerance_file)
-    return documents.comparison_document(judged_again(latest, tolerances.with_overrides(atol, rtol)), asked)
+    again = documents.comparison_document(judged_again(latest, tolerances.with_overrides(atol, rtol)))
+    return _with_texts(again, latest.a)
 
 
 def is_document(path: Path) -> bool:

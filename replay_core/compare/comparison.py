@@ -54,8 +54,11 @@ class Comparison:
     records_unreadable: int = 0
     #: Samples that only one of two runs has, of records whose other samples are paired.
     samples_alone: int = 0
-    #: The values beside the first divergence.
+    #: The values beside the element of the first divergence that was found, and which element that was.
     around: Around | None = None
+    around_of: tuple[Any, ...] | None = None
+    #: What was asked for where it was not everything, in the words of the command line.
+    selection: dict[str, str] = field(default_factory=dict)
     #: What NexRL's script would report; None where nobody asked.
     summary: Summary | None = None
 
@@ -74,6 +77,12 @@ class Comparison:
     @property
     def first(self) -> TensorVerdict | None:
         return next((row for row in self.tensors if may_be_first(row)), None)
+
+    @property
+    def around_first(self) -> Around | None:
+        """The values beside the first divergence; None where other tolerances made another one the first."""
+        first = self.first
+        return self.around if first is not None and self.around_of == _element(first) else None
 
     @property
     def first_difference(self) -> TensorVerdict | None:
@@ -147,8 +156,8 @@ def compare_runs(
                 damaged.setdefault(row.damaged, row.skipped)
             continue
         result.tensors.append(row)
-        if result.around is None and may_be_first(row):
-            result.around = around(row, facing)
+        if result.around_of is None and may_be_first(row):
+            result.around, result.around_of = around(row, facing), _element(row)
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
@@ -310,6 +319,10 @@ class _Work:
             )
         if self._renames is not None:
             self._result.notes += self._renames.unused()
+
+
+def _element(row: TensorVerdict) -> tuple[Any, ...]:
+    return row.name, row.key, row.raw_a, row.raw_b
 
 
 def _looked_at(row: TensorVerdict) -> bool:

@@ -118,8 +118,7 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
     }
 
 
-def comparison_document(comparison: Comparison, selection: dict[str, str] | None = None) -> Document:
-    """`selection`: what was asked for where it was not everything, in the words of the command line."""
+def comparison_document(comparison: Comparison) -> Document:
     from replay_core.compare.hints import hints
 
     first, difference = comparison.first, comparison.first_difference
@@ -128,13 +127,13 @@ def comparison_document(comparison: Comparison, selection: dict[str, str] | None
         a=_side(comparison.a),
         b=_side(comparison.b),
         counts=comparison.counts,
-        first_divergence=None if first is None else first_divergence(first, comparison.origin, comparison.around),
+        first_divergence=None if first is None else first_divergence(first, comparison.origin, comparison.around_first),
         first_difference=None if difference is None else first_divergence(difference, None),
         tensors=[tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
         problems=_problems(comparison.problems),
         notes=comparison.notes,
         hints=hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
-        selection=selection or {},
+        selection=comparison.selection,
         coverage={
             "records_paired": comparison.records_paired,
             "records_only_in_a": comparison.records_a_only,

@@ -9,7 +9,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
-from replay_core.records import RecordKey
+from replay_core.records import RecordKey, Selection
 from tests.builders import write_pair
 
 
@@ -43,7 +43,8 @@ def test_a_job_nobody_knows_is_a_wrong_request():
 def test_jobs_answer_as_the_functions_do(pair: tuple[Path, Path]):
     asked = {"a": str(pair[0]), "b": str(pair[1]), "step": "0"}
     by_job = workbench.perform(Job("compare", asked))
-    assert {**by_job, "created": ""} == {**workbench.compare_dumps(*pair), "created": ""}
+    by_function = workbench.compare_dumps(*pair, step=Selection.parse(0))
+    assert {**by_job, "created": ""} == {**by_function, "created": ""}
     key = RecordKey(0, 0, 0, "actor", "modules").to_mapping()
     record = workbench.perform(Job("record", {"path": str(pair[0]), "key": key, "stats": True}))
     assert [field["stats"]["mean"] for field in record["fields"]] == [1.0, 1.0]
@@ -76,3 +77,14 @@ def test_two_dumps_are_judged_again_without_being_read(tmp_path: Path):
         workbench.rejudge(*paths, atol=float("nan"))
     with pytest.raises(RequestError, match="not compared last"):
         workbench.rejudge(paths[1], paths[0])
+
+
+def test_what_lies_around_another_first_divergence_is_not_shown_beside_this_one(tmp_path: Path):
+    a = {"x": torch.ones(2, 3), "y": torch.ones(2, 3)}
+    a_path, b_path = write_pair(tmp_path, {"modules": a}, {"modules": {"x": a["x"] * 1.3, "y": a["y"] * 3}})
+    document = workbench.compare_dumps(a_path, b_path)
+    assert document["first_divergence"]["name"] == "x"
+    assert document["first_divergence"]["around"]["b"][0] == pytest.approx(1.3)
+    again = workbench.rejudge(a_path, b_path, rtol=0.5)
+    assert again["first_divergence"]["name"] == "y"
+    assert again["first_divergence"]["around"] is None
