@@ -219,6 +219,7 @@ HARMLESS = [
     Fault("fields in another order", "layers.3.mlp.output", reordered, Verdict.SAME),
     Fault("garbage in padding", MLP, lambda: padding_only(9.0), Verdict.PADDING),
     Fault("NaN in padding", MLP, lambda: padding_only(math.nan), Verdict.PADDING),
+    Fault("a cast to bf16 stored as fp32", MLP, lambda: module(hidden(), hidden(BF16).float()), Verdict.CLOSE),
     Fault("one ulp of bf16 noise stored as fp32", MLP,
           lambda: module(hidden(BF16).float(), one_ulp(hidden(BF16)).float()), Verdict.CLOSE),
     Fault("a massive channel rounded the other way in every row", MLP, lambda: massive_channel(massive_ulp),
@@ -292,6 +293,8 @@ REAL = [
     *(Fault(f"1 % of the rows off by 5 % of their norm among noise, {dtype}", MLP,
             lambda d=dtype: noisy_rows(d, five_percent_noise), Verdict.DIFF, batch=False)
       for dtype in (F32, BF16, F16)),
+    Fault("computed in bf16, stored as fp32, against fp32", MLP,
+          lambda: module(hidden(), one_ulp(hidden(BF16)).float()), Verdict.DIFF),
     Fault("one column 10 % too large", MLP, lambda: module(hidden(BF16, rows=8), one_column(hidden(BF16, rows=8))),
           Verdict.DIFF, batch=False),
     Fault("all but a massive channel times 1.02", MLP, lambda: massive_channel(lambda v: others_scaled(v, 1.02)),
