@@ -7,7 +7,6 @@ Imports of what a job does not need are left to the job: a reader child never pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,15 +219,10 @@ def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
 def _with_texts(doc: Document, run: Run) -> Document:
     """The tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
     beside = (doc["first_divergence"] or {}).get("around")
-    if not beside or not beside["token_ids"]:
-        return doc
-    from replay_core.decoding import Decoder, find_tokenizer
+    if beside and beside["token_ids"]:
+        from replay_core.decoding import texts_near
 
-    path = find_tokenizer(run.path, run.models.values())
-    if path is not None:
-        with suppress(RldbgError):
-            known = [token if token is not None else -1 for token in beside["token_ids"]]
-            beside["texts"] = [piece or None for piece in Decoder(path).pieces(known)]
+        beside["texts"] = texts_near(beside["token_ids"], run.path, run.models.values())
     return doc
 
 
@@ -250,9 +244,9 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
 
 def is_document(path: Path) -> bool:
     """Whether a file looks like a document that a command wrote, so that `reopen` is to be tried."""
-    from replay_core.export.reopening import is_document as looks_like_one
+    from replay_core.export import reopening
 
-    return looks_like_one(path)
+    return reopening.is_document(path)
 
 
 def reopen(path: Path) -> Document:
