@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,15 +245,10 @@ def _as_scope(run: Run, scope: dict[str, int | None], asked: dict[str, Any]) -> 
 def _with_texts(doc: Document, run: Run) -> Document:
     """The tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
     beside = (doc["first_divergence"] or {}).get("around")
-    if not beside or not beside["token_ids"]:
-        return doc
-    from replay_core.decoding import Decoder, find_tokenizer
+    if beside and beside["token_ids"]:
+        from replay_core.decoding import texts_near
 
-    path = find_tokenizer(run.path, run.models.values())
-    if path is not None:
-        with suppress(RldbgError):
-            known = [token if token is not None else -1 for token in beside["token_ids"]]
-            beside["texts"] = [piece or None for piece in Decoder(path).pieces(known)]
+        beside["texts"] = texts_near(beside["token_ids"], run.path, run.models.values())
     return doc
 
 
