@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core import workbench
+from replay_core import desk, workbench
 from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
 from replay_core.records import RecordKey, Selection
@@ -32,21 +32,21 @@ def test_the_first_divergence_comes_before_the_document(pair: tuple[Path, Path])
 @pytest.mark.parametrize("kind", ["open", "record", "inspect", "compare"])
 def test_a_job_that_lacks_a_parameter_is_a_wrong_request(kind: str):
     with pytest.raises(RequestError, match="lacks the parameter"):
-        workbench.perform(Job(kind))
+        desk.perform(Job(kind))
 
 
 def test_a_job_nobody_knows_is_a_wrong_request():
     with pytest.raises(RequestError, match="no job 'nothing'"):
-        workbench.perform(Job("nothing"))
+        desk.perform(Job("nothing"))
 
 
 def test_jobs_answer_as_the_functions_do(pair: tuple[Path, Path]):
     asked = {"a": str(pair[0]), "b": str(pair[1]), "step": "0"}
-    by_job = workbench.perform(Job("compare", asked))
+    by_job = desk.perform(Job("compare", asked))
     by_function = workbench.compare_dumps(*pair, step=Selection.parse(0))
     assert {**by_job, "created": ""} == {**by_function, "created": ""}
     key = RecordKey(0, 0, 0, "actor", "modules").to_mapping()
-    record = workbench.perform(Job("record", {"path": str(pair[0]), "key": key, "stats": True}))
+    record = desk.perform(Job("record", {"path": str(pair[0]), "key": key, "stats": True}))
     assert [field["stats"]["mean"] for field in record["fields"]] == [1.0, 1.0]
 
 
@@ -69,7 +69,7 @@ def test_two_dumps_are_judged_again_without_being_read(tmp_path: Path):
     assert first["counts"]["DIFF"] == 1
     for path in paths:
         shutil.rmtree(path)
-    lenient = workbench.perform(Job("rejudge", {"a": str(paths[0]), "b": str(paths[1]), "rtol": 0.02}))
+    lenient = desk.perform(Job("rejudge", {"a": str(paths[0]), "b": str(paths[1]), "rtol": 0.02}))
     assert (lenient["counts"]["CLOSE"], lenient["first_divergence"]) == (1, None)
     again = workbench.rejudge(*paths)
     assert again["first_divergence"] == first["first_divergence"]
