@@ -186,12 +186,13 @@ def window(
 
 
 def _row(ref: TensorRef, start: tuple[int, ...], count: int, first: int | None = None) -> tuple[int, list[Any]]:
-    values = pages.array(ref)
     if not ref.shape:
-        return 0, [values.item()]
+        return 0, [pages.array(ref).item()]
     width = ref.shape[-1]
     if first is None:
         # A quarter of the window before the place, so that it is seen among its neighbours.
         first = max(0, min(start[-1] - count // 4, width - count))
-    row = values[start[:-1]] if ref.numel else values.reshape(-1)
-    return first, row[first : first + count].tolist()
+    if not ref.numel:
+        return first, []
+    before = int(np.ravel_multi_index((*start[:-1], 0), ref.shape))
+    return first, pages.stretch(ref, before + first, min(count, width - first)).tolist()
