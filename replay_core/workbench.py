@@ -280,7 +280,9 @@ def diagnose(
     step: Selection | None = None,
     on_event: OnEvent = ignore,
 ) -> Document:
-    """A diagnosis document of a dump or a log; several paths are one run. `rules` are the ids to run; empty: all.
+    """A diagnosis document of a dump or a log. Several paths are one run; the runs of one folder are diagnosed apart.
+
+    `rules` are the ids to run; empty: all.
 
     Raises:
         RequestError: there is no rule of such an id.
@@ -289,11 +291,17 @@ def diagnose(
     from replay_core.diagnose.case import Case
     from replay_core.diagnose.engine import chosen_rules
     from replay_core.diagnose.engine import diagnose as judge
+    from replay_core.diagnose.several import together
     from replay_core.diagnose.signals import Signals
+    from replay_core.dumps.several import runs_inside
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more)
+    if inside := [] if more else runs_inside(run.path, run.records):
+        runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
+        cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
+        return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
     signals = Signals.of(run, step)
     case = Case(run, signals, step)
     return diagnosis_document(run, judge(case, rules, on_event), signals.series_block() if signals else ())
