@@ -335,4 +335,4 @@ def test_a_dump_of_ids_alone_has_no_number_to_be_nan(tmp_path: Path) -> None:
         write("batch_inputs", micro=0, input_ids=torch.arange(12).reshape(2, 6))
     found = look(tmp_path / "run", "D21")
     assert found.checked == ()
-    assert why_skipped(found, "D21") == "there is no floating number in it"
+    assert why_skipped(found, "D21").startswith("there is no floating number in it")
