@@ -105,7 +105,12 @@ class RldbgApp(App[None]):
         if self._problems:
             text = "\n".join(self._problems)
             self.notify(text, title="settings", severity="warning", markup=False, timeout=15)
-        await self.push_screen(self.debugger)
+
+    def get_default_screen(self) -> Screen[Any]:
+        return self.debugger
+
+    def on_ready(self) -> None:
+        # Not sooner: while it starts, textual calls back before anything is painted.
         self.debugger.call_after_refresh(self._begin)
 
     def _end(self, code: int) -> None:
