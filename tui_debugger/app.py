@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -135,6 +136,9 @@ class RldbgApp(App[None]):
     async def _begin(self) -> None:
         a, b = self._paths
         await self.debugger.mount_rest()
+        if not gc.isenabled():  # the command held it back; what stands here now stays
+            gc.freeze()
+            gc.enable()
         self.set_interval(_KEEP_S, self._keep_place)
         self.debugger.run_worker(self._first_look(a, b), group="job")
 

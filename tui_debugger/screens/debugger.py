@@ -86,7 +86,8 @@ class DebuggerScreen(Finding, Moving, Asking):
         with Horizontal(id="columns"):
             with Vertical(id="left"):
                 yield StepsPane()
-            with Vertical(id="centre"):
+            # As `_mark_active` leaves them: a class that comes later has everything below styled again.
+            with Vertical(id="centre", classes="-has-active"):
                 yield TensorsPane()
             yield Vertical(id="right")
         yield KeyBar(self.actions)

@@ -10,13 +10,13 @@ from textual.message import Message
 from textual.widgets import Static
 
 from tui_debugger.actions import ACTIONS, PANE_TITLES, PANES, Action, for_bar
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.paint import paint
 
 
 class TabLine(Static):
     """`1 Steps  2 Tensors …`; only narrow screens show it."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"tabs--active", *TOKEN_CLASSES}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"tabs--active"}
 
     class Pressed(Message):
         def __init__(self, pane: str) -> None:
@@ -45,8 +45,6 @@ class TabLine(Static):
 
 class KeyBar(Static):
     """The keys that matter where the focus is, as many as fit; help and quit always."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
     def __init__(self, actions: tuple[Action, ...] = ACTIONS) -> None:
         super().__init__("", markup=False, id="key-bar")

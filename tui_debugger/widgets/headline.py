@@ -14,15 +14,11 @@ from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
-
-_STATES = ("first", "close", "same", "missing", "muted", "padding")
+from tui_debugger.widgets.paint import paint, verdict_token
 
 
 class TitleLine(Static):
     """`rldbg  A ↔ B · step 0 · flags that differ`"""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
     def __init__(self) -> None:
         super().__init__("", markup=False, id="title")
@@ -82,16 +78,15 @@ def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
 class Headline(Static):
     """Three lines: the word and the tensor; where, both values, origin; counts and why."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--badge", *TOKEN_CLASSES}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--badge"}
 
     def __init__(self) -> None:
-        super().__init__("", markup=False, id="headline")
+        super().__init__("", markup=False, id="headline", classes="-muted")
         self._answer = fmt.Answer("RLDBG", "muted", "")
 
     def show(self, state: State) -> None:
         self._answer = state.answer()
-        for token in _STATES:
-            self.set_class(token == self._answer.token, f"-{token}")
+        self.set_classes(f"-{self._answer.token}")
         self._draw()
 
     def on_resize(self, _event: events.Resize) -> None:
