@@ -7,21 +7,21 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events
-from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
+from tui_debugger.widgets.fixed import Fixed
 from tui_debugger.widgets.paint import paint, verdict_token
 
 
-class TitleLine(Static):
+class TitleLine(Fixed):
     """`rldbg  A ↔ B · step 0 · flags that differ`"""
 
     def __init__(self) -> None:
-        super().__init__("", markup=False, id="title")
+        super().__init__(id="title")
         self._state = State()
 
     def show(self, state: State) -> None:
@@ -43,7 +43,7 @@ class TitleLine(Static):
         if tail:
             text.append(" · ", paint(self, "muted"))
             text.append(tail)
-        self.update(text)
+        self.put(text)
 
     def _names(self) -> list[tuple[str, str]]:
         state = self._state
@@ -75,13 +75,13 @@ def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
     return (a or "the same", b or "the same") if a or b else None
 
 
-class Headline(Static):
+class Headline(Fixed):
     """Three lines: the word and the tensor; where, both values, origin; counts and why."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--badge"}
 
     def __init__(self) -> None:
-        super().__init__("", markup=False, id="headline", classes="-muted")
+        super().__init__(id="headline", classes="-muted")
         self._answer = fmt.Answer("RLDBG", "muted", "")
 
     def show(self, state: State) -> None:
@@ -114,7 +114,7 @@ class Headline(Static):
         for note in notes:
             text.append(f"\n{indent}")
             self._note(text, note)
-        self.update(text)
+        self.put(text)
 
     def _note(self, text: Text, note: str) -> None:
         for word in note.split(" "):
