@@ -15,6 +15,7 @@ from replay_core.compare.context import (
     Around,
     around,
     faces,
+    is_tied,
     look_at_the_overlap,
     name_samples,
     note_correlation,
@@ -274,6 +275,10 @@ class _Work:
                 result.notes_not_compared += 1
             elif is_layout_only(pair, facing):
                 only_layout += 1
+            elif is_tied(pair, facing):
+                result.notes.append(
+                    f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
+                )
             else:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
         if only_layout:
