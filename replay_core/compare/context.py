@@ -77,7 +77,8 @@ def is_tied(pair: TensorPair, facing: Facing) -> bool:
     for (name, _), (_, ref) in here.tensors.items():
         if name.endswith(_EMBEDDINGS) and (ref.shape, ref.dtype) == (head.shape, head.dtype):
             try:
-                return any(other.endswith(_EMBEDDINGS) for other, _ in there.tensors) and pages.same_bytes(head, ref)
+                stored = any(other.endswith(_EMBEDDINGS) for other, _ in there.tensors)
+                return stored and bool(pages.same_bytes(head, ref))
             except DumpError:
                 return False
     return False
