@@ -149,7 +149,9 @@ NOTES = frozenset(
 )  # fmt: skip
 
 _MODULE = re.compile(r"\.(inputs|output)(\.|$)")
-_WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|_fsdp_wrapped_module\.|base_model\.model\.)+")
+#: What a trainer puts around a model (a state dict may hold `model.model.layers`), and around modules inside it.
+_WRAPPERS = re.compile(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+")
+_INSIDE = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
 
 
@@ -197,7 +199,7 @@ def _without_wrappers(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    return _WRAPPERS.sub("", name).removeprefix("model.")
+    return _WRAPPERS.sub("", _INSIDE.sub("", name))
 
 
 def is_module_tensor(name: str) -> bool:
@@ -231,7 +233,7 @@ def meaning(name: str) -> Meaning:
         return Meaning(Phase.MODULES, "activation", "valid", "full")
     if name.startswith("grad."):
         return Meaning(Phase.GRADIENTS, "gradient")
-    if name.startswith("param."):
+    if name.startswith("param.") or name.endswith((".weight", ".bias")):
         return Meaning(Phase.PARAMS, "param")
     last = name.rpartition(".")[2]
     if last in NOTES:

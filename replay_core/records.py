@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import SelectionError
+from replay_core.selection import Selection as Selection
 
 #: The dump points a record can come from, in the order a training step passes them.
 STAGES = (
@@ -127,9 +128,10 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A field that is there but cannot be read, and why. Never compared, always counted."""
+    """A field whose values cannot be read, and why; `stats` is what a record of level stats keeps instead of them."""
 
     why: str
+    stats: dict[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,18 +316,21 @@ class Run:
         """The records that match; a part a record lacks (None) matches every selection but step's.
 
         Raises:
-            SelectionError: nothing matches; names what exists.
+            SelectionError: nothing matches, or a number asked for is nowhere; names what exists.
         """
         chosen = [
             record
             for record in self.records
             if (step is None or step.has(record.key.step))
-            and (rank is None or record.key.rank is None or rank.has(record.key.rank))
-            and (micro is None or record.key.micro is None or micro.has(record.key.micro))
             and (stage is None or record.key.stage == stage)
             and (role is None or record.key.role == role)
         ]
-        if chosen:
+        is_whole = step is None or step.is_met(record.key.step for record in self.records)
+        for part, wanted in (("rank", rank), ("micro", micro)):
+            if wanted is not None:
+                is_whole &= wanted.is_met(getattr(record.key, part) for record in chosen)
+                chosen = [one for one in chosen if (number := getattr(one.key, part)) is None or wanted.has(number)]
+        if chosen and is_whole:
             return chosen
         asked = [
             f"{label} {value}"
@@ -357,44 +362,3 @@ class Run:
             f"step {spans(k.step for k in keys)}; rank {spans(k.rank for k in keys)}; "
             f"micro {spans(k.micro for k in keys)}; stage {', '.join(sorted({k.stage for k in keys}))}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Numbers picked on the command line: `3`, `0,2`, `0:4` (end excluded), `all`."""
-
-    text: str
-    numbers: frozenset[int] | None = None
-    span: tuple[int, int] | None = None
-
-    @classmethod
-    def parse(cls, text: str | int) -> Selection:
-        """Read a selector.
-
-        Raises:
-            SelectionError: the text is not one of the four forms.
-        """
-        text = str(text).strip()
-        try:
-            if text == "all":
-                return cls(text)
-            if ":" in text:
-                start, end = text.split(":")
-                return cls(text, span=(int(start or 0), int(end) if end else 2**63))
-            return cls(text, numbers=frozenset(int(part) for part in text.split(",")))
-        except ValueError:
-            raise SelectionError(
-                f"cannot read the selection {text!r}", expected="3, 0,2, 0:4 or all", found=text
-            ) from None
-
-    def has(self, number: int | None) -> bool:
-        if self.text == "all":
-            return True
-        if number is None:
-            return False
-        if self.span is not None:
-            return self.span[0] <= number < self.span[1]
-        return number in (self.numbers or ())
-
-    def __str__(self) -> str:
-        return self.text

@@ -15,6 +15,7 @@ from replay_core.compare.context import (
     Around,
     around,
     faces,
+    is_tied,
     look_at_the_overlap,
     name_samples,
     note_correlation,
@@ -87,7 +88,7 @@ class Comparison:
     @property
     def first_difference(self) -> TensorVerdict | None:
         """The first pair that is not the same, noise included: where two runs stop being bitwise equal."""
-        return next((row for row in self.tensors if row.figures is not None and row.figures.mismatched), None)
+        return next((row for row in self.tensors if _differs(row)), None)
 
     @property
     def origin(self) -> str | None:
@@ -274,6 +275,10 @@ class _Work:
                 result.notes_not_compared += 1
             elif is_layout_only(pair, facing):
                 only_layout += 1
+            elif is_tied(pair, facing):
+                result.notes.append(
+                    f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
+                )
             else:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
         if only_layout:
@@ -325,8 +330,16 @@ def _element(row: TensorVerdict) -> tuple[Any, ...]:
     return row.name, row.key, row.raw_a, row.raw_b
 
 
+def _differs(row: TensorVerdict) -> bool:
+    if row.by_digest:
+        return row.verdict in (Verdict.DIFF, Verdict.NAN)
+    return row.figures is not None and row.figures.mismatched > 0
+
+
 def _looked_at(row: TensorVerdict) -> bool:
     """Whether a value of the pair was looked at: two empty tensors, or two of padding alone, prove nothing."""
+    if row.by_digest and row.a is not None and row.a[1].numel:
+        return True
     elements = sum(figures.compared for figures in (row.figures, row.unmasked) if figures is not None)
     return elements > 0 or row.verdict is Verdict.SHAPE
 

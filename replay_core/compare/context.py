@@ -24,6 +24,9 @@ NEIGHBOURS = 4
 #: Elements that are correlated beside their verdict; more would cost a second reading that is felt.
 MOST_CORRELATED = 1 << 22
 
+#: Names an embedding ends in.
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+
 
 @dataclass(slots=True)
 class Around:
@@ -63,6 +66,22 @@ def texts_in_order(pair: TensorPair, facing: Facing) -> TensorPair:
 def _picked(ref: TensorRef, samples: list[int]) -> TensorRef:
     values = pages.array(ref).tolist()
     return ref.with_(source=Inline([values[sample] for sample in samples]), shape=(len(samples),))
+
+
+def is_tied(pair: TensorPair, facing: Facing) -> bool:
+    """Whether a head that only one side stores is that side's own embedding, byte for byte: the two are tied."""
+    if (pair.a is not None and pair.b is not None) or not pair.name.endswith("lm_head.weight"):
+        return False
+    head = pair.one[1]
+    here, there = (facing.a, facing.b) if pair.b is None else (facing.b, facing.a)
+    for (name, _), (_, ref) in here.tensors.items():
+        if name.endswith(_EMBEDDINGS) and (ref.shape, ref.dtype) == (head.shape, head.dtype):
+            try:
+                stored = any(other.endswith(_EMBEDDINGS) for other, _ in there.tensors)
+                return stored and bool(pages.same_bytes(head, ref))
+            except DumpError:
+                return False
+    return False
 
 
 def name_samples(row: TensorVerdict, pair: TensorPair, facing: Facing) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import limits, structure
+from replay_core.compare import digests, limits, structure
 from replay_core.compare.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.compare.locating import locate
 from replay_core.compare.measuring import LookAhead, Measured
@@ -52,6 +52,8 @@ class TensorVerdict:
     skipped: str | None = None
     #: The file whose bytes could not be read when the pair was compared.
     damaged: str | None = None
+    #: A side kept a digest and no values: what is said of the pair rests on that alone.
+    by_digest: bool = False
 
     @property
     def key(self) -> RecordKey:
@@ -109,15 +111,18 @@ class Judge:
 
     def _both(self, pair: TensorPair, facing: Facing, a: TensorRef, b: TensorRef) -> TensorVerdict:
         row = TensorVerdict(pair.name, Verdict.SAME, "", a=pair.a, b=pair.b)
+        by_digest = digests.are_comparable(a, b)
         for ref in (a, b):
-            if not ref.is_readable:
+            if not ref.is_readable and not by_digest:
                 row.skipped = getattr(ref.source, "why", "cannot be read")
                 return row
         if a.is_text or b.is_text:
             _judge_text(row, a, b)
             return row
         try:
-            if not self._bitwise_only and lays_out(pair.name, facing):
+            if by_digest:
+                digests.judge(row, a, b)
+            elif not self._bitwise_only and lays_out(pair.name, facing):
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
             else:
                 self._numbers(row, self._look.measured(pair, facing))

@@ -72,6 +72,7 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     assert found.figures is not None
     if rows.masked and rows.paddings_face:
         found.unmasked = look(rows.whole())
+    _by_samples(rows, found.figures)
     found.dtypes, found.notes = _effective(a, b, found.figures)
     if found.figures.mismatched and not exact and not bitwise:
         found.rounded = _rounded(found.dtypes, rows)
@@ -166,6 +167,13 @@ def _rounded(dtypes: tuple[str, str], rows: Rowwise) -> Rounded | None:
             x, y = (chunk.astype(narrow).astype(np.float64) for chunk in (chunk_a, chunk_b))
             unequal += int(np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y))))
     return Rounded(name, unequal)
+
+
+def _by_samples(rows: Rowwise, counted: PairFigures) -> None:
+    """Say which sample every row belongs to, where a row is a number or two and the sample is what has a norm."""
+    samples = rows.samples() if counted.row_width < limits.PATTERN_ELEMENTS else None
+    if samples is not None and samples.size == counted.row_d2.size:
+        counted.row_sample = samples
 
 
 def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:

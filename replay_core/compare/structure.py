@@ -6,7 +6,10 @@ give changes what they see, so it is kept with the figures and rows need not be.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core.compare import limits
 from replay_core.measure.pair import F64, PairFigures
@@ -63,7 +66,11 @@ def _pattern(pair: PairFigures, row: str) -> str | None:
         return (
             f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
         )
-    return _scaled_rows(pair, limits.ROW_GAIN_FLOOR[row])
+    what, parts = _parts(pair)
+    if parts is None:
+        return None
+    floor = limits.ROW_GAIN_FLOOR[row]
+    return _scaled(parts, what, floor) or _shifted(parts, what, floor)
 
 
 def explains_gain(pair: PairFigures, row: str) -> bool:
@@ -77,21 +84,69 @@ def explains_gain(pair: PairFigures, row: str) -> bool:
     )
 
 
-def _scaled_rows(pair: PairFigures, floor: float) -> str | None:
-    """Rows that are each a times a factor of their own."""
-    if pair.row_width < limits.PATTERN_ELEMENTS:
-        return None
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Sums over every row, or over every sample where a row is a number or two."""
+
+    count: F64
+    d: F64
+    d2: F64
+    a2: F64
+    ad: F64
+    a4: F64
+
+    @property
+    def typical(self) -> float:
+        """The relative L2 of a typical part."""
+        some = self.a2 > 0
+        return float(np.median(np.sqrt(self.d2[some] / self.a2[some]))) if some.any() else 0.0
+
+    def chosen(self, suspected: NDArray[np.bool_], off: F64) -> NDArray[np.bool_]:
+        """Those suspected that chance does not explain: too many of them, or off by far more than is typical."""
+        if np.count_nonzero(suspected) > limits.MOST_STANDING_OUT * np.count_nonzero(self.a2 > 0):
+            return suspected
+        return suspected & (off >= limits.ROW_GAIN_OVER_TYPICAL * self.typical)
+
+
+def _parts(pair: PairFigures) -> tuple[str, _Parts | None]:
+    sums = (pair.row_d, pair.row_d2, pair.row_a2, pair.row_ad, pair.row_a4)
+    if pair.row_width >= limits.PATTERN_ELEMENTS:
+        return "rows", _Parts(np.full(pair.row_d.size, float(pair.row_width)), *sums)
+    if pair.row_sample is None or not pair.row_sample.size:
+        return "samples", None
+    count = np.bincount(pair.row_sample).astype(np.float64) * pair.row_width
+    return "samples", _Parts(count, *(np.bincount(pair.row_sample, one).astype(np.float64) for one in sums))
+
+
+def _scaled(parts: _Parts, what: str, floor: float) -> str | None:
+    """Parts that are each a times a factor of their own."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        beta = pair.row_ad / pair.row_a2
-        share = pair.row_ad**2 / (pair.row_a2 * pair.row_d2)
-        weighty = pair.row_a2**2 / pair.row_a4
-    scaled = (np.abs(beta) >= floor) & (share >= limits.ROW_GAIN_SHARE) & (weighty >= limits.PATTERN_ELEMENTS)
-    if not scaled.any():
+        beta = parts.ad / parts.a2
+        share = parts.ad**2 / (parts.a2 * parts.d2)
+        weighty = parts.a2**2 / parts.a4
+        enough = np.where(share >= limits.WHOLE_SHARE, limits.PATTERN_ELEMENTS / 2, limits.PATTERN_ELEMENTS)
+        scaled = (np.abs(beta) >= floor) & (share >= limits.ROW_GAIN_SHARE) & (weighty >= enough)
+        scaled = parts.chosen(scaled, np.sqrt(parts.d2 / parts.a2))
+    return _listed(scaled, f"{what} are a times a factor", 1 + beta[scaled])
+
+
+def _shifted(parts: _Parts, what: str, floor: float) -> str | None:
+    """Parts that are each a plus a constant of their own."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        mean = parts.d / parts.count
+        share = parts.d**2 / (parts.count * parts.d2)
+        rms = np.sqrt(parts.a2 / parts.count)
+        shifted = (np.abs(mean) >= floor * rms) & (share >= limits.ROW_GAIN_SHARE) & (rms > 0)
+        shifted &= parts.count >= limits.PATTERN_ELEMENTS
+        shifted = parts.chosen(shifted, np.sqrt(parts.d2 / parts.a2))
+    return _listed(shifted, f"{what} are a plus a constant", mean[shifted])
+
+
+def _listed(chosen: NDArray[np.bool_], what: str, values: F64) -> str | None:
+    if not chosen.any():
         return None
-    factors = 1 + beta[scaled]
-    return f"{int(scaled.sum()):,} of {scaled.size:,} rows are a times a factor: {float(factors.min()):.4g}" + (
-        f" to {float(factors.max()):.4g}" if factors.size > 1 else ""
-    )
+    to = f" to {float(values.max()):.4g}" if values.size > 1 else ""
+    return f"{int(chosen.sum()):,} of {chosen.size:,} {what}: {float(values.min()):.4g}{to}"
 
 
 def standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None]:
@@ -109,7 +164,11 @@ def _standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None
     if pair.row_width < limits.PATTERN_ELEMENTS:
         return None, None
     floor = limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row]
-    for what, d2, a2 in (("rows", pair.row_d2, pair.row_a2), ("columns", pair.col_d2, pair.col_a2)):
+    sides = [("rows", pair.row_d2, pair.row_a2)]
+    if pair.row_d2.size >= limits.PATTERN_ELEMENTS:
+        # A column of a few numbers has no norm to speak of: one of them may be next to nothing.
+        sides.append(("columns", pair.col_d2, pair.col_a2))
+    for what, d2, a2 in sides:
         found = _outliers(d2, a2, floor)
         if found is not None:
             number, worst, typical, least = found

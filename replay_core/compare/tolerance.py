@@ -5,7 +5,7 @@ A file is TOML, a table per rule; the last rule that fits a tensor decides what 
     [[tolerance]]
     name = "layers.*.mlp.*"      # a glob over canonical names
     dtype = "bfloat16"           # optional: bfloat16, float16, float32, float64, float8
-    column = "end-to-end"        # optional: local, end-to-end, gradient
+    column = "end-to-end"        # optional: local, end-to-end, gradient, param
     reason = "experts in fp8"    # shown beside the verdict
     rel_l2 = 0.2                 # DIFF from here on; also suspect, worst_row, outlier
     # atol = 1e-3, rtol = 1e-2   # instead of all these: every |d| <= atol + rtol |a|
@@ -29,6 +29,7 @@ from replay_core.compare.limits import (
     LOCAL,
     LOGPROB,
     LOGPROB_FP32,
+    PARAM,
     LogprobTolerance,
     Tolerance,
     coarsest,
@@ -44,7 +45,7 @@ else:
 __all__ = ["DEFAULT", "END_TO_END", "Limits", "Rule", "Tolerances", "coarsest", "family", "load_tolerances"]
 
 #: The table by column.
-_COLUMNS = {"local": LOCAL, "end-to-end": END_TO_END, "gradient": GRADIENT}
+_COLUMNS = {"local": LOCAL, "end-to-end": END_TO_END, "gradient": GRADIENT, "param": PARAM}
 COLUMNS = tuple(_COLUMNS)
 #: Names of a rule's numbers, and which field of the tables each one sets.
 _TABLE = {"rel_l2": "bug", "suspect": "suspect", "worst_row": "worst_row", "outlier": "outlier"}

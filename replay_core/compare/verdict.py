@@ -80,8 +80,8 @@ class Context:
     @property
     def column(self) -> str:
         """The column of the table."""
-        if self.meaning.kind == "gradient":
-            return "gradient"
+        if self.meaning.kind in ("gradient", "param"):
+            return self.meaning.kind
         return "local" if self.local else "end-to-end"
 
 
@@ -97,17 +97,29 @@ def judge(
     found = _judged(counted, whole, context, limit)
     # What a module leaves in padding is nobody's; of what is trained on, people average over it.
     if found.verdict is Verdict.CLOSE and whole is not None and context.meaning.kind != "activation":
-        found = _beyond_padding(found, whole, context, limit)
+        found = _beyond_padding(found, counted, whole, context, limit)
     if limit.reason and found.verdict in (Verdict.CLOSE, Verdict.DIFF):
         found = Judgement(found.verdict, f"{found.reason}; {limit.reason}", found.suspect, found.row_limit)
     return found
 
 
-def _beyond_padding(found: Judgement, whole: PairFigures, context: Context, limit: Limits) -> Judgement:
+def _is_worse_outside(counted: PairFigures, whole: PairFigures) -> bool:
+    """Whether padding is off more than the tokens that count are, element by element."""
+    if whole.nonfinite_mismatched or whole.max_abs > counted.max_abs:
+        return True
+    d2, number = whole.sum_d2 - counted.sum_d2, whole.finite - counted.finite
+    return number > 0 and counted.finite > 0 and d2 / number > 4 * counted.sum_d2 / counted.finite
+
+
+def _beyond_padding(
+    found: Judgement, counted: PairFigures, whole: PairFigures, context: Context, limit: Limits
+) -> Judgement:
     """CLOSE over the tokens that count; where padding makes a divergence of it, the difference lives in padding."""
     outside = _judged(whole, None, context, limit)
     if not outside.verdict.diverges:
         return found
+    if not _is_worse_outside(counted, whole):
+        return Judgement(found.verdict, f"{found.reason}; with padding {outside.reason}", True, found.row_limit)
     reason = f"differs only in padding: with it {outside.reason}; without it {found.reason}"
     return Judgement(Verdict.PADDING, reason, found.suspect, found.row_limit)
 

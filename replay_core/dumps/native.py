@@ -193,16 +193,19 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
     title, dtype = str(field["name"]), str(field["dtype"])
     shape = tuple(int(length) for length in field.get("shape") or ())
     if "value" in field and field.get("shape") is None:
-        inline = flatten({title: field["value"]})
+        value = field["value"]
+        # JSON has no word for NaN and the infinities.
+        inline = flatten({title: float(value) if dtype == "float" and isinstance(value, str) else value})
         if inline and isinstance(inline[0].source, Inline):
             return inline[0].with_(canonical=naming.canonical(title), order=order)
-    level = "statistics" if "stats" in field else "digest"
+    stats, digest = field.get("stats"), field.get("digest")
+    level = "statistics" if stats is not None else "digest" if digest is not None else "name"
     return TensorRef(
         title,
         dtype,
         shape,
-        Unreadable(f"recorded as its {level} alone"),
+        Unreadable(f"recorded as its {level} alone", stats if isinstance(stats, dict) else None),
         canonical=naming.canonical(title),
         order=order,
-        digest=field.get("digest"),
+        digest=digest if isinstance(digest, str) else None,
     )

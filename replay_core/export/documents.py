@@ -139,6 +139,7 @@ def comparison_document(comparison: Comparison) -> Document:
             "records_only_in_a": comparison.records_a_only,
             "records_only_in_b": comparison.records_b_only,
             "tensors_compared": sum(row.figures is not None for row in comparison.tensors),
+            "tensors_by_digest": sum(row.by_digest for row in comparison.tensors),
             "tensors_skipped": len(comparison.skipped),
             "records_unreadable": comparison.records_unreadable,
             "elements_compared": comparison.elements,

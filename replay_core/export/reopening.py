@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,10 +89,25 @@ def checked(document: Any, path: Path) -> Document:
             found=str(kind),
         )
     problem = _Schema(schema["$defs"]).problem(document, schema["$defs"][kind], kind)
+    if problem is None and kind == "comparison":
+        problem = _miscounted(document)
     if problem is not None:
         raise DumpError("the document is damaged", file=str(path), found=problem)
     whole: Document = document
     return whole
+
+
+def _miscounted(document: Document) -> str | None:
+    """What a comparison's counts say that its tensors do not, or None. The exit code rests on the counts."""
+    found = Counter(row["verdict"] for row in document["tensors"])
+    found["total"] = len(document["tensors"])
+    for word, count in document["counts"].items():
+        if count != found[word]:
+            return f"comparison.counts.{word} is {count}, and the tensors listed are {found[word]}"
+    first = document["first_divergence"]
+    if first is not None and not found[first["verdict"]]:
+        return f"comparison.first_divergence is {first['verdict']}, and no tensor listed is"
+    return next((said for other in document["others"] if (said := _miscounted(other))), None)
 
 
 class _Schema:

@@ -65,7 +65,8 @@ class PairFigures:
     limits: tuple[float, float] | None = None
     #: Elements of a row (of the first; the end of a long vector may be a shorter one).
     row_width: int = 0
-    #: Per row: sums of d^2, a^2, a d, a^4, and of exp|d| where logprobs were asked for, in the order compared.
+    #: Per row: sums of d, d^2, a^2, a d, a^4, and of exp|d| where logprobs were asked for, in the order compared.
+    row_d: F64 = field(default_factory=_none)
     row_d2: F64 = field(default_factory=_none)
     row_a2: F64 = field(default_factory=_none)
     row_ad: F64 = field(default_factory=_none)
@@ -74,6 +75,8 @@ class PairFigures:
     #: Per row: the greatest |d| and the greatest |d| / |a|.
     row_max: F64 = field(default_factory=_none)
     row_max_rel: F64 = field(default_factory=_none)
+    #: The sample every row belongs to; None where nobody says.
+    row_sample: NDArray[np.int64] | None = None
     #: Per column: sums of d^2 and a^2; empty where rows are not equally long.
     col_d2: F64 = field(default_factory=_none)
     col_a2: F64 = field(default_factory=_none)
@@ -91,8 +94,9 @@ class PairFigures:
         What rows were needed for has to be `kept` before. Of |d| <= atol + rtol |a| the bound stays (`most_past`).
         """
         self.kept["lines"] = _envelope(self.row_max, self.row_max_rel)
-        for name in ("row_d2", "row_a2", "row_ad", "row_a4", "row_exp", "row_max", "row_max_rel", "col_d2", "col_a2"):
-            setattr(self, name, _none())
+        for name in ("d", "d2", "a2", "ad", "a4", "exp", "max", "max_rel"):
+            setattr(self, f"row_{name}", _none())
+        self.row_sample, self.col_d2, self.col_a2 = None, _none(), _none()
         if self.rest is not None:
             self.rest.forget_rows()
 

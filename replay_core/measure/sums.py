@@ -65,7 +65,7 @@ class Sums:
     mismatched: int = 0
     max_abs: float = 0.0
     max_at: tuple[int, int] | None = None
-    sum_d: float = 0.0
+    row_d: F64 = field(default_factory=lambda: np.zeros(0))
     row_d2: F64 = field(default_factory=lambda: np.zeros(0))
     row_a2: F64 = field(default_factory=lambda: np.zeros(0))
     row_ad: F64 = field(default_factory=lambda: np.zeros(0))
@@ -80,7 +80,6 @@ class Sums:
 
     def add(self, chunk: Sums) -> None:
         self._chunks.append(chunk)
-        self.sum_d += chunk.sum_d
         self.max_abs = max(self.max_abs, chunk.max_abs)
         if chunk.col_d2 is None or chunk.col_a2 is None or not self._columns_agree:
             self._columns_agree = False
@@ -96,7 +95,7 @@ class Sums:
         """Put what was added up into a pair's figures."""
         if not self._chunks:
             return
-        for name in ("row_d2", "row_a2", "row_ad", "row_a4", "row_max", "row_max_rel", "row_exp"):
+        for name in ("row_d", "row_d2", "row_a2", "row_ad", "row_a4", "row_max", "row_max_rel", "row_exp"):
             setattr(pair, name, np.concatenate([getattr(chunk, name) for chunk in self._chunks]))
         if self._columns_agree and self.col_d2 is not None and self.col_a2 is not None:
             pair.col_d2, pair.col_a2 = self.col_d2, self.col_a2
@@ -104,7 +103,7 @@ class Sums:
             pair.sum_d2, pair.sum_a2 = float(pair.row_d2.sum()), float(pair.row_a2.sum())
             pair.sum_ad, pair.sum_a4 = float(pair.row_ad.sum()), float(pair.row_a4.sum())
             pair.sum_exp_abs = float(pair.row_exp.sum())
-        pair.sum_d = self.sum_d
+            pair.sum_d = float(pair.row_d.sum())
         # Of the pair itself these are known, exactly and with their place.
         pair.max_abs = pair.max_abs or self.max_abs
         pair.max_rel = pair.max_rel or float(pair.row_max_rel.max(initial=0.0))
@@ -194,11 +193,11 @@ def _measured(x: Rows, d: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
     x[:, massive] = 0
     d[:, massive] = 0
     rest = _plain(x, d)
-    total = Sums(sum_d=rest.sum_d + heavy.sum_d, max_abs=rest.max_abs, max_at=rest.max_at)
+    total = Sums(max_abs=rest.max_abs, max_at=rest.max_at)
     if heavy.max_abs > rest.max_abs and heavy.max_at is not None:
         row, column = heavy.max_at
         total.max_abs, total.max_at = heavy.max_abs, (row, int(massive[column]))
-    for name in ("row_d2", "row_a2", "row_ad", "row_a4"):
+    for name in ("row_d", "row_d2", "row_a2", "row_ad", "row_a4"):
         setattr(total, name, getattr(rest, name) + getattr(heavy, name))
     total.row_max = np.maximum(rest.row_max, heavy.row_max)
     total.row_max_rel = np.maximum(rest.row_max_rel, heavy.row_max_rel)
@@ -213,7 +212,7 @@ def _measured(x: Rows, d: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
 
 def _plain(x: Rows, d: Rows) -> Sums:
     squares = _buffers.take("t", x.shape, x.dtype.type)
-    found = Sums(sum_d=float(_rows(d).sum()))
+    found = Sums(row_d=_rows(d))
     found.row_ad = _rows(x, d)
     np.multiply(x, x, out=squares)
     found.row_a2, found.row_a4 = _rows(squares), _rows(squares, squares)

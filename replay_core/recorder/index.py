@@ -61,7 +61,8 @@ def line_of(
     """The index line of a record; `digests` are those already taken."""
     described = []
     for order, (name, value) in enumerate(leaves(fields)):
-        field = describe(name, value, order, stats=stats, digest_known=(digests or {}).get(name))
+        known = (digests or {}).get(name)
+        field = describe(name, value, order, stats=stats, bare=file is None, digest_known=known)
         described.append({**field, **(shards or {}).get(name, {})})
     return json.dumps({"key": key, "file": str(file) if file else None, "fields": described}).encode()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import math
 import sys
 import threading
@@ -218,13 +219,22 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def describe(name: str, value: Any, order: int, *, stats: bool, digest_known: str | None = None) -> dict[str, Any]:
-    """The index's entry of a field: name, dtype, shape, digest, order, and statistics where asked."""
+def describe(
+    name: str, value: Any, order: int, *, stats: bool, bare: bool = False, digest_known: str | None = None
+) -> dict[str, Any]:
+    """The index's entry of a field: name, dtype, shape, digest, order, and statistics where asked.
+
+    bare: the entry is all that is kept, so that texts and lists need a digest too.
+    """
     if not is_tensor(value):
         field: dict[str, Any] = {"name": name, "dtype": type(value).__name__, "shape": None, "digest": None}
         field["order"] = order
-        if stats and isinstance(value, _PLAIN):
+        # A number is shorter than its digest would be.
+        if isinstance(value, (bool, int, float, type(None))) or (stats and isinstance(value, _PLAIN)):
             field["value"] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        elif bare:
+            said = json.dumps(value, default=str).encode()
+            field["digest"] = "sha256:" + hashlib.sha256(said).hexdigest()[:32]
         return field
     field = {
         "name": name,

@@ -19,6 +19,10 @@ from replay_core.naming import ALIASES, MEANINGS, NOTES, Phase
         ("grad.module.model.layers.0.mlp.up_proj.weight", "grad.layers.0.mlp.up_proj.weight"),
         ("param._fsdp_wrapped_module.lm_head.weight", "param.lm_head.weight"),
         ("base_model.model.model.layers.1.output.0", "layers.1.output.0"),
+        ("param.model.model.layers.1.mlp.up_proj.weight", "param.layers.1.mlp.up_proj.weight"),
+        ("param.state_dict.model.norm.weight", "param.norm.weight"),
+        ("grad.model.layers.0._fsdp_wrapped_module.mlp._orig_mod.up_proj.weight", "grad.layers.0.mlp.up_proj.weight"),
+        ("model.layers.0._checkpoint_wrapped_module.mlp.output", "layers.0.mlp.output"),
     ],
 )
 def test_a_framework_name_means(name: str, canonical: str):

@@ -56,6 +56,22 @@ def test_a_part_a_record_lacks_matches_every_selection_but_the_steps():
     assert [record.key.step for record in run.select(step=Selection.parse(3), micro=Selection.parse(4))] == [3]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"rank": "5"}, {"rank": "0,1,5"}, {"rank": "2:9"}, {"micro": "-1"}, {"step": "0,3"}, {"rank": "1", "micro": "2"}],
+)
+def test_a_number_that_is_nowhere_is_refused_though_other_records_match(asked: dict[str, str]):
+    keys = [RecordKey(0, micro, rank) for rank in (0, 1) for micro in (0, 1)]
+    run = run_of(*keys, RecordKey(0, 2, 0), RecordKey(0), RecordKey(1))
+    with pytest.raises(SelectionError):
+        run.select(**{part: Selection.parse(text) for part, text in asked.items()})
+
+
+def test_a_span_may_reach_beyond_what_there_is():
+    run = run_of(RecordKey(0, 0, 0), RecordKey(0, 0, 1), RecordKey(0))
+    assert len(run.select(rank=Selection.parse("0:64"), micro=Selection.parse("0:"))) == 3
+
+
 def test_epoch_and_minibatch_explain_a_record_without_naming_it():
     assert RecordKey(1, 2, epoch=0) == RecordKey(1, 2, epoch=5)
     key = RecordKey(1, 2, 0, "ref", "values", epoch=3, minibatch=4)

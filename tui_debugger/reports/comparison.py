@@ -187,6 +187,7 @@ def _coverage(coverage: dict[str, int]) -> str:
         f"in {coverage['records_paired']} paired micro-batches and steps"
     ]
     for label, what in (
+        ("tensors_by_digest", "tensors by digest alone: whether equal, not how far apart"),
         ("records_only_in_a", "only in a"),
         ("records_only_in_b", "only in b"),
         ("samples_on_one_side", "samples on one side alone"),

@@ -66,6 +66,8 @@ def test_a_schema_from_the_future_is_refused_by_its_name(written: tuple[dict[str
         (lambda doc: doc.update(surprise=1), "'surprise', which nobody wrote"),
         (lambda doc: doc.update(kind="poem"), "of a kind that rldbg does not know"),
         (lambda doc: doc.update(schema_version="1"), "is no document of rldbg's"),
+        (lambda doc: doc["counts"].update(DIFF=9), "comparison.counts.DIFF is 9, and the tensors listed are"),
+        (lambda doc: doc["counts"].update(total=0), "comparison.counts.total is 0, and the tensors listed are"),
         (lambda doc: doc.update(notes="text"), "comparison.notes is 'text', not array"),
     ],
 )

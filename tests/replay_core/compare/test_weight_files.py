@@ -1,0 +1,87 @@
+"""Weights of one model as trainers and hubs lay them down: wrapped, tied, sharded, cast, and broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file as save_safetensors
+
+from replay_core import workbench
+from replay_core.export.outcome import exit_code
+
+
+def weights(*, head: bool = True) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    names = ("model.embed_tokens", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.norm")
+    made = {f"{name}.weight": 0.02 * torch.randn(32, 32) for name in names}
+    return {**made, "lm_head.weight": torch.randn(32, 32)} if head else made
+
+
+def directory(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    save_safetensors({name: value.contiguous().clone() for name, value in tensors.items()}, path / "model.safetensors")
+    return path
+
+
+def sharded(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path.mkdir()
+    names = list(tensors)
+    places = {name: f"model-0000{1 + (number > 1)}-of-00002.safetensors" for number, name in enumerate(names)}
+    for shard in set(places.values()):
+        save_safetensors({name: tensors[name] for name in names if places[name] == shard}, path / shard)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda name: f"module.{name}",
+        lambda name: f"_fsdp_wrapped_module.{name}",
+        lambda name: f"model.{name}",
+        lambda name: name.replace(".0.self_attn", ".0._fsdp_wrapped_module.self_attn"),
+        lambda name: name.replace(".1.mlp", ".1._checkpoint_wrapped_module.mlp._orig_mod"),
+        lambda name: name.removeprefix("model."),
+    ],
+)
+def test_wrappers_in_names_are_no_difference(wrap: object, tmp_path: Path) -> None:
+    wrapped = {wrap(name): value for name, value in weights().items()}  # type: ignore[operator]
+    document = workbench.compare_dumps(directory(tmp_path / "a", weights()), directory(tmp_path / "b", wrapped))
+    assert document["counts"]["SAME"] == document["counts"]["total"] == 5
+
+
+def test_a_tied_head_is_missing_only_where_it_is_not_the_embedding(tmp_path: Path) -> None:
+    embedding = weights()["model.embed_tokens.weight"]
+    tied = directory(tmp_path / "tied", weights(head=False))
+    stored = directory(tmp_path / "stored", {**weights(head=False), "lm_head.weight": embedding})
+    for pair in ((tied, stored), (stored, tied)):
+        document = workbench.compare_dumps(*pair)
+        assert exit_code(document) == 0
+        assert any("tied weights" in note for note in document["notes"])
+    document = workbench.compare_dumps(tied, directory(tmp_path / "other", weights()))
+    assert document["counts"]["MISSING"] == 1
+    assert exit_code(document) == 1
+
+
+@pytest.mark.parametrize("breaks", [Path.unlink, lambda shard: shard.write_bytes(shard.read_bytes()[:-64])])
+def test_a_shard_that_cannot_be_read_is_named_and_never_a_clean_bill(breaks: object, tmp_path: Path) -> None:
+    broken = sharded(tmp_path / "b", weights())
+    shard = broken / "model-00002-of-00002.safetensors"
+    breaks(shard)  # type: ignore[operator]
+    document = workbench.compare_dumps(sharded(tmp_path / "a", weights()), broken)
+    assert (document["counts"]["SAME"], document["counts"]["skipped"]) == (2, 3)
+    assert any(str(shard) in problem["where"] for problem in document["problems"])
+    assert exit_code(document, allow_missing=True) == 3
+
+
+def test_a_plain_state_dict_is_judged_as_weights_too(tmp_path: Path) -> None:
+    whole = {name: value.to(torch.bfloat16) for name, value in weights().items()}
+    through = {name: value.to(torch.float8_e4m3fn).to(torch.bfloat16) for name, value in whole.items()}
+    torch.save(whole, tmp_path / "a.pt")
+    torch.save({"state_dict": through}, tmp_path / "b.pt")
+    document = workbench.compare_dumps(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert document["counts"]["DIFF"] == document["counts"]["total"] == 5
