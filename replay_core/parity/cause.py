@@ -137,6 +137,20 @@ def _head(ev: Evidence, a: Side, b: Side) -> list[Cause]:
     return found
 
 
+def head_line(a: Side, b: Side) -> tuple[float, float] | None:
+    """(scale, offset) that B's values are of A's if their heads are all that differs; None where no line says so."""
+    if not a.head or not b.head or "weight" not in a.head or "weight" not in b.head:
+        return None
+    left, right = a.head["weight"], b.head["weight"]
+    if left.shape != right.shape or not left.any():
+        return None
+    scale = float(left @ right / (left @ left))
+    if np.linalg.norm(right - scale * left) > 1e-2 * np.linalg.norm(right):
+        return None
+    bias_a, bias_b = (float(head["bias"][0]) if "bias" in head else 0.0 for head in (a.head, b.head))
+    return scale, bias_b - scale * bias_a
+
+
 def _is_one(weights: Any) -> bool:
     return bool(weights.size > 1 and (weights == weights[0]).all())
 

@@ -264,7 +264,8 @@ def faced(a: Values, b: Values) -> tuple[Values, list[int] | None, int]:
         return b, None, 0
     mask_BT, _ = counting(a, b)
     floor = rounding(a.values_BT[mask_BT], coarsest(a.dtype, b.dtype))
-    if rms((b.values_BT - a.values_BT)[mask_BT]) <= floor or not floor:
+    d = (b.values_BT - a.values_BT)[mask_BT]
+    if rms(d) <= floor or not floor or float(d[np.isfinite(d)].std() if np.isfinite(d).any() else 0.0) <= floor:
         return b, None, 0
     order = _value_order(a, b, mask_BT, floor)
     if order is not None:
@@ -287,27 +288,42 @@ def _row_order(a_BS: Ints, b_BS: Ints) -> list[int] | None:
 
 
 def _value_order(a: Values, b: Values, mask_BT: Bools, floor: float) -> list[int] | None:
-    """A permutation of B's rows, not the identity, under which what counts agrees; None where there is none."""
+    """A permutation of B's rows, not the identity, under which what counts agrees but for one constant: a head's bias
+    hides no order. None where there is none.
+    """
     rows = len(a.values_BT)
     order: list[int] = []
+    constants: list[float] = []
     for row in range(rows):
         columns = mask_BT[row]
         if columns.sum() < 2:
             return None
-        apart = np.sqrt(np.mean((b.values_BT[:, columns] - a.values_BT[row, columns]) ** 2, axis=1))
+        d_BT = b.values_BT[:, columns] - a.values_BT[row, columns]
+        apart = d_BT.std(axis=1)
         near = int(apart.argmin())
         if not apart[near] <= 10 * floor:
             return None
         order.append(near)
+        constants.append(float(d_BT[near].mean()))
+    if np.ptp(constants) > 20 * floor:
+        return None
     return order if sorted(order) == list(range(rows)) and order != list(range(rows)) else None
 
 
 def _lag(a: Values, b: Values, mask_BT: Bools, floor: float) -> int:
-    """By how many tokens B's values come later than A's (negative: earlier), if that alone explains them; else 0."""
+    """By how many tokens B's values come later than A's (negative: earlier), if that and one constant explain them;
+    else 0.
+    """
     for lag in (1, -1):
         source = slice(None, -1) if lag == 1 else slice(1, None)
         target = slice(1, None) if lag == 1 else slice(None, -1)
         both = mask_BT[:, source] & mask_BT[:, target]
-        if both.sum() >= TOKENS and rms((b.values_BT[:, target] - a.values_BT[:, source])[both]) <= floor:
+        d = (b.values_BT[:, target] - a.values_BT[:, source])[both]
+        if (
+            both.sum() >= TOKENS
+            and np.isfinite(d).all()
+            and float(d.std()) <= floor
+            and not is_constant(a.values_BT[mask_BT])
+        ):
             return lag
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from replay_core.jobs import OnEvent, ignore
 from replay_core.parity import cause as causes
 from replay_core.parity import expectations, figures, randomness
 from replay_core.parity.cause import Cause, rows_of
+from replay_core.parity.elimination import from_values
 from replay_core.parity.evidence import Evidence, faced, gather, rms
 from replay_core.parity.pairing import PairedValues
 from replay_core.parity.sides import Side
@@ -126,6 +127,7 @@ def _batch(
     evidence.order, evidence.shift = order, shift
     rows = [row for row in rows_of(comparison, number) if naming.is_module_tensor(row.name)]
     found = causes.causes_of(evidence, a, b, rows)
+    found = sorted([*found, *_beyond_heads(first_a, first_b, a, b, evidence, found)], key=_rank)
     steps = _steps(pair, a, b, threshold)
     parted = next(((step.step, step.evidence) for step in steps if step.evidence.differs), None)
     trained = causes.of_training(a, b, parted, found[0])
@@ -158,6 +160,26 @@ def _batch(
         origin=None if first is None else origin_of(rows),
         notes=notes,
     )  # fmt: skip
+
+
+def _beyond_heads(
+    first_a: Values, first_b: Values, a: Side, b: Side, evidence: Evidence, found: list[Cause]
+) -> list[Cause]:
+    """What the values show beside what their heads explain: two heads that differ are not all there is to it."""
+    named = {one.kind for one in found} - {"padding"}
+    line = causes.head_line(a, b)
+    if line is None or not evidence.differs or evidence.shift or not named or not named <= {"scale", "offset"}:
+        return []
+    scale, offset = line
+    predicted = replace(first_a, values_BT=scale * first_a.values_BT + offset)
+    rest = gather(predicted, first_b, threshold=evidence.floor)
+    if not rest.differs or rms((first_b.values_BT - predicted.values_BT)[rest.mask_BT]) <= 10 * rest.floor:
+        return []
+    return [
+        Cause(kind, f"beside what the heads explain: {why}", numbers)
+        for kind, why, numbers in from_values(rest)
+        if kind not in named or kind in ("scale", "offset")
+    ]
 
 
 def _steps(pair: PairedValues, a: Side, b: Side, threshold: float) -> list[Step]:

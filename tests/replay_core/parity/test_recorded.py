@@ -232,3 +232,59 @@ def test_many_points_are_sampled_and_it_is_said(tmp_path: Path):
     scatter = workbench.recorded_parity(recorded(tmp_path / "a", **shapes), recorded(tmp_path / "b", **shapes))
     found = scatter["batches"][0]["scatter"]
     assert (found["shown"], found["total"], found["sampled"]) == (2000, 3000, True)
+
+
+def _both(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """The genuine pair whose heads differ by a bias, weights beside them, and Megatron's values changed."""
+    shutil.copytree(ROLL / "fp32_sharedhead", directory)
+    for kind in ("random", "padded", "stale"):
+        file = directory / f"{kind}_megatron.pt"
+        held = torch.load(file, weights_only=True)
+        save_file(file, {**held, "values": change(held["values"])})
+    document = workbench.recorded_parity(directory, directory)
+    validate(document)
+    return document
+
+
+@needs_fixtures
+def test_a_bias_of_the_head_hides_no_order_and_no_shift(tmp_path: Path):
+    for name, change, cause in (
+        ("rows", lambda values: values.roll(1, 0), "order"),
+        ("tokens", lambda values: values.roll(1, 1), "positions"),
+    ):
+        assert _both(tmp_path / name, change)["cause"] == cause
+
+
+@needs_fixtures
+@pytest.mark.parametrize(
+    ("name", "change", "cause"),
+    [
+        ("a factor", lambda values: values * 1.5, "scale"),
+        ("another sign", lambda values: -values, "scale"),
+        ("other values", lambda values: torch.randn(values.shape, generator=torch.Generator().manual_seed(0)), "weights"),
+        ("one number", lambda values: torch.full_like(values, 0.7), "weights"),
+    ],
+)  # fmt: skip
+def test_heads_that_differ_are_not_all_there_is_where_values_say_more(
+    tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], cause: str
+):
+    document = _both(tmp_path / "both", change)
+    assert document["cause"] == cause
+    assert "beside what the heads explain" in document["why"]
+    kinds = [one["kind"] for one in document["batches"][0]["causes"]]
+    assert "offset" in kinds
+
+
+@needs_fixtures
+def test_a_second_constant_beside_the_heads_bias_is_said(tmp_path: Path):
+    document = _both(tmp_path / "both", lambda values: values + 0.05)
+    whys = [one["why"] for one in document["batches"][0]["causes"]]
+    assert any("beside what the heads explain: B's values are A's +0.05" in why for why in whys)
+
+
+def test_one_critic_of_one_number_is_no_factor_of_zero(tmp_path: Path):
+    a = recorded(tmp_path / "a")
+    document = workbench.recorded_parity(a, recorded(tmp_path / "b", values=torch.full((4, 11), 0.75)))
+    validate(document)
+    assert document["cause"] == "weights"
+    assert "B's values are one number (0.75)" in document["why"]
