@@ -17,6 +17,7 @@ from replay_core.recorder import Recorder
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import Cell
 from replay_core.replay.flags import Flags
+from replay_core.replay.hashing import HashCapture, Hashes
 from replay_core.replay.held import Holder
 from replay_core.replay.model import prepare
 from replay_core.replay.plan import ReplayPlan
@@ -29,7 +30,7 @@ _MODEL = "random:llama-small"
 
 def rows(inputs: Inputs) -> Iterator[Result]:
     bench = _Bench(inputs.folder / "replaying", inputs.scale)
-    yield bench.capture()
+    yield from bench.capture()
     for title, flips, bar in (
         ("flip attention", ("attention=eager", "attention=sdpa"), 1.2),
         ("flip use_cache", ("use_cache=on", "use_cache=off"), 1.2),
@@ -93,7 +94,7 @@ class _Bench:
         model, _ = self.holder.model(plan, run, batch)
         return Cell(plan, plan.flags, batch, model, 1.0, lambda _event: None)
 
-    def capture(self) -> Result:
+    def capture(self) -> Iterator[Result]:
         cell = self._cell("")
         backbone, (forward,) = cell.model.backbone, cell.arrangement.forwards
         names, given = modules_matching(backbone, None), cell.inputs(forward)
@@ -106,15 +107,18 @@ class _Bench:
             with torch.no_grad():
                 backbone(**given)
 
-        result = race(
-            "capture of every module's inputs and outputs",
-            Side(f"{len(names)} modules hooked, each tensor copied once", hooked),
-            Side("the same forward without hooks", plain),
-            bar=1 / 1.3,
-            rounds=3,
-        )
-        result.notes.append("full copies on the host; the hash+stats level has no row yet")
-        return result
+        def hashed() -> None:
+            hashes = Hashes(cell.arrangement)
+            with torch.no_grad(), HashCapture(backbone, names, forward, 0, hashes):
+                backbone(**given)
+            hashes.told()
+
+        for title, side in (
+            ("capture, full", Side(f"{len(names)} modules hooked, each tensor copied once", hooked)),
+            ("capture, hash+stats", Side(f"{len(names)} modules hooked, a digest and statistics of each", hashed)),
+        ):
+            other = Side("the same forward without hooks", plain)
+            yield race(f"{title}: every module's inputs and outputs", side, other, bar=1 / 1.3, rounds=3)
 
     def flip(self, title: str, flips: tuple[str, str], bar: float) -> Result:
         theirs = self.plain(flips[0] if not flips[0].startswith("compile") else "")

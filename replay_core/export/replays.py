@@ -16,6 +16,7 @@ _UNSAID: dict[str, Any] = {
         (
             "compile",
             "observer",
+            "capture",
             "not_finite",
             "weights",
             "determinism",

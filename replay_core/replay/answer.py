@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from replay_core.replay.capture import Tensors
+from replay_core.replay.frontier import Hashed
 
 
 @dataclass
@@ -16,6 +17,7 @@ class Answer:
     its values.
 
     observer: how the hooked pass stands to the plain one ({"bitwise", "worst_token"}); None without hooks.
+    capture: what was looked at inside (level, modules, forecast_mib, mib); `hashes` where no tensors were kept.
     """
 
     tensors: Tensors
@@ -29,6 +31,8 @@ class Answer:
     forecast_mib: float
     compile: dict[str, Any] | None = None
     observer: dict[str, Any] | None = None
+    capture: dict[str, Any] | None = None
+    hashes: list[Hashed] | None = None
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

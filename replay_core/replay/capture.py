@@ -127,13 +127,16 @@ class Capture:
             if _is_attention_weights(value, self._width):
                 self.skipped.append(name)
                 return
-            self.tensors[name] = self._copy(value)
+            self._take(name, value)
         elif isinstance(value, Mapping):
             for key, inner in value.items():
                 self._keep(f"{name}.{key}", inner)
         elif isinstance(value, (tuple, list)):
             for position, inner in enumerate(value):
                 self._keep(f"{name}.{position}", inner)
+
+    def _take(self, name: str, tensor: torch.Tensor) -> None:
+        self.tensors[name] = self._copy(tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         known = self._copies.get(id(tensor))
@@ -290,24 +293,35 @@ def forecast_bytes(sample: Tensors, tokens: int, total: int) -> int:
     return size
 
 
-def need_room(size: int, out: Path, cap_mib: int) -> None:
-    """Refuse a capture that would not fit, before anything is captured.
+def stored_mib(tensors: Tensors) -> float:
+    """What these tensors hold; one under several names counts once."""
+    unique = {id(tensor): tensor for tensor in tensors.values()}.values()
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in unique)) / 2**20
 
-    Raises:
-        RequestError: the forecast, what there is, and how to capture less.
-    """
+
+def room_for(out: Path, cap_mib: int) -> tuple[str, int]:
+    """(what bounds a capture into `out`, in bytes): the cap, the disk or the memory, whichever is least."""
     existing = next(parent for parent in [out, *out.absolute().parents] if parent.exists())
     rooms = {
         "the cap on one capture": cap_mib << 20,
         f"free on the disk of {existing}": int(shutil.disk_usage(existing).free * 0.95),
         "free in memory": psutil.virtual_memory().available,
     }
-    what, room = min(rooms.items(), key=lambda item: item[1])
+    return min(rooms.items(), key=lambda item: item[1])
+
+
+def need_room(size: int, out: Path, cap_mib: int) -> None:
+    """Refuse a capture that would not fit, before anything is captured.
+
+    Raises:
+        RequestError: the forecast, what there is, and how to capture less.
+    """
+    what, room = room_for(out, cap_mib)
     if size > room:
         raise RequestError(
             "capturing these modules takes more room than there is",
             file=str(out),
             expected=f"at most {room / 2**20:,.0f} MiB ({what})",
             found=f"about {size / 2**20:,.0f} MiB",
-            hint=r"capture fewer modules: --capture 'layers\.(0|1)\.', or replay fewer rows",
+            hint=r"--capture-level auto, fewer modules (--capture 'layers\.(0|1)\.'), or fewer rows",
         )

@@ -18,23 +18,22 @@ from typing import Any
 import torch
 
 from replay_core.errors import UnavailableError
-from replay_core.jobs import OnEvent, Progress
-from replay_core.replay import attention, compiling, fit
-from replay_core.replay.answer import Answer, observer_effect
+from replay_core.jobs import LogLine, OnEvent, Progress
+from replay_core.replay import attention, compiling, fit, observing
+from replay_core.replay.answer import Answer
 from replay_core.replay.batch import Batch
 from replay_core.replay.capture import (
     Capture,
     Tensors,
-    TraceableCapture,
     forecast_bytes,
-    join,
     modules_matching,
-    need_all,
     need_room,
+    room_for,
+    stored_mib,
 )  # fmt: skip
-from replay_core.replay.effective import Operators, Profiled
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory, need_logits
+from replay_core.replay.frontier import module_of
 from replay_core.replay.logprobs import Head, token_logprobs
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Arrangement, Forward, arrange
@@ -45,8 +44,6 @@ from replay_core.replay.routing import Imposed, token_numbers
 _PROBE_TOKENS = 16
 #: Fewer tokens do not tell whether a model heeds their positions.
 _FEWEST_TO_TELL = 4
-#: Name of the final hidden states where no module of the backbone puts them out.
-_UNOWNED_HIDDEN = "final_hidden.output"
 
 
 @dataclass
@@ -61,6 +58,8 @@ class Cell:
     on_event: OnEvent
     notes: list[str] = field(default_factory=list)
     routing: Imposed | None = None
+    #: What is captured and how: level (none, full, hash), modules, forecast_mib.
+    capture: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arrangement: Arrangement = arrange(self.batch, self.flags, is_reversed=self.plan.is_reversed)
@@ -130,13 +129,14 @@ class Cell:
             report = {**cost, "cache": "cached" if cached else "cold", **found}
             if cached:
                 self.notes.append("compile_s is not a first time: the compiler's cache already held this graph")
-        tensors, ran, observed = self._observed(run, final_hidden, hidden)
+        seen = observing.observe(self, run, final_hidden, hidden)
         if report is not None:
-            report["hooked"] = observed
+            report["hooked"] = seen.observer
         compile_s = max(0.0, first_s - pass_s) if compiled else None
         return Answer(
-            tensors, final_hidden, logprobs, entropy, ran, steady_s, compile_s, peak_mib, forecast_mib, report, observed
-        )
+            seen.tensors, final_hidden, logprobs, entropy, seen.attention, steady_s, compile_s, peak_mib, forecast_mib,
+            report, seen.observer, {**self.capture, "mib": stored_mib(seen.tensors), "hashes": None}, seen.hashes,
+        )  # fmt: skip
 
     def _heeds_positions(self) -> bool:
         if not self._takes_positions:
@@ -176,7 +176,8 @@ class Cell:
             "use_cache": self.flags.use_cache,
         }
 
-    def _forward(self, run: compiling.Call, forward: Forward) -> torch.Tensor:
+    def forward(self, run: compiling.Call, forward: Forward) -> torch.Tensor:
+        """The hidden states [b, s, D] of one of the cell's forwards."""
         if self.routing is not None:
             self.routing.numbers = self._tokens_of(forward)
         with attention.pinned(self.flags):
@@ -199,7 +200,7 @@ class Cell:
         forwards = self.arrangement.forwards
         parts = []
         for done, forward in enumerate(forwards, start=1):
-            parts.append(self._forward(run, forward))
+            parts.append(self.forward(run, forward))
             self.on_event(Progress(done, len(forwards), what))
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.arrangement.axis)
         if self.flags.device == "cuda":
@@ -259,15 +260,31 @@ class Cell:
             self.notes.append(self.model.known["not_finite"])
         if head.note:
             self.notes.append(head.note)
-        prefixes = tuple(f"{name}." for name in self.modules)
-        asked = {
-            name: tensor
-            for name, tensor in capture.items()
-            if name == final_hidden or (prefixes and name.startswith(prefixes))
-        }
-        size = forecast_bytes(asked, width, self.arrangement.slots)
-        need_room(size, Path(self.plan.out), self.plan.capture_cap_mib)
+        hooked = set(self.modules)
+        asked = {name: one for name, one in capture.items() if name == final_hidden or module_of(name) in hooked}
+        padded = forecast_bytes(asked, width, self.batch.ids_BS.size)
+        self._decide(forecast_bytes(asked, width, self.arrangement.slots), padded)
         return head, final_hidden
+
+    def _decide(self, size: int, padded_size: int) -> None:
+        """Full or hash, said before anything is captured. Every layout of a batch decides alike: by the padded one."""
+        modules, forecast_mib = len(self.modules), size / 2**20
+        out, cap_mib, level = Path(self.plan.out), self.plan.capture_cap_mib, self.plan.capture_level
+        what, room = room_for(out, cap_mib)
+        too_large = max(size, padded_size) > room
+        if not modules:
+            level = "none"
+        elif level == "auto":
+            level = "hash" if too_large else "full"
+        elif level == "full":
+            need_room(size, out, cap_mib)
+        if modules:
+            over = f", and there is room for {room / 2**20:,.0f} MiB ({what})" if too_large else ""
+            kept = ": a digest and statistics of each are kept first" if level == "hash" else ""
+            self.on_event(LogLine(f"capturing {modules} modules: about {forecast_mib:,.0f} MiB of tensors{over}{kept}"))
+        self.capture = {
+            "level": level, "modules": modules, "forecast_mib": forecast_mib, "room_mib": room / 2**20
+        }  # fmt: skip
 
     def _probed(self) -> tuple[Head, str, Tensors, int]:
         ids_T = self._probe_ids()
@@ -283,91 +300,7 @@ class Cell:
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
             head = Head(self.model.causal_lm, hidden, logits)
-        return head, capture.name_of(hidden) or _UNOWNED_HIDDEN, capture.tensors, width
-
-    def _observed(
-        self, run: compiling.Call, final_hidden: str, hidden: torch.Tensor
-    ) -> tuple[Tensors, str, dict[str, Any] | None]:
-        """(captured tensors, the attention operators that ran, how hooked stands to plain)."""
-        owner = final_hidden.partition(".output")[0]
-        if not self.modules:
-            return {final_hidden: hidden.cpu()}, self._operators_alone(run), None
-        hooked = [*self.modules, *([owner] if final_hidden != _UNOWNED_HIDDEN and owner not in self.modules else [])]
-        if self.flags.compile == "off":
-            tensors, operators = self._captured_pass(hooked, final_hidden)
-            ran = operators.attention() if operators else self._higher_order()
-        else:
-            tensors = self._compiled_capture(hooked, final_hidden)
-            ran = self._operators_alone(run)
-        observed = observer_effect(tensors[final_hidden], hidden.cpu())
-        if not observed["bitwise"]:
-            self.notes.append("the hooked forward differs bitwise from the plain one, whose logprobs these are")
-        if self.flags.compile != "off":
-            # The cell's own answer is the graph without hooks.
-            tensors[final_hidden] = hidden.cpu()
-        return tensors, ran, observed
-
-    def _captured_pass(self, hooked: list[str], final_hidden: str) -> tuple[Tensors, Operators | None]:
-        # flex attention is a higher-order operator, which a dispatch mode would run uncompiled.
-        operators = None if self.flags.attention == "flex" else Operators()
-        parts: list[Tensors] = []
-        ran: set[str] = set()
-        forwards = self.arrangement.forwards
-        for done, forward in enumerate(forwards, start=1):
-            width = int(forward.input_ids.shape[1])
-            with operators or contextlib.nullcontext(), Capture(self.model.backbone, hooked, width) as capture:
-                hidden = self._forward(compiling.plain, forward)
-            if final_hidden == _UNOWNED_HIDDEN:
-                capture.tensors[final_hidden] = hidden.cpu()
-            parts.append(capture.tensors)
-            ran |= capture.ran
-            self.on_event(Progress(done, len(forwards), "captured forwards"))
-        self.notes += need_all(self.modules, ran, self.plan.capture)
-        if capture.skipped:
-            self.notes.append("attention weights are not stored: only eager forms them, and they grow with T squared")
-        return self._joined(parts), operators
-
-    def _compiled_capture(self, hooked: list[str], final_hidden: str) -> Tensors:
-        forwards = self.arrangement.forwards
-        widest = max(int(forward.input_ids.shape[1]) for forward in forwards)
-        parts: list[Tensors] = []
-        ran: set[str] = set()
-        # The hooks' own store is part of the traced graph: each capture is a callable of its own.
-        traced = TraceableCapture(self.model.backbone, hooked, widest)
-        run = self.model.compiled.once(self.flags)
-        try:
-            for done, forward in enumerate(forwards, start=1):
-                hidden = self._forward(run, forward)
-                tensors, names = traced.take()
-                if final_hidden == _UNOWNED_HIDDEN:
-                    tensors[final_hidden] = hidden.cpu()
-                parts.append(tensors)
-                ran |= names
-                self.on_event(Progress(done, len(forwards), "captured forwards"))
-        finally:
-            traced.remove()
-        self.notes += need_all(self.modules, ran, self.plan.capture)
-        return self._joined(parts)
-
-    def _joined(self, parts: list[Tensors]) -> Tensors:
-        tensors, notes = join(parts, self.arrangement)
-        self.notes += notes
-        return tensors
-
-    def _operators_alone(self, run: compiling.Call) -> str:
-        """The attention operators of a pass of its own; remembered, since equal flags run equal kernels."""
-        if self.flags.attention == "flex":
-            return self._higher_order()
-        shapes = tuple(forward.input_ids.shape for forward in self.arrangement.forwards)
-        key = ("operators", tuple(self.flags.to_mapping().items()), shapes)
-        if key not in self.model.known:
-            with Profiled() if self.flags.compile != "off" else Operators() as operators:
-                self._forward(run, self.arrangement.forwards[0])
-            self.model.known[key] = operators.attention()
-        return str(self.model.known[key])
-
-    def _higher_order(self) -> str:
-        return f"{self.model.causal_lm.config._attn_implementation} (a higher-order operator)"
+        return head, capture.name_of(hidden) or observing.UNOWNED_HIDDEN, capture.tensors, width
 
 
 def _takes(backbone: Any, argument: str) -> bool:

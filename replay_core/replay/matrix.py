@@ -16,13 +16,18 @@ from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
 from replay_core.jobs import Event, Job, LogLine, OnEvent, Partial, Runner, ignore
 from replay_core.records import Run
+from replay_core.replay import frontier
 from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
+from replay_core.replay.frontier import Hashed
 from replay_core.replay.leak import broken_segments, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
+
+#: Share of the room for a capture that a window of modules fills: the final hidden states come with each.
+_WINDOW = 0.75
 
 
 @dataclass(slots=True)
@@ -51,6 +56,8 @@ class CellResult:
     training: dict[str, Any] | None = None
     #: How the weights after its optimizer step stand to the recorded ones.
     params: dict[str, Any] | None = None
+    #: Digests of its module tensors, where those were taken in place of the tensors.
+    hashes: list[Hashed] | None = None
     #: A verdict that comes from elsewhere than a comparison (the recording's own row).
     agrees: bool | None = None
 
@@ -100,6 +107,8 @@ class Bench:
     def __init__(self, plan: ReplayPlan, out: Path, runner: Runner, on_event: OnEvent = ignore) -> None:
         self.plan, self.out, self.runner, self.on_event = plan, out, runner, on_event
         self.results: list[CellResult] = []
+        #: The baseline's dumps of windows of modules, by capture pattern.
+        self._windows: dict[str, CellResult] = {}
 
     @property
     def baseline(self) -> CellResult:
@@ -139,8 +148,67 @@ class Bench:
             return
         result.comparison = compare_runs(baseline.run, result.run)
         result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
+        if (result.cell.get("capture") or {}).get("level") == "hash":
+            self._look_closer(result, plan)
         if result.off:
             result.cause = self._cause(result, plan)
+
+    def _look_closer(self, result: CellResult, plan: ReplayPlan) -> None:
+        """After digests of everything: the tensors themselves from the first differing one on, a window at a time.
+
+        One window where the final hidden states agree; further ones only until the divergence is found.
+        """
+        parting = frontier.part(self._baseline_hashes(), result.hashes)
+        told = parting.to_mapping()
+        said = result.cell["capture"] = {**result.cell["capture"], "hashes": told}
+        if parting.start is None:
+            return
+        looked: list[str] = []
+        room = int(said["room_mib"] * _WINDOW * 2**20)
+        for number, modules in enumerate(frontier.windows(parting.order, parting.start, room), start=1):
+            pattern = frontier.exactly(modules)
+            near = replace(plan, capture=pattern, capture_level="full", out=f"{plan.out}_window{number}")
+            baseline = self._baseline_window(pattern)
+            closer = self._run(near, Path(near.out).name)
+            if baseline.run is None or closer.run is None:
+                error = (closer if closer.run is None else baseline).cell["error"]
+                result.cell["notes"].append(
+                    f"the modules around {parting.start} could not be captured: {error['message']}"
+                )
+                break
+            result.run, result.comparison = closer.run, compare_runs(baseline.run, closer.run)
+            looked += modules
+            result.cell["dump"] = closer.cell["dump"]
+            said["mib"] = closer.cell["capture"]["mib"]
+            told |= {"windows": number, "baseline_dump": baseline.cell["dump"]}
+            first = result.comparison.first
+            if not result.off or (first is not None and frontier.module_of(first.name) in looked):
+                break
+        told |= parting.seen_in_full(looked)
+        if told["not_in_full"]:
+            result.cell["notes"].append(
+                f"{told['not_in_full']} module tensors that are not bitwise the baseline's were not compared in full"
+            )
+
+    def _baseline_hashes(self) -> list[Hashed]:
+        baseline = self.baseline
+        if baseline.hashes is None:
+            plan = self._baseline_plan(capture=self.plan.capture, capture_level="hash", name="hashed")
+            baseline.hashes = self._run(plan, Path(plan.out).name).hashes
+        return baseline.hashes or []
+
+    def _baseline_window(self, pattern: str) -> CellResult:
+        if pattern not in self._windows:
+            number = len(self._windows) + 1
+            plan = self._baseline_plan(capture=pattern, capture_level="full", name=f"window{number}")
+            self._windows[pattern] = self._run(plan, Path(plan.out).name)
+        return self._windows[pattern]
+
+    def _baseline_plan(self, *, capture: str | None, capture_level: str, name: str) -> ReplayPlan:
+        number = self.results.index(self.baseline)
+        flags = Flags.from_mapping(self.baseline.cell["flags"])
+        plan = self.plan.with_flags(flags, str(self.out / f"cell{number}_{name}"))
+        return replace(plan, capture=capture, capture_level=capture_level, forward=None)
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
         """Why its segments are off. A pack is run once more, last sample first: only a leak moves."""
@@ -172,13 +240,15 @@ class Bench:
             return {"cell": number, "equal": None, "first": None, "why": again.cell["error"]["message"], "tensors": 0}
         compared = compare_runs(result.run, again.run, exact=True)
         first = compared.first_difference
-        return {
-            "cell": number,
-            "equal": first is None,
-            "first": None if first is None else first.name,
-            "why": None if first is None else first.reason,
-            "tensors": len(compared.tensors),
-        }
+        name, why = (None, None) if first is None else (first.name, first.reason)
+        tensors = sum(row.verdict.value != "MISSING" for row in compared.tensors)
+        if result.hashes is not None:
+            parting = frontier.part(result.hashes, again.hashes)
+            tensors += len(parting.order)
+            # Modules come before what is computed of them.
+            if parting.first is not None:
+                name, why = parting.start, "the digests differ"
+        return {"cell": number, "equal": name is None, "first": name, "why": why, "tensors": tensors}
 
     def _run(self, plan: ReplayPlan, name: str) -> CellResult:
         path = self.out / "logs" / f"{name}.log"
@@ -191,7 +261,11 @@ class Bench:
 
             try:
                 cell = self.runner.run(Job("replay_cell", {"plan": plan.to_mapping()}), on_event)
-                return CellResult({**cell, "log": str(path)}, open_run(Path(cell["dump"])))
+                hashes = frontier.from_mappings(cell.get("hashes"))
+                if hashes is not None:
+                    frontier.write(path.with_suffix(".hashes.jsonl"), hashes)
+                told = {name: value for name, value in cell.items() if name != "hashes"}
+                return CellResult({**told, "log": str(path)}, open_run(Path(cell["dump"])), hashes=hashes)
             except UnavailableError as error:
                 return CellResult(_unfinished(plan, "unavailable", error, path))
             except ChildDiedError as error:

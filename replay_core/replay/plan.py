@@ -10,6 +10,8 @@ from typing import Any
 from replay_core.errors import RequestError
 from replay_core.replay.flags import Flags
 
+CAPTURE_LEVELS = ("auto", "full", "hash")
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
@@ -28,7 +30,10 @@ class ReplayPlan:
     rows: which rows of the micro-batch to replay, as a selection (`0,2`, `0:4`); None is all.
     max_rows: replay only the first of them.
     whole_step: replay the step's whole batch where it was recorded as one, not one of its micro-batches.
-    capture_cap_mib: refuse a capture forecast to exceed this.
+    capture_level: `full` keeps every captured tensor; `hash` its digest and statistics, and then the tensors around the
+        first one that differs; `auto` is full where the forecast fits into capture_cap_mib (memory and disk as well),
+        else hash.
+    capture_cap_mib: what a capture may take at once.
     allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
     is_reversed: pack the samples last to first: a leak moves with the order, nothing else does.
     forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
@@ -57,7 +62,8 @@ class ReplayPlan:
     max_rows: int | None = None
     rows: str | None = None
     whole_step: bool = False
-    capture_cap_mib: int = 8192
+    capture_level: str = "auto"
+    capture_cap_mib: int = 4096
     allow_pickled_weights: bool = False
     is_reversed: bool = False
     forward: str | None = None
@@ -81,6 +87,10 @@ class ReplayPlan:
                 "the trainer's own forward is named module:function", expected="trainer.replay:logprobs",
                 found=self.forward,
             )  # fmt: skip
+        if self.capture_level not in CAPTURE_LEVELS:
+            raise RequestError(
+                "no such capture level", expected=", ".join(CAPTURE_LEVELS), found=str(self.capture_level)
+            )
         if self.capture is not None:
             try:
                 re.compile(self.capture)

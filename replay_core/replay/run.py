@@ -6,7 +6,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None
     Returns:
         The cell of the replay document: flags, effective, outcome, error, notes, time, memory, dump,
         final_hidden (the name under which `modules` holds the hidden states below the head; None where the
-        trainer's own code ran), threads, compile, observer, inputs, left_pads, weights, determinism, loss.
+        trainer's own code ran), threads, compile, observer, capture, inputs, left_pads, weights, determinism, loss; and
+        `hashes`, for whoever compares cells, where digests were taken in place of tensors.
 
     Raises:
         UnavailableError: a setting cannot run here; says why.
@@ -106,6 +107,8 @@ def _forward(
         "final_hidden": answer.final_hidden,
         "compile": answer.compile,
         "observer": answer.observer,
+        "capture": answer.capture,
+        "hashes": None if answer.hashes is None else [asdict(one) for one in answer.hashes],
         "not_finite": model.known.get("not_finite"),
         "inputs": [finding.to_mapping() for finding in inputs],
     }
@@ -175,6 +178,7 @@ def described(
         "threads": effective["threads"],
         "compile": None,
         "observer": None,
+        "capture": None,
         "not_finite": None,
         "inputs": [],
         "left_pads": _left_pads(recorded.batch),

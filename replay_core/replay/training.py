@@ -22,7 +22,7 @@ from replay_core.errors import RequestError, UnavailableError
 from replay_core.jobs import OnEvent, Progress
 from replay_core.recorder import Recorder
 from replay_core.records import Run
-from replay_core.replay import attention, compiling, optimizing, visibility
+from replay_core.replay import attention, compiling, observing, optimizing, visibility
 from replay_core.replay.cell import Cell
 from replay_core.replay.effective import effective_settings
 from replay_core.replay.flags import Flags
@@ -89,7 +89,7 @@ def train(
     forecast = need_logits(flags, rows, model.config.vocab_size, plan.logit_chunk)
     with torch.no_grad():
         head, final_hidden = cell._probe()
-        ran = cell._operators_alone(compiling.plain)
+        ran = observing.operators_alone(cell, compiling.plain)
     recorder = Recorder(plan.out, model=model.reference, flags={"asked": plan.flags.to_mapping(), "effective": None})
     memory, started = PeakMemory(flags.device), time.perf_counter()
     seconds = {"forward_s": 0.0, "backward_s": 0.0}

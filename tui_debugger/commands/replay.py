@@ -13,6 +13,7 @@ from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
 from replay_core.records import Selection
 from replay_core.replay.flags import ATTENTIONS, COMPILES, DTYPES, DYNAMICS, FAULTS, LOGITS, MATRIX, MODES, ROUTINGS
+from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import paths
 from tui_debugger.commands import ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.replay import replay_report
@@ -63,6 +64,14 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--temperature", type=float, help="Of the rollout; else the record's, else 1.0 and said so.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a random: model's weights.")
 @click.option("--capture", metavar="REGEX", help="Modules whose tensors are kept (default: all; none: no one).")
+@click.option(
+    "--capture-level", type=click.Choice(CAPTURE_LEVELS), default="auto", show_default=True,
+    help="full: whole tensors. hash: digests, then whole tensors around the first that differs. auto: full if it fits.",
+)  # fmt: skip
+@click.option(
+    "--capture-cap", "capture_cap_mib", type=click.IntRange(min=1), default=4096, show_default=True,
+    metavar="MIB", help="Tensors captured at once.",
+)  # fmt: skip
 @click.option("--rows", metavar="ROWS", help="Replay only these rows of the micro-batch: 3, 0,2, 0:4.")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Replay only the first rows.")
 @click.option(

@@ -6,6 +6,7 @@ import pytest
 
 from replay_core.executors.child import ChildRunner
 from replay_core.export.outcome import exit_code
+from tests.fixtures import FIXTURES, needs_fixtures
 
 FAULTS = {
     "packing=on block_mask=off": ("leak", ["mask_set"]),
@@ -97,3 +98,53 @@ def test_a_model_that_never_returns_is_ended_at_the_time_limit(ask):
         doc = ask("fault=hang", plan={"capture": "none"}, runner=runner)
     assert [cell["outcome"] for cell in doc["cells"]] == ["ran", "ran", "crashed"]
     assert "hung" in doc["cells"][-1]["error"]["message"]
+
+
+@pytest.mark.parametrize("fault", ["packing=on fault=foreign_key", "packing=on block_mask=off dtype=bfloat16"])
+def test_digests_first_find_the_divergence_that_whole_tensors_find(ask, fault):
+    whole = ask(fault, plan={"capture_level": "full"})["cells"][-1]
+    hashed = ask(fault, plan={"capture_level": "hash"})["cells"][-1]
+    first, other = (cell["agreement"]["first_divergence"] for cell in (whole, hashed))
+    assert (other["name"], other["index"], other["origin"]) == (first["name"], first["index"], first["origin"])
+    assert hashed["cause"] == whole["cause"]
+    assert hashed["capture"]["hashes"]["first"]["name"].startswith("layers.0.self_attn."), (
+        "bits part at its projections"
+    )
+    told = hashed["capture"]["hashes"]
+    assert told["equal"] + told["differ"] == told["tensors"] > 50
+
+
+@pytest.mark.slow
+@needs_fixtures
+def test_a_capture_beyond_its_cap_is_hashed_and_then_looked_at_in_pieces(ask):
+    genuine = {"dump": str(FIXTURES / "openrlhf"), "micro": 8, "model": "random:llama-tiny", "max_rows": 2}
+    doc = ask("packing=on fault=foreign_key", plan={**genuine, "capture_cap_mib": 3})
+    control, cell = doc["cells"][1:]
+    assert {one["capture"]["level"] for one in doc["cells"]} == {"hash"}
+    assert cell["agreement"]["first_divergence"]["name"] == "layers.0.self_attn.o_proj.inputs.0"
+    assert cell["agreement"]["first_divergence"]["index"]["position"] == 0
+    assert cell["capture"]["forecast_mib"] > 6
+    assert max(one["capture"]["mib"] for one in doc["cells"]) < 3.5
+    assert control["agreement"]["agrees"] is True
+    assert control["capture"]["hashes"]["not_in_full"] > 0
+    assert any("were not compared in full" in note for note in doc["notes"])
+
+
+def test_what_was_kept_is_in_the_document_and_the_digests_beside_the_log(ask):
+    cell = ask("packing=on", plan={"capture_level": "hash"})["cells"][-1]
+    assert cell["agreement"]["agrees"] is True
+    told = cell["capture"]["hashes"]
+    assert (told["windows"], told["not_in_full"]) == (1, 0)
+    lines = Path(cell["log"]).with_suffix(".hashes.jsonl").read_text().splitlines()
+    assert len(lines) == told["tensors"]
+
+
+def test_a_compiled_cell_has_no_digests_and_is_looked_at_from_the_start(ask):
+    cell = ask("compile=aot_eager packing=on fault=foreign_key", plan={"capture_level": "hash"})["cells"][-1]
+    assert (cell["capture"]["hashes"]["tensors"], cell["capture"]["hashes"]["windows"]) == (0, 1)
+    assert cell["agreement"]["first_divergence"]["name"].startswith("layers.0.self_attn.")
+
+
+def test_run_twice_is_judged_by_digests_too(ask):
+    repeated = ask("attention=eager", twice=True, plan={"capture_level": "hash"})["determinism"]
+    assert (repeated["equal"], repeated["tensors"] > 50) == (True, True)

@@ -154,8 +154,13 @@ def test_a_capture_that_would_not_fit_is_refused_before_it_is_made(replay, monke
 
     monkeypatch.setattr(run, "forecast_bytes", lambda *_: 9000 << 20)
     with pytest.raises(RequestError, match="more room than there is") as refused:
-        replay()
+        replay(capture_level="full")
     assert "9,000 MiB" in refused.value.found
+    events = []
+    cell = replay(on_event=events.append)
+    assert (cell["capture"]["level"], cell["capture"]["forecast_mib"]) == ("hash", 9000.0)
+    assert [ref.name for ref in run_of(cell).select(stage="modules")[0].tensors()] == ["norm.output"]
+    assert any("about 9,000 MiB of tensors, and there is room for" in getattr(event, "text", "") for event in events)
 
 
 def test_progress_and_log_reach_the_listener(replay):

@@ -1,0 +1,134 @@
+"""Capture that keeps no tensor: a digest and statistics of each, over the tokens, as it passes.
+
+A digest is over each sample's own tokens in the batch's order, without padding, so it does not depend on how the
+samples were laid out: the same numbers padded, packed and row by row have the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from replay_core.layout import Ints
+from replay_core.recorder.values import raw
+from replay_core.replay.capture import Capture
+from replay_core.replay.frontier import Hashed
+from replay_core.replay.packing import Arrangement, Forward
+
+
+@dataclass
+class _Seen:
+    """What is known of one tensor of one forward: digests per sample, and sums over its tokens."""
+
+    samples: dict[int, bytes]
+    nbytes: int
+    squares: float
+    low: float
+    high: float
+    is_finite: bool
+
+
+@dataclass
+class Hashes:
+    """Collects what every forward of a cell says, by name, in call order.
+
+    left_out: names of tensors without a token axis, which say nothing that layouts have in common.
+    """
+
+    arrangement: Arrangement
+    left_out: set[str] = field(default_factory=set)
+    _seen: dict[str, list[_Seen]] = field(default_factory=dict)
+
+    def tokens_of(self, number: int) -> list[tuple[int, Ints]]:
+        """(sample, flat slots of its tokens within the forward of that number, in order), sample by sample."""
+        axis, layout = self.arrangement.axis, self.arrangement.layout
+        start = sum(one.input_ids.shape[axis] for one in self.arrangement.forwards[:number])
+        end = start + self.arrangement.forwards[number].input_ids.shape[axis]
+        part = slice(start, end) if axis == 0 else (slice(None), slice(start, end))
+        sample, position = layout.sample_BS[part].reshape(-1), layout.position_BS[part].reshape(-1)
+        found = []
+        for one in np.unique(sample[sample >= 0]):
+            slots = np.flatnonzero(sample == one)
+            found.append((int(one), slots[np.argsort(position[slots], kind="stable")]))
+        return found
+
+    def add(self, name: str, seen: _Seen | None) -> None:
+        if seen is None:
+            self.left_out.add(name)
+        else:
+            self._seen.setdefault(name, []).append(seen)
+
+    def told(self) -> list[Hashed]:
+        """One entry per tensor that every forward had."""
+        found = []
+        for name, parts in self._seen.items():
+            if len(parts) != len(self.arrangement.forwards):
+                self.left_out.add(name)
+                continue
+            samples = {number: digest for part in parts for number, digest in part.samples.items()}
+            whole = hashlib.sha256(b"".join(samples[number] for number in sorted(samples))).hexdigest()[:32]
+            finite = all(part.is_finite for part in parts)
+            found.append(
+                Hashed(
+                    name,
+                    f"sha256:{whole}",
+                    sum(part.nbytes for part in parts),
+                    math.sqrt(sum(part.squares for part in parts)) if finite else None,
+                    min(part.low for part in parts) if finite else None,
+                    max(part.high for part in parts) if finite else None,
+                )
+            )
+        return found
+
+
+class HashCapture(Capture):
+    """The hooks of `Capture`, keeping digests only: memory does not grow with the number of modules."""
+
+    def __init__(
+        self, backbone: torch.nn.Module, modules: Iterable[str], forward: Forward, number: int, hashes: Hashes
+    ) -> None:
+        super().__init__(backbone, modules, int(forward.input_ids.shape[1]))
+        self._shape = tuple(forward.input_ids.shape)
+        self._hashes = hashes
+        self._tokens = hashes.tokens_of(number)
+        self._looked: dict[int, tuple[Any, int, _Seen | None]] = {}
+
+    def _take(self, name: str, tensor: torch.Tensor) -> None:
+        known = self._looked.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != tensor._version:
+            known = self._looked[id(tensor)] = (weakref.ref(tensor), tensor._version, self._look(tensor))
+        self._hashes.add(name, known[2])
+
+    def _look(self, tensor: torch.Tensor) -> _Seen | None:
+        if tuple(tensor.shape[:2]) == self._shape:
+            rows_ND = tensor.detach().flatten(0, 1)
+        elif tensor.ndim and tensor.shape[0] == self._shape[0] * self._shape[1]:
+            rows_ND = tensor.detach()
+        else:
+            return None
+        samples: dict[int, bytes] = {}
+        squares, low, high, finite = 0.0, math.inf, -math.inf, True
+        for number, slots in self._tokens:
+            own = _rows(rows_ND, slots).to("cpu").contiguous()
+            samples[number] = hashlib.sha256(raw(own)).digest()
+            values = own.float() if own.dtype != torch.float32 else own
+            smallest, largest = (float(one) for one in torch.aminmax(values))
+            norm = float(torch.linalg.vector_norm(values))
+            finite = finite and math.isfinite(smallest) and math.isfinite(largest)
+            squares, low, high = squares + norm * norm, min(low, smallest), max(high, largest)
+        return _Seen(samples, tensor.numel() * tensor.element_size(), squares, low, high, finite)
+
+
+def _rows(rows_ND: torch.Tensor, slots: Ints) -> torch.Tensor:
+    """A sample's rows; a view where they lie together, as they do but for holes in a mask."""
+    first, last = int(slots[0]), int(slots[-1])
+    if last - first + 1 == slots.size:
+        return rows_ND[first : last + 1]
+    return rows_ND[torch.from_numpy(slots).to(rows_ND.device)]

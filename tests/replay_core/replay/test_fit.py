@@ -1,0 +1,83 @@
+"""Whether a batch fits a model, asked of small models before any forward."""
+
+import pytest
+import torch
+from transformers import AutoModel, GPT2Config, LlamaConfig
+
+from replay_core.errors import CellError, ModelError
+from replay_core.replay import fit
+from replay_core.replay.batch import padded_batch
+from replay_core.replay.flags import Flags
+from replay_core.replay.packing import arrange
+
+SMALL = {"vocab_size": 32, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    config = LlamaConfig(hidden_size=8, intermediate_size=16, num_hidden_layers=1, max_position_embeddings=16, **SMALL)
+    torch.manual_seed(0)
+    return AutoModel.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    torch.manual_seed(0)
+    return AutoModel.from_config(GPT2Config(vocab_size=32, n_embd=8, n_layer=1, n_head=2, n_positions=16)).eval()
+
+
+def batch_of(ids, mask=None):
+    return padded_batch([ids], [mask or [1] * len(ids)])
+
+
+def test_the_largest_and_the_smallest_id_decide(llama):
+    fit.need_vocabulary(32, batch_of([0, 31]), "model")
+    with pytest.raises(ModelError, match="vocabulary is too small") as refused:
+        fit.need_vocabulary(32, batch_of([0, 32]), "model")
+    assert (refused.value.expected, refused.value.found) == ("token ids 0..31", "token ids 0..32")
+    with pytest.raises(ModelError, match="negative token ids"):
+        fit.need_vocabulary(32, batch_of([-1, 3]), "model")
+
+
+def test_padding_is_the_padded_cells_own_matter():
+    batch = batch_of([5, 6, -100], [1, 1, 0])
+    fit.need_vocabulary(32, batch, "model")
+    fit.need_padding(32, arrange(batch, Flags(rows_per_forward=1)))
+    with pytest.raises(CellError, match="padding holds ids") as refused:
+        fit.need_padding(32, arrange(batch, Flags()))
+    assert refused.value.found == "-100"
+
+
+def test_a_table_of_positions_ends_and_rotary_positions_do_not(llama, gpt2):
+    for model in (llama, gpt2):
+        assert fit.need_positions(model, model.config, 16) is None
+    with pytest.raises(CellError, match="a row of 17 tokens is longer"):
+        fit.need_positions(gpt2, gpt2.config, 17)
+    assert "17 tokens pass the 16 positions" in fit.need_positions(llama, llama.config, 17)
+
+
+def test_a_model_that_drops_its_positions_is_found_out(llama, gpt2):
+    class Deaf(torch.nn.Module):
+        def forward(self, input_ids, **_dropped):
+            return llama(input_ids)
+
+    ids_1T = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        assert fit.heeds_positions(llama, ids_1T)
+        assert fit.heeds_positions(gpt2, ids_1T)
+        assert not fit.heeds_positions(Deaf(), ids_1T)
+
+
+def test_attention_without_its_mask_is_named():
+    assert fit.mask_note("sdpa") is None
+    assert "registered without its mask function" in fit.mask_note("somebodys_own")
+
+
+def test_the_first_weight_that_is_not_finite_is_named(llama):
+    assert fit.not_finite(llama) is None
+    weight = llama.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        kept = weight[0, 0].clone()
+        weight[0, 0] = float("inf")
+        assert fit.not_finite(llama) == "layers.0.mlp.up_proj.weight"
+        weight[0, 0] = kept
