@@ -57,8 +57,8 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     names = ("part", "at_a", "at_b", "judge", "tokens")
     more = {name: params[name] for name in names if params.get(name) is not None}
-    count = int(params.get("count", 64))
-    return workbench.inspect(params["a"], params.get("b"), at=params.get("at"), count=count, **more)
+    a, b, count = params["a"], params.get("b"), int(params.get("count", 64))
+    return workbench.inspect(a, b, at=params.get("at"), count=count, **more)
 
 
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:

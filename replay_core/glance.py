@@ -72,6 +72,9 @@ def glance(
             part=None,
             detected=None,
             text=None,
+            part_b=None,
+            difference=None,
+            tokens=None,
         )
     if part:
         document["part"] = clean(sliced(ref_a, parse_slices(part)))

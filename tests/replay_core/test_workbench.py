@@ -29,7 +29,7 @@ def test_the_first_divergence_comes_before_the_document(pair: tuple[Path, Path])
     assert last.done == last.total == 2
 
 
-@pytest.mark.parametrize("kind", ["open", "record", "inspect", "compare"])
+@pytest.mark.parametrize("kind", ["open", "record", "inspect", "compare", "diagnose"])
 def test_a_job_that_lacks_a_parameter_is_a_wrong_request(kind: str):
     with pytest.raises(RequestError, match="lacks the parameter"):
         desk.perform(Job(kind))
@@ -88,3 +88,18 @@ def test_what_lies_around_another_first_divergence_is_not_shown_beside_this_one(
     again = workbench.rejudge(a_path, b_path, rtol=0.5)
     assert again["first_divergence"]["name"] == "y"
     assert again["first_divergence"]["around"] is None
+
+
+def test_a_diagnosis_is_a_job_of_the_reader(pair: tuple[Path, Path]):
+    events: list[Event] = []
+    document = desk.perform(Job("diagnose", {"path": str(pair[0]), "rules": ["D21", "D08"]}), events.append)
+    assert document["kind"] == "diagnosis"
+    assert document["checked"] == ["D21"]
+    assert [one["id"] for one in document["skipped"]] == ["D08"]
+    both = desk.perform(Job("diagnose", {"paths": [str(path) for path in pair], "rules": ["D21"]}))
+    assert both["checked"] == ["D21"]
+
+
+def test_an_unknown_rule_is_refused_before_anything_is_read(tmp_path: Path):
+    with pytest.raises(RequestError, match="D99"):
+        workbench.diagnose(tmp_path / "nothing", rules=["D99"])
