@@ -53,8 +53,8 @@ class Closer(Errands):
         place, document = self.strip_place, self.state.inspected
         if place is None or document is None:
             return
-        sides = [{name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b")]
-        await self.inspect_places(*sides, place["raw_a"], place["raw_b"])
+        a, b = _sides(document)
+        await self.inspect_places(a, b, place["raw_a"], place["raw_b"])
 
     async def turn_strip(self) -> None:
         """The strip along the other axis."""
@@ -63,8 +63,7 @@ class Closer(Errands):
         document = state.inspected
         self.give_up_closer()
         if document is not None and document.get("b"):
-            sides = [{name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b")]
-            await self.look_closer(*sides)
+            await self.look_closer(*_sides(document))
 
     async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
         raise NotImplementedError
@@ -93,3 +92,9 @@ class Closer(Errands):
 
 def _far(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else float("inf") if value == "inf" else -1.0
+
+
+def _sides(document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What names the two inspected tensors."""
+    a, b = ({name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b"))
+    return a, b

@@ -89,14 +89,20 @@ class Sheet(VerticalScroll, can_focus=True):
     def on_resize(self, _event: events.Resize) -> None:
         self._draw()
 
+    def on_mount(self) -> None:
+        self._draw()
+
     def _draw(self) -> None:
+        body = self.query_one_optional(Static)
+        if body is None:
+            return  # drawn when it is mounted
         width, height = max(20, self.size.width - 1), max(4, self.size.height)
         batch = self._view.batch
         if batch is None:
             said = _WAITING if self._view.runs else _NOTHING
-            self.query_one(Static).update(Text(said, style=paint(self, "muted")))
-            return
-        self.query_one(Static).update(self.sheet(batch, width, height))
+            body.update(Text(said, style=paint(self, "muted")))
+        else:
+            body.update(self.sheet(batch, width, height))
 
     def sheet(self, batch: dict[str, Any], width: int, height: int) -> Text:
         view = self._view
