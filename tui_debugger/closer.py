@@ -28,7 +28,7 @@ class Closer(Errands):
     async def look_closer(self, a: dict[str, Any], b: dict[str, Any] | None) -> None:
         """Ask how the inspected pair's differences are spread; an error stands in the place of the answer."""
         state = self.state
-        row = state.row
+        row = None if state.shows_record else state.row
         if b is None or state.sheet != "values" or (row is not None and row.verdict in _PLAIN):
             return
         job = Job("difference", {"a": a, "b": b, "axis": state.strip_axis, "cells": state.strip_cells})

@@ -76,6 +76,7 @@ class Paritying(Rejudging):
         if state.a is None:
             return
         self._changed(Part.TENSORS)
+        self._tell("a token of the parity's; P goes back to it", "information")
         places = [worst["row"], worst["column"]], [worst.get("row_b", worst["row"]), worst["column"]]
         await self.inspect_places(a, b, *places)
 

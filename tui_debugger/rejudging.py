@@ -29,10 +29,14 @@ class Rejudging(Replaying):
             return
         if tolerance == before:
             return
-        state.tolerance = tolerance
-        document = await self._guard(self._again(state.compared))
+        document, state.tolerance = None, tolerance
+        try:
+            document = await self._guard(self._again(state.compared))
+        finally:
+            # What the screen says is in force is what its verdicts were judged by, whatever went wrong.
+            if document is None:
+                state.tolerance = before
         if document is None:
-            state.tolerance = before
             return
         # Other steps were judged by another tolerance: their verdicts would not be comparable.
         state.step_verdicts.clear()

@@ -71,7 +71,8 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         document = self._state.inspected
         # The scroll bar comes and goes with what is drawn: its column is never used.
         width = max(24, self.size.width - 3)
-        self._state.strip_cells = strip_room(width)
+        # A narrow screen gives the pane its whole width once it is looked at.
+        self._state.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
         self.query_one("#inspect-sheet", Static).update(
             Text(_EMPTY, style=paint(self, "muted")) if document is None else self.sheet(document, width)
         )

@@ -96,7 +96,7 @@ class Asking(Screen[None]):
             except RldbgError as error:
                 self.say(fmt.error_line(error), "error")
                 return
-            self.work(session.judge_by(tolerance), "job")
+            self._judge_by(tolerance)
 
         hint = "1e-3 (atol), 1e-3 1e-2 (atol rtol), rtol=1e-2, exact, table, or a file of rules (.toml). Reads nothing."
         self._ask("Judge by", hint, go, session.state.tolerance.typed, path=True)
@@ -105,6 +105,13 @@ class Asking(Screen[None]):
         tolerance = self.session.state.tolerance.scaled(float(factor))
         if tolerance is None:
             self.say("R sets a tolerance first: + and - then make it ten times looser or tighter")
+            return
+        self._judge_by(tolerance)
+
+    def _judge_by(self, tolerance: Tolerance) -> None:
+        busy = self.session.state.busy
+        if busy is not None:
+            self.say(f"{busy} · ctrl+c cancels")
             return
         self.work(self.session.judge_by(tolerance), "job")
 

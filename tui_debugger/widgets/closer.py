@@ -13,7 +13,6 @@ from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.strips import heat, histogram
 
 _LABEL = 9
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def strip_room(width: int) -> int:
@@ -36,7 +35,8 @@ def closer_look(widget: Widget, text: Text, document: Mapping[str, Any], at: int
     mismatched, compared = document["mismatched"], document["compared"]
     strip = document["strip"]
     unit = "token" if strip and strip[0].get("token") else document["axis"]
-    text.append(f"\nwhere (rel l2 per {unit}, 1e-8 … 1) · ← → along it, enter goes there, h: other axis\n", muted)
+    how = "← → along it, enter goes there, h: the other axis" if width > 70 else "← → enter h"
+    text.append(f"\nwhere: rel l2 per {unit} · {how}\n", muted)
     text.append(f"{unit:<{_LABEL}}", muted)
     _strip(widget, text, strip, at, strip_room(width))
     end = strip[-1]["end"] if strip else 0
@@ -82,9 +82,8 @@ def _reverse() -> Any:
 def _cell(widget: Widget, text: Text, cell: Mapping[str, Any], unit: str) -> None:
     """The stretch under the cursor: where in it |d| is greatest."""
     where = (cell.get("at") or {}).get("token") or {}
-    span = (
-        f"{unit} {cell['start']:,}" if cell["end"] - cell["start"] == 1 else f"{cell['start']:,} to {cell['end'] - 1:,}"
-    )
+    alone = cell["end"] - cell["start"] == 1
+    span = f"{unit} {cell['start']:,}" if alone else f"{cell['start']:,} to {cell['end'] - 1:,}"
     said = f" · sample {where['sample']} position {where['position']}" if where else ""
     text.append(f"{'':<{_LABEL}}› ", paint(widget, "key"))
     text.append(f"{span}{said}", paint(widget, "strong"))
@@ -92,17 +91,21 @@ def _cell(widget: Widget, text: Text, cell: Mapping[str, Any], unit: str) -> Non
 
 
 def _ulp(widget: Widget, text: Text, ulp: Mapping[str, Any], width: int) -> None:
-    """How many representable numbers lie between the two: a bar per bin, its upper end below."""
+    """How many representable numbers lie between the two: the share of each bin that holds any."""
     muted = paint(widget, "muted")
-    bins = ulp["bins"]
-    top = max((one["count"] for one in bins), default=0)
-    size = max(3, min(7, (width - _LABEL) // max(1, len(bins))))
+    total = sum(one["count"] for one in ulp["bins"]) or 1
     text.append(f"{'ULP ' + fmt.short_dtype(ulp['dtype']):<{_LABEL}}", muted)
-    for one in bins:
-        level = 0 if not one["count"] else max(1, round(8 * one["count"] / top))
-        text.append(f"{_BARS[level] * 2:>{size}}", paint(widget, "key"))
-    text.append(f"\n{'up to':<{_LABEL}}", muted)
-    for one in bins:
-        end = "more" if one["up_to"] is None else fmt.number(one["up_to"], 3).replace(",", "")
-        text.append(f"{end if len(end) < size else end[: size - 1]:>{size}}", muted)
-    text.append(f"\n{'':<{_LABEL}}max {fmt.number(ulp['max'])} between a and b\n", muted)
+    used = _LABEL
+    for one in ulp["bins"]:
+        if not one["count"]:
+            continue
+        end = "beyond" if one["up_to"] is None else "0" if not one["up_to"] else f"≤{one['up_to']}"
+        share = f"{100 * one['count'] / total:.3g}%"
+        if used + len(end) + len(share) + 3 > width:
+            text.append(f"\n{'':<{_LABEL}}")
+            used = _LABEL
+        text.append(f" {end} ", muted)
+        text.append(share, paint(widget, "key"))
+        text.append(" ")
+        used += len(end) + len(share) + 3
+    text.append(f"\n{'':<{_LABEL}} max {fmt.number(ulp['max'])} representable numbers apart\n", muted)
