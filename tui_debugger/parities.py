@@ -35,7 +35,7 @@ class Paritying(Rejudging):
         if view.document is not None:
             for note in view.document.get("notes") or []:
                 self._log(str(note))
-            self._log(view.answer(state).sentence)
+            self._log(view.answer().sentence)
 
     async def _parity(self, view: ParityView) -> Document:
         params = dict(view.request)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document
 from tui_debugger import format as fmt
-
-if TYPE_CHECKING:
-    from tui_debugger.state import State
 
 #: Causes that are no disagreement, and the colour of each.
 _AGREEING = {"equal": "same", "noise": "close", "padding": "padding"}
@@ -66,10 +63,10 @@ class ParityView:
             return int(self.failed)
         return int(ExitCode.INTERRUPTED) if self.runs else 0
 
-    def answer(self, state: State) -> fmt.Answer:
+    def answer(self, busy: object = None) -> fmt.Answer:
         """What the top of the screen says: whether the two agree where it counts, the cause, its sentence."""
         if self.runs:
-            return fmt.Answer("RUN", "muted", str(state.busy or "parity"), [], ["ctrl+c cancels; nothing is kept then"])
+            return fmt.Answer("RUN", "muted", str(busy or "parity"), [], ["ctrl+c cancels; nothing is kept then"])
         document = self.document
         if document is None:
             return fmt.Answer("ERROR", "missing", self.why_failed or "no parity yet", [], ["the log (l) has all of it"])

@@ -149,6 +149,7 @@ class WorstRows(Rows):
         self.border_subtitle = "enter: to the token" if self._worst else ""
         no_text = bool(self._worst) and all(one["text"] is None for one in self._worst)
         self.border_title = _title("worst") + (" · ids only: no tokenizer beside the dump" if no_text else "")
+        self.set_class(not self._worst, "-none")
         self.set_count(len(self._worst), self.cursor)
 
     @property
@@ -237,7 +238,7 @@ class ParityScreen(Watching):
         for part in self.query(Sheet):
             part.show(view)
         self.query_one(WorstRows).show(view)
-        self.query_one(ParityAnswer).show(view.answer(state))
+        self.query_one(ParityAnswer).show(view.answer(state.busy))
         self.query_one("#parity-title", Static).update(self._title_line())
         self.query_one(KeyBar).show("parity", state.busy is not None)
 
@@ -359,7 +360,7 @@ class ParityScreen(Watching):
         self.debugger.say(said)
 
     def action_copy(self) -> None:
-        answer = self.view.answer(self.debugger.state)
+        answer = self.view.answer(self.debugger.state.busy)
         self.debugger.copy(" · ".join([answer.sentence, *answer.notes]))
 
     def action_open_log(self) -> None:
