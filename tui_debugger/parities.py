@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,11 @@ class Paritying(Rejudging):
         kind, what = ("recorded_parity", "reading values") if recorded else ("parity", "parity")
         try:
             return await self._run(Job(kind, params), what, is_replay=not recorded)
+        except (asyncio.CancelledError, JobCancelledError):
+            view.failed, view.why_failed = ExitCode.INTERRUPTED, "cancelled: r runs it again"
+            raise
         except RldbgError as error:
-            view.failed = ExitCode.INTERRUPTED if isinstance(error, JobCancelledError) else error.exit_code
-            view.why_failed = "cancelled" if isinstance(error, JobCancelledError) else error.message
+            view.failed, view.why_failed = error.exit_code, error.message
             raise
 
     def show_parity(self, document: Document) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from replay_core.errors import RequestError
 from replay_core.jobs import Document, Job
 from tui_debugger import format as fmt
+from tui_debugger.errands import Latest
 from tui_debugger.replaying import Replaying
 from tui_debugger.tolerance import Tolerance
 
@@ -14,8 +15,23 @@ from tui_debugger.tolerance import Tolerance
 class Rejudging(Replaying):
     """A comparison under the tolerance in force."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._judgings = Latest()
+        self.judging_by: Tolerance | None = None
+        """Asked for, and not yet in force."""
+
     async def judge_by(self, tolerance: Tolerance) -> None:
-        """Judge the comparison on the screen again. An error leaves the former tolerance in force."""
+        """Judge the comparison on the screen again; while one judging runs, only the latest waits."""
+        self.judging_by = tolerance
+        try:
+            await self._judgings.do(lambda: self._judge_by(tolerance))
+        finally:
+            if self.judging_by is tolerance:
+                self.judging_by = None
+
+    async def _judge_by(self, tolerance: Tolerance) -> None:
+        """An error leaves the former tolerance in force."""
         state = self.state
         before = state.tolerance
         if state.comparison is None or state.compared is None:

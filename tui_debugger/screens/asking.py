@@ -102,7 +102,7 @@ class Asking(Screen[None]):
         self._ask("Judge by", hint, go, session.state.tolerance.typed, path=True)
 
     def action_loosen(self, factor: str) -> None:
-        tolerance = self.session.state.tolerance.scaled(float(factor))
+        tolerance = (self.session.judging_by or self.session.state.tolerance).scaled(float(factor))
         if tolerance is None:
             self.say("R sets a tolerance first: + and - then make it ten times looser or tighter")
             return
@@ -110,10 +110,10 @@ class Asking(Screen[None]):
 
     def _judge_by(self, tolerance: Tolerance) -> None:
         busy = self.session.state.busy
-        if busy is not None:
+        if busy is not None and self.session.judging_by is None:
             self.say(f"{busy} · ctrl+c cancels")
             return
-        self.work(self.session.judge_by(tolerance), "job")
+        self.work(self.session.judge_by(tolerance), "judge")
 
     def action_parity(self) -> None:
         state = self.session.state

@@ -195,7 +195,7 @@ class DebuggerScreen(Finding, Moving, Asking):
         elif self.active != "tensors":
             self._focus_pane("tensors")
         elif not self.state.tolerance.is_table and not self.job_runs:
-            self.work(self.session.judge_by(Tolerance()), "job")
+            self.work(self.session.judge_by(Tolerance()), "judge")
             self.say("judged by the table's own tolerances again")
 
     def action_open(self) -> None:
@@ -274,7 +274,8 @@ class DebuggerScreen(Finding, Moving, Asking):
     def action_cancel(self) -> None:
         if self.state.busy is None:
             self.say("nothing runs; q quits")
-        self.workers.cancel_group(self, "job")
+        for group in ("job", "judge"):
+            self.workers.cancel_group(self, group)
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
