@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from replay_core.errors import RequestError
@@ -26,15 +27,16 @@ class Rejudging(Replaying):
         self.judging_by = tolerance
         try:
             await self._judgings.do(lambda: self._judge_by(tolerance))
-        finally:
-            if self.judging_by is tolerance:
-                self.judging_by = None
+        except asyncio.CancelledError:
+            self.judging_by = None
+            raise
 
     async def _judge_by(self, tolerance: Tolerance) -> None:
         """An error leaves the former tolerance in force."""
         state = self.state
         before = state.tolerance
         if state.comparison is None or state.compared is None:
+            self.judging_by = None
             saved = state.snapshot is not None
             self._tell(
                 "a saved comparison has no figures to judge again: open its two dumps"
@@ -44,6 +46,7 @@ class Rejudging(Replaying):
             )
             return
         if tolerance == before:
+            self.judging_by = None
             return
         document, state.tolerance = None, tolerance
         try:
@@ -52,6 +55,8 @@ class Rejudging(Replaying):
             # What the screen says is in force is what its verdicts were judged by, whatever went wrong.
             if document is None:
                 state.tolerance = before
+            if self.judging_by is tolerance:
+                self.judging_by = None
         if document is None:
             return
         # Other steps were judged by another tolerance: their verdicts would not be comparable.

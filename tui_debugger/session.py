@@ -135,6 +135,11 @@ class Session(Paritying, Closer):
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────
 
+    async def judge_by(self, tolerance: Tolerance) -> None:
+        """Judge again; the closer look does not keep it waiting."""
+        self.give_up_closer()
+        await super().judge_by(tolerance)
+
     def place(self) -> dict[str, Any]:
         """Where the user is, for the next session."""
         state = self.state
