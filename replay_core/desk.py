@@ -34,6 +34,8 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
         "critic": _critic_job,
+        "parity": _parity_job,
+        "recorded_parity": _recorded_parity_job,
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
@@ -64,12 +66,15 @@ def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return workbench.difference(params["a"], params["b"], axis=axis, cells=cells)
 
 
-def _rejudge_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+def _rejudge_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     file = params.get("tolerance")
-    return workbench.rejudge(
+    doc = workbench.rejudge(
         Path(params["a"]), Path(params["b"]), tolerance_file=Path(file) if file else None,
-        atol=params.get("atol"), rtol=params.get("rtol"),
+        exact=bool(params.get("exact")), atol=params.get("atol"), rtol=params.get("rtol"),
     )  # fmt: skip
+    if params.get("stream"):
+        doc["tensors"] = _RowStream(on_event).whole(doc["tensors"])
+    return doc
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
@@ -162,6 +167,22 @@ def _critic_job(params: dict[str, Any], on_event: OnEvent) -> Document:
 
     answer: Document = clean(run_critic(params, on_event))
     return answer
+
+
+def _parity_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    """Two critics, each in a child of this one; without `a` and `b` the two that come with rldbg."""
+    from replay_core.executors.child import ChildRunner
+
+    examples = workbench.parity_examples()
+    a, b = (Path(params.get(side) or example) for side, example in zip("ab", examples, strict=True))
+    with ChildRunner(time_limit_s=params.get("time_limit_s")) as runner:
+        return workbench.parity(a, b, Path(params["out"]), runner, on_event, **params.get("asked") or {})
+
+
+def _recorded_parity_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    a = Path(params["a"])
+    b = Path(params.get("b") or a)
+    return workbench.recorded_parity(a, b, threshold=params.get("threshold"), on_event=on_event)
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 Document = dict[str, Any]
 
 #: Jobs a light child answers without torch, and those that need torch.
-READER_JOBS = ("open", "record", "inspect", "difference", "compare", "rejudge", "reopen", "diagnose")
-REPLAYER_JOBS = ("replay_cell", "demo_train", "replay", "critic")
+READER_JOBS = ("open", "record", "inspect", "difference", "compare", "rejudge", "reopen", "diagnose", "recorded_parity")
+REPLAYER_JOBS = ("replay_cell", "demo_train", "replay", "critic", "parity")
 #: Of the latter, those that hand their work to children of their own.
-COORDINATING_JOBS = ("replay",)
+COORDINATING_JOBS = ("replay", "parity")
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,9 +230,9 @@ _latest: list[Comparison] = []
 
 
 def rejudge(
-    a: Path, b: Path, *, tolerance_file: Path | None = None, atol: float | None = None, rtol: float | None = None
+    a: Path, b: Path, *, tolerance_file: Path | None = None, exact: bool = False, **limits: float | None
 ) -> Document:
-    """The comparison document of two dumps under other tolerances. Reads nothing: they were compared here last.
+    """The comparison of two dumps under other tolerances (`limits`: atol, rtol), or bitwise: nothing is read again.
 
     Without any tolerance given, the table's own judge again.
 
@@ -251,7 +251,7 @@ def rejudge(
             hint="compare them, then judge again",
         )
     tolerances = Tolerances() if tolerance_file is None else load_tolerances(tolerance_file)
-    again = documents.comparison_document(judged_again(latest, tolerances.with_overrides(atol, rtol)))
+    again = documents.comparison_document(judged_again(latest, tolerances.with_overrides(**limits), exact=exact))
     return _with_texts(again, latest.a)
 
 

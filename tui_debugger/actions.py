@@ -66,6 +66,7 @@ PANE_TITLES = {
     "telemetry": "Telemetry",
     "findings": "Findings",
     "matrix": "Matrix",
+    "parity": "Parity",
 }
 NUMBERS = {name: number for number, name in enumerate(PANES, 1)}
 
@@ -78,6 +79,20 @@ def pane_title(name: str) -> str:
 FIND, RUN, SETTINGS, MOVE, LOOK = "Find the divergence", "Replay and compare", "Flags", "Move", "Rest"
 _ALL = ("debugger", "matrix")
 _MATRIX = ("matrix",)
+_PARITY = ("parity",)
+_EVERY = ("debugger", "matrix", "parity")
+_TWO = ("debugger", "parity")
+
+#: Parts of the parity screen in the order of their numbers.
+PARITY_PARTS = {
+    "measures": "Measures",
+    "scatter": "Scatter",
+    "differences": "Histogram",
+    "drift": "Drift",
+    "worst": "Worst",
+    "bands": "Bands",
+    "controls": "Controls",
+}
 
 #: The flags of a replay: name, key, what the key does.
 _FLAG_KEYS = (
@@ -103,6 +118,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("filter", ("slash",), "filter", "filter tensors or steps by a regular expression", FIND, 6),
     Action("sort", ("S",), "sort", "sort: order of computation, worst first, name", FIND, 21, "tensors"),
     Action("at", ("at",), "index", "values from an index on (0,12), or a slice of any rank (0:4,:8)", FIND, 5),
+    Action("strip", ("right",), "strip", "heat strip: next stretch; enter goes to it", FIND, 3, "inspect", "right"),
+    Action("strip", ("left",), "strip back", "heat strip: the stretch before", FIND, 0, "inspect", "left"),
+    Action("strip_axis", ("h",), "rows/channels", "heat strip: along rows (tokens), or channels", FIND, 4, "inspect"),
     Action("sheet", ("i",), "tokens", "inspector: values, or the sample token by token", FIND, 1, "inspect"),
     Action("view", ("v",), "view", "switch between the comparison and the record's own tensors", FIND),
     Action("step", ("s",), "step", "go to a step", FIND, 1, "steps"),
@@ -111,9 +129,18 @@ ACTIONS: tuple[Action, ...] = (
     Action("compare", ("c",), "compare", "compare with another dump", RUN, 7),
     Action("mark", ("space",), "mark", "mark a tensor, step or cell; flags: change; log: pause", RUN, 8, screens=_ALL),
     Action("pair", ("equals_sign",), "compare marked", "compare the two marked things", RUN, screens=_ALL),
+    Action("tolerance", ("R",), "tolerance", "judge by another tolerance, reading nothing; esc: the table's", RUN, 9),
+    Action("loosen", ("plus",), "looser", "ten times the tolerance given", RUN, argument="10"),
+    Action("loosen", ("minus",), "tighter", "a tenth of the tolerance given", RUN, argument="0.1"),
+    Action("parity", ("P",), "parity", "two critics' values side by side: of A and B, or of A alone", RUN),
+    Action("batch", ("right_square_bracket",), "next batch", "the next batch", FIND, 2, None, "next", _PARITY),
+    Action("batch", ("left_square_bracket",), "batch before", "the batch before", FIND, 0, None, "previous", _PARITY),
+    Action("mode", ("t",), "eval/train", "the table of eval mode, or of train mode", FIND, 4, screens=_PARITY),
+    Action("points", ("v",), "points", "scatter: every position, or those that count", FIND, 3, screens=_PARITY),
+    Action("run_parity", ("r",), "run again", "run the parity again", RUN, 6, screens=_PARITY),
     Action("open_dump", ("o",), "open", "open a dump, or a saved document (.json)", RUN),
     Action("model", ("M",), "model", "choose the model a replay loads", RUN, 2, "flags"),
-    Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN, screens=_ALL),
+    Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN, screens=_EVERY),
     Action("run_matrix", ("r",), "run", "run the matrix", RUN, 1, screens=_MATRIX),
     Action("axes", ("a",), "axes", "choose the axes of the matrix", RUN, 2, screens=_MATRIX),
     *(Action("flag", (key,), label, text, SETTINGS, argument=name) for name, key, label, text in _FLAG_KEYS),
@@ -121,24 +148,28 @@ ACTIONS: tuple[Action, ...] = (
         Action("pane", (str(i),), PANE_TITLES[name], f"go to {PANE_TITLES[name]}", MOVE, argument=name)
         for i, name in enumerate(PANES, 1)
     ),
-    Action("next_pane", ("tab",), "next pane", "next pane", MOVE, argument="next"),
-    Action("next_pane", ("shift+tab",), "back", "previous pane", MOVE, argument="previous"),
-    Action("move", ("j",), "down", "one down (or the arrow)", MOVE, argument="down", screens=_ALL),
-    Action("move", ("k",), "up", "one up (or the arrow)", MOVE, argument="up", screens=_ALL),
-    Action("move", ("g",), "top", "to the top (or home)", MOVE, argument="top", screens=_ALL),
-    Action("move", ("G",), "end", "to the end (or end)", MOVE, argument="end", screens=_ALL),
-    Action("move", ("ctrl+d",), "page down", "half a page down", MOVE, argument="page_down", screens=_ALL),
-    Action("move", ("ctrl+u",), "page up", "half a page up", MOVE, argument="page_up", screens=_ALL),
-    Action("open", ("enter",), "open", "open what the cursor is on; cell: divergences, or log", MOVE, screens=_ALL),
-    Action("back", ("escape",), "back", "close, clear the filter, restore the layout", MOVE, screens=_ALL),
-    Action("maximise", ("z",), "maximise", "give the pane the whole screen, and back", MOVE, 11),
-    Action("export", ("e",), "export", "write what is shown as JSON; rldbg FILE opens it", LOOK, 10, screens=_ALL),
-    Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_ALL),
-    Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_ALL),
-    Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_ALL),
-    Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_ALL),
-    Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_ALL),
-    Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 15, screens=_ALL),
+    *(
+        Action("part", (str(i),), title, f"go to {title}", MOVE, argument=name, screens=_PARITY)
+        for i, (name, title) in enumerate(PARITY_PARTS.items(), 1)
+    ),
+    Action("next_pane", ("tab",), "next pane", "next pane", MOVE, argument="next", screens=_TWO),
+    Action("next_pane", ("shift+tab",), "back", "previous pane", MOVE, argument="previous", screens=_TWO),
+    Action("move", ("j",), "down", "one down (or the arrow)", MOVE, argument="down", screens=_EVERY),
+    Action("move", ("k",), "up", "one up (or the arrow)", MOVE, argument="up", screens=_EVERY),
+    Action("move", ("g",), "top", "to the top (or home)", MOVE, argument="top", screens=_EVERY),
+    Action("move", ("G",), "end", "to the end (or end)", MOVE, argument="end", screens=_EVERY),
+    Action("move", ("ctrl+d",), "page down", "half a page down", MOVE, argument="page_down", screens=_EVERY),
+    Action("move", ("ctrl+u",), "page up", "half a page up", MOVE, argument="page_up", screens=_EVERY),
+    Action("open", ("enter",), "open", "open what the cursor is on", MOVE, screens=_EVERY),
+    Action("back", ("escape",), "back", "close, clear the filter, restore the layout", MOVE, screens=_EVERY),
+    Action("maximise", ("z",), "maximise", "give the pane the whole screen, and back", MOVE, 11, screens=_TWO),
+    Action("export", ("e",), "export", "write what is shown as JSON; rldbg FILE opens it", LOOK, 10, screens=_EVERY),
+    Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_EVERY),
+    Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_EVERY),
+    Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_EVERY),
+    Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_EVERY),
+    Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_EVERY),
+    Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 15, screens=_EVERY),
 )  # fmt: skip
 
 
@@ -151,7 +182,7 @@ def for_bar(pane: str, actions: Sequence[Action] = ACTIONS) -> list[Action]:
     if pane == "start":
         wanted = ("open", "open_dump", "theme", "palette", "help", "quit")
         return [action for action in of_screen("debugger", actions) if action.id in wanted]
-    screen = "matrix" if pane == "matrix" else "debugger"
+    screen = pane if pane in ("matrix", "parity") else "debugger"
     fitting = [action for action in of_screen(screen, actions) if action.bar and action.pane in (None, pane)]
     named = [
         replace(action, label=_MARK.get(pane, action.label)) if action.id == "mark" else action for action in fitting

@@ -42,6 +42,7 @@ class RldbgApp(App[None]):
         engine: who runs the jobs; the children of this process unless a test brings its own.
         listed: A's run document, when the caller has already listed its names.
         peeked: steps that A's file names speak of, shown until A is listed.
+        parity: two critics to hold against each other at once, as `Session.parity` takes them.
         settings: the user's own; read from config.toml otherwise.
     """
 
@@ -63,8 +64,10 @@ class RldbgApp(App[None]):
         listed: Document | None = None,
         settings: Settings | None = None,
         peeked: Iterable[int] = (),
+        parity: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        self._parity = parity
         self.animation_level = "none"
         self._settings = settings or read_settings()
         self._listed = listed
@@ -145,6 +148,8 @@ class RldbgApp(App[None]):
     async def _first_look(self, a: Path | None, b: Path | None) -> None:
         chosen = {name: self._select[name] for name in ("step", "rank", "micro") if self._select.get(name) is not None}
         await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed)
+        if self._parity is not None:
+            await self.session.parity(self._parity)
         if self._replay.get("start"):
             await self.session.replay()
 
@@ -165,6 +170,10 @@ class RldbgApp(App[None]):
     # ── what the session calls ───────────────────────────────────────────────────────────────────
 
     def _changed(self, *parts: Part) -> None:
+        parity = self.session.state.parity
+        if Part.PARITY in parts and parity.is_wanted:
+            parity.is_wanted = False
+            self.debugger.show_parity()
         self.debugger.redraw(*parts)
 
     def _tell(self, text: str, severity: Any) -> None:
@@ -177,8 +186,7 @@ class RldbgApp(App[None]):
     # ── palette ──────────────────────────────────────────────────────────────────────────────────
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        on_matrix = not isinstance(screen, DebuggerScreen)
-        for action in of_screen("matrix" if on_matrix else "debugger", self.actions):
+        for action in of_screen(getattr(screen, "KEYS_OF", "debugger"), self.actions):
             if action.group != "Move" and action.id != "palette":
                 title = f"{action.label} ({action.key_text})" if action.keys else action.label
                 yield SystemCommand(title, action.help, lambda call=action.call: self._act(call, screen))
@@ -213,18 +221,20 @@ def run_ui(
     theme: str | None = None,
     listed: Document | None = None,
     peeked: Iterable[int] = (),
+    parity: dict[str, Any] | None = None,
 ) -> int:
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
     Returns:
-        0; 70 after a crash; 128 + number after a signal.
+        0; 70 after a crash; 128 + number after a signal; of a parity what its document means (1: they disagree).
     """
     terminal.survive_broken_input()
     settings = read_settings()
     ascii = ascii or settings.ascii or not terminal.speaks_utf8()
     app = RldbgApp(
-        a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked
-    )
+        a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked,
+        parity=parity,
+    )  # fmt: skip
     app.run(mouse=mouse and settings.mouse)
     code = app.return_code
     error = app._exception
@@ -232,4 +242,6 @@ def run_ui(
         where = f"crash report: {app.crash_report}" if app.crash_report else "no crash report could be written"
         sys.stderr.write(f"rldbg stopped on a bug of its own: {type(error).__name__}: {error}\n{where}\n")
         return int(ExitCode.INTERNAL)
+    if parity is not None:
+        return code or app.session.state.parity.exit_code
     return code or 0

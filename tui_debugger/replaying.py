@@ -22,7 +22,7 @@ class Replaying(Errands):
 
     _references: dict[tuple[Any, ...], Document]
 
-    async def _show_comparison(self, document: Document) -> None:
+    async def _show_comparison(self, document: Document, *, keep_row: bool = False) -> None:
         raise NotImplementedError
 
     async def open(self, a: Path | None, b: Path | None, scope: Scope | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
+from tui_debugger.closer import Closer
 from tui_debugger.errands import Latest
 from tui_debugger.flag_choices import asked_flags
-from tui_debugger.replaying import Replaying
+from tui_debugger.parities import Paritying
 from tui_debugger.state import Mark, Part, Scope, run_line
 from tui_debugger.tensor_rows import TensorRow, comparison_rows
+from tui_debugger.tolerance import Tolerance
 
 #: Values the inspector asks for around a place.
 WINDOW = 32
@@ -27,7 +30,7 @@ WINDOW = 32
 _PROBLEMS_LOGGED = 50
 
 
-class Session(Replaying):
+class Session(Paritying, Closer):
     """The flows of one screen."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -46,6 +49,8 @@ class Session(Replaying):
         state.a_path, state.b_path, state.snapshot = a, b, None
         state.a = state.b = state.record = state.comparison = state.inspected = None
         state.rows, state.shown, state.shows_record = [], [], True
+        state.compared, state.tolerance = None, Tolerance()
+        self.give_up_closer()
         state.step_verdicts.clear()
         state.marks.clear()
         self._changed(Part.START, Part.TENSORS, Part.INSPECT)
@@ -69,6 +74,9 @@ class Session(Replaying):
         state.scope = asked or (Scope.of(records[first]["key"]) if records else Scope())
         self._changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
         if b is not None:
+            state.tolerance = Tolerance.restored(before.get("tolerance"))
+            if not state.tolerance.is_table:
+                self._tell(f"judged by {state.tolerance}, as last time; esc: by the table's own", "warning")
             await self.compare_with(b, scope)
             self._back_to(before)
         elif records:
@@ -107,6 +115,8 @@ class Session(Replaying):
             state.a = snapshot.plan_as_run(document)
             self._changed(Part.RUNS, Part.MATRIX, Part.ANSWER)
             self._tell("a saved replay: m shows its cells", "information")
+        elif document["kind"] == "parity":
+            self.show_parity(document)
         elif document["kind"] == "run":
             state.a = document
             self._changed(Part.RUNS, Part.ANSWER)
@@ -127,6 +137,11 @@ class Session(Replaying):
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────
 
+    async def judge_by(self, tolerance: Tolerance) -> None:
+        """Judge again; the closer look does not keep it waiting."""
+        self.give_up_closer()
+        await super().judge_by(tolerance)
+
     def place(self) -> dict[str, Any]:
         """Where the user is, for the next session."""
         state = self.state
@@ -137,6 +152,7 @@ class Session(Replaying):
             "first": first.get("name"),
             "filter": state.filter,
             "sort": state.sort,
+            "tolerance": None if state.tolerance.is_table else asdict(state.tolerance),
         }
 
     def _back_to(self, before: remembered.Place) -> None:
@@ -172,7 +188,8 @@ class Session(Replaying):
 
     async def inspect(self, at: list[int] | None = None, part: str | None = None) -> None:
         """Show statistics and values of the selected tensor. While one inspection runs, only the latest waits."""
-        self.state.place_asked = at is not None or part is not None
+        self.state.place_asked, self.state.here = at is not None or part is not None, at
+        self.give_up_closer()
         params = self._inspection_of_selected(at)
         if params is not None:
             await self._inspections.do(lambda: self._inspect({**params, "part": part}))
@@ -183,6 +200,14 @@ class Session(Replaying):
         if document is not None and not self._inspections.is_superseded:
             self.state.inspected = document
             self._changed(Part.INSPECT)
+            await self.look_closer(params["a"], params.get("b"))
+
+    async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
+        """Two tensors side by side, each from a place of its own on, whatever the list shows."""
+        self.state.place_asked, self.state.here = True, at_a
+        self.give_up_closer()
+        params = {"a": a, "b": b, "at": None, "at_a": at_a, "at_b": at_b, "count": WINDOW, "judge": False}
+        await self._inspections.do(lambda: self._inspect(params))
 
     def _inspection_of_selected(self, at: list[int] | None) -> dict[str, Any] | None:
         state, row = self.state, self.state.row
@@ -286,6 +311,7 @@ class Session(Replaying):
         """A comparison whose rows come as they are judged: a hundred thousand in one piece would stop the keys."""
         state = self.state
         final: list[Document] = []
+        state.compared = None
         state.begin_live()
         self._changed(Part.TENSORS)
 
@@ -299,10 +325,15 @@ class Session(Replaying):
                 final.extend(part["tensors"])
             _keep(len(state.rows) + len(final))
 
-        document = await self._run(Job("compare", {**params, "stream": True}), what, on_part=take)
+        job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
+        document = await self._run(job, what, on_part=take)
+        state.compared = dict(params)
+        if state.tolerance.exact:
+            return await self._rejudged(params)
         return {**document, "tensors": final or document.get("tensors") or []}
 
-    async def _show_comparison(self, document: Document) -> None:
+    async def _show_comparison(self, document: Document, *, keep_row: bool = False) -> None:
+        here = self.state.selected if keep_row and not self.state.shows_record else None
         rows: list[TensorRow] = []
         coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
         while fresh := list(islice(coming, _AT_ONCE)):
@@ -310,6 +341,8 @@ class Session(Replaying):
             _keep(len(rows))
             await asyncio.sleep(0)  # a long list is made between two keys
         self.state.show_comparison(document, rows)
+        if here is not None and here < len(rows):
+            self.state.selected = here
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
         answer = self.state.answer()
         self._log(answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": "))

@@ -15,7 +15,7 @@ from tui_debugger.state import State
 
 SCHEMA_VERSION = 1
 #: Documents the screen can show again.
-KINDS = ("comparison", "replay", "run", "record")
+KINDS = ("comparison", "replay", "parity", "run", "record")
 
 #: Bytes looked at to tell a document from a dump that happens to be JSON.
 _HEAD = 4096
@@ -62,6 +62,7 @@ def read(path: Path) -> Document:
 _NEEDED = {
     "comparison": ("a", "b", "counts", "tensors"),
     "replay": ("cells", "baseline", "plan"),
+    "parity": ("a", "b", "batches", "about", "cause", "randomness"),
     "run": ("path", "records"),
     "record": ("path", "key", "fields"),
 }

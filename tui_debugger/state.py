@@ -17,7 +17,9 @@ from replay_core.jobs import Document, Sample
 from replay_core.replay.flags import MATRIX
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import default_flags
+from tui_debugger.parity_view import ParityView
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows, scopes
+from tui_debugger.tolerance import Tolerance
 
 SAMPLES_KEPT = 900
 
@@ -33,6 +35,7 @@ class Part(Enum):
     ANSWER = auto()
     MATRIX = auto()
     START = auto()
+    PARITY = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,17 @@ class State:
     selected: int = 0
     """Index of the selected row among all rows (before the filter)."""
     inspected: Document | None = None
+    here: list[int] | None = None
+    """The place of the inspected tensor that was asked for."""
+    closer: Document | None = None
+    """How the inspected pair's differences are spread; or kind `reading`, or kind `problem`."""
+    strip_axis: str = "row"
+    strip_cells: int = 64
+    strip_at: int | None = None
+    compared: dict[str, Any] | None = None
+    """What the comparison on the screen was asked for; None while there is none, or it was opened from a file."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    parity: ParityView = field(default_factory=ParityView)
     sheet: str = "values"
     place_asked: bool = False
     """The user asked for a place of the tensor: its values come before anything else."""
@@ -264,6 +278,11 @@ class State:
     def first(self) -> int | None:
         return next((i for i, row in enumerate(self.rows) if row.is_first), None)
 
+    def select(self, name: str, key: Mapping[str, Any]) -> None:
+        """Select the row of a tensor, where the list has it."""
+        wanted = (i for i, row in enumerate(self.rows) if row.name == name and row.entry.get("a_key") in (None, key))
+        self.selected = next(wanted, self.selected)
+
     def toggle_mark(self, mark: Mark) -> None:
         """Mark it, or take its mark away; two things of one kind are marked at most, the older goes."""
         if mark in self.marks:
@@ -290,6 +309,8 @@ class State:
             return fmt.first_answer(self.early, running=str(self.busy or "the comparison still runs"))
         if self.comparison and not self.busy and not self.shows_record:
             answer = fmt.comparison_answer(self.comparison)
+            if not self.tolerance.is_table:
+                answer.facts.append(f"judged by {self.tolerance}")
             if self.snapshot is not None:
                 answer.notes[0] = f"saved {self.comparison.get('created', '')} · {answer.notes[0]}"
             if len(self.step_verdicts) > 1 and answer.token != "first":

@@ -48,6 +48,10 @@ def difference(
         at = rows.token(row) if axis == "row" else None
         return None if at is None else {"sample": at[0], "position": at[1]}
 
+    def place(at: int) -> dict[str, Any]:
+        raw_a, raw_b = rows.index(*((at, 0) if axis == "row" else (0, at)))
+        return {"token": token(at), "raw_a": list(raw_a), "raw_b": list(raw_b)}
+
     return {
         "axis": axis,
         **found.to_mapping(),
@@ -58,6 +62,7 @@ def difference(
                 "token": token(cell.start),
                 "max_abs": cell.max_abs,
                 "rel_l2": cell.rel_l2,
+                "at": place(cell.at),
             }
             for cell in strip
         ],

@@ -77,6 +77,7 @@ def _batch(one: BatchResult) -> dict[str, Any]:
         "scatter": one.scatter,
         "histogram": one.histogram,
         "worst": one.worst,
+        "sources": one.sources,
         "expectations": one.expectations,
     }
 

@@ -161,6 +161,8 @@ class Cell:
 
     start: int
     end: int
+    #: The row or column of the greatest |d|; the first where all are equal.
+    at: int
     max_abs: float = 0.0
     sum_d2: float = 0.0
     sum_a2: float = 0.0
@@ -183,10 +185,11 @@ def spread(
     """
     cells = max(1, min(cells, length, MOST_CELLS))
     bounds = [length * number // cells for number in range(cells + 1)]
-    strip = [Cell(start, end) for start, end in itertools.pairwise(bounds)]
+    strip = [Cell(start, end, start) for start, end in itertools.pairwise(bounds)]
     cell_of = np.repeat(np.arange(cells), np.diff(bounds))
     greatest, squares_d, squares_a = np.zeros(cells), np.zeros(cells), np.zeros(cells)
     found, row = Distribution(), 0
+    greatest_at = np.array(bounds[:-1])
     axis = 0 if by_column else 1
     for a_RC, b_RC in chunks:
         d = found.look(a_RC, b_RC)
@@ -196,10 +199,14 @@ def spread(
         with np.errstate(over="ignore"):
             parts = d.max(axis=axis), np.einsum("rc,rc->c" if by_column else "rc,rc->r", d, d), (x * x).sum(axis=axis)
         where = cell_of if by_column else cell_of[row : row + a_RC.shape[0]]
+        past = np.flatnonzero(parts[0] > greatest[where])
+        past = past[np.argsort(parts[0][past], kind="stable")]  # of several in one cell the greatest is written last
+        greatest_at[where[past]] = past + (0 if by_column else row)
         np.maximum.at(greatest, where, parts[0])
         np.add.at(squares_d, where, parts[1])
         np.add.at(squares_a, where, parts[2])
         row += a_RC.shape[0]
     for number, cell in enumerate(strip):
         cell.max_abs, cell.sum_d2, cell.sum_a2 = (float(of[number]) for of in (greatest, squares_d, squares_a))
+        cell.at = int(greatest_at[number])
     return found, strip

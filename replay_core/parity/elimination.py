@@ -30,7 +30,7 @@ def _line(ev: Evidence) -> list[Found]:
     flat = [(side, each[0]) for side, each in ranges.items() if each is not None and each[0] == each[1]]
     if len(flat) == 1 and ev.masked.n > 1:
         side, number = flat[0]
-        why = f"{side}'s values are one number ({number:.6g}) everywhere, the other's are not: no correlation is defined"
+        why = f"{side}'s values are one number ({number:.6g}) everywhere, the other's are not: no correlation exists"
         return [("weights", why, {"constant": number})]
     fit = ev.fit
     if fit is None or fit.why is None:

@@ -77,6 +77,7 @@ def worst(a: Values, b: Values, ev: Evidence, tokenizer: Path | None) -> list[di
         rows.append(
             {
                 "row": row,
+                "row_b": row if ev.order is None else int(ev.order[row]),
                 "column": column,
                 "position": column + (0 if a.ids_BS is None else a.ids_BS.shape[1] - a.shape[1]),
                 "a": float(a.values_BT[row, column]),

@@ -52,6 +52,7 @@ class BatchResult:
     histogram: dict[str, Any] | None
     worst: list[dict[str, Any]]
     expectations: list[dict[str, Any]]
+    sources: dict[str, dict[str, Any] | None]
     first: TensorVerdict | None = None
     origin: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -151,6 +152,7 @@ def _batch(
         scatter=figures.scatter(first_a, first_b, evidence),
         histogram=figures.histogram(first_a, first_b, evidence),
         worst=figures.worst(first_a, first_b, evidence, tokenizer),
+        sources={"a": pair.a[0].source, "b": pair.b[0].source},
         expectations=expectations.against(
             "random" if kind == "random" or (kind == "recorded" and not padded) else kind,
             evidence.masked, evidence.unmasked,

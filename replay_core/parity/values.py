@@ -49,6 +49,8 @@ class Values:
     where: str = ""
     records: list[Record] = field(default_factory=list)
     returns_BT: Floats | None = None
+    source: dict[str, Any] | None = None
+    """The tensor they were read from, as an inspection names it: path, key, name."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,6 +122,7 @@ def _of(records: list[Record], run: Run, unreadable: list[str]) -> list[Values]:
         dtype=computed_dtype(ref, run),
         values_BT=values_BT,
         where=str(holder.path),
+        source={"path": str(run.path), "key": holder.key.to_mapping(), "name": _name_of(holder, ref)},
         records=records,
         ids_BS=ids,
         attention_BS=None if mask is None else mask.astype(bool),
@@ -136,6 +139,11 @@ def _of(records: list[Record], run: Run, unreadable: list[str]) -> list[Values]:
     if ids is not None:
         made.tokens_BT = _onto(ids, width, alignment, keep=True)
     return [made]
+
+
+def _name_of(holder: Record, ref: TensorRef) -> str:
+    """What the holder calls its values: the reference may be a neighbour's of the same meaning."""
+    return next((one.name for one in holder.tensors() if (one.canonical or one.name) == "values"), ref.name)
 
 
 def _onto(whole: NDArray[Any], width: int, alignment: str | None, *, keep: bool = False) -> Any:

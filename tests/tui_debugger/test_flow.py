@@ -25,7 +25,7 @@ def test_a_pair_opens_on_its_first_diverging_tensor() -> None:
             top = screen(app).splitlines()[1]
             assert "DIFF  first at " + FIRST in top
             assert "sample 1 position 0 · a=0.0123 b=-0.0456 · origin layers.0.self_attn" in top
-            assert engine.jobs[-1].params["at_a"] == [1, 0, 17]
+            assert engine.last("inspect").params["at_a"] == [1, 0, 17]
 
     asyncio.run(run())
 
@@ -293,7 +293,7 @@ def test_at_asks_for_an_index_and_inspects_there() -> None:
         engine = ScriptedEngine()
         async with opened(A, B, engine=engine) as (app, pilot):
             await press(app, pilot, "enter", "at", *"1,2,3", "enter")
-            assert engine.jobs[-1].params["at"] == [1, 2, 3]
+            assert engine.last("inspect").params["at"] == [1, 2, 3]
             await press(app, pilot, "at", *"x", "enter")
             assert "not an index" in toasts(app)[-1]
 

@@ -30,7 +30,7 @@ def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
         engine = ScriptedEngine()
         async with opened(A, engine=engine) as (app, pilot):
             await press(app, pilot, "m", "r", *"jjjjjj", "enter")
-            params = engine.jobs[-2].params
+            params = engine.last("compare").params
             assert (params["a"], params["b"]) == ("/runs/demo/matrix/cell1", "/runs/demo/matrix/cell6")
             assert not isinstance(app.screen, MatrixScreen)
             assert "DIFF  first at" in screen(app)

@@ -34,6 +34,13 @@ SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
     "flags": ((A,), ("5", "p")),
     "help": ((A, B), ("question_mark",)),
     "filter": ((A, B), ("slash", *"DIFF.*mlp")),
+    "strip": ((A, B), ("enter", "right", "right")),
+    "tolerance": ((A, B), ("R", *"2 1e-3", "enter")),
+    "parity": ((A, B), ("P",)),
+    "parity-scatter": ((A, B), ("P", "2")),
+    "parity-histogram": ((A, B), ("P", "3")),
+    "parity-worst": ((A, B), ("P", "5", "j")),
+    "parity-bands": ((A, B), ("P", "6")),
 }
 
 

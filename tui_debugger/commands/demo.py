@@ -21,6 +21,7 @@ from replay_core.jobs import Event, Job, LogLine, Progress
 from tui_debugger import format as words
 from tui_debugger import paths
 from tui_debugger.commands import document_output, finish
+from tui_debugger.commands.parity import opens_screen, show
 from tui_debugger.reports.diagnosis import diagnosis_report
 from tui_debugger.reports.parity import parity_report
 from tui_debugger.reports.replay import replay_report
@@ -47,7 +48,10 @@ def command(
     divergence, or on a finding. With --parity exit 0 is: the critics agree where it counts.
     """
     if is_parity:
-        return _parity(directory, as_json=as_json, output=output)
+        out = directory or paths.new_replay_dir("parity")
+        if opens_screen(as_text or as_json or output is not None):
+            return show({"out": str(out), "asked": {}})
+        return _parity(out, as_json=as_json, output=output)
     began = time.monotonic()
     root = directory or paths.new_replay_dir("demo")
     if fault is not None:
@@ -82,12 +86,11 @@ def _diagnosed(run: Path, fault: str, *, as_json: bool, output: Path | None) -> 
     return finish(workbench.diagnose(run), diagnosis_report, as_json=as_json, output=output)
 
 
-def _parity(directory: Path | None, *, as_json: bool, output: Path | None) -> int:
+def _parity(out: Path, *, as_json: bool, output: Path | None) -> int:
     """Both tiny critics on random, padded and stale rows, then five training steps each."""
     _say("1/2  a DeepSpeed critic and a Megatron critic with the same weights, each in a process of its own")
     began = time.monotonic()
     config_a, config_b = workbench.parity_examples()
-    out = directory or paths.new_replay_dir("parity")
     with ChildRunner() as runner:
         doc = workbench.parity(config_a, config_b, out, runner, _tell)
     _say(f"2/2  their values compared, with and without the padding; {time.monotonic() - began:.0f} s in all, in {out}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,6 +39,7 @@ from tui_debugger.reports.parity import parity_report
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where the two dumps and logs go.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a critic may take.")
 @click.option("--verbose", is_flag=True, help="Print what the critics print.")
+@click.option("--text", "as_text", is_flag=True, help="Print the report instead of opening the screen.")
 @document_output
 def command(
     path_a: Path | None,
@@ -54,34 +57,56 @@ def command(
     out: Path | None,
     time_limit: float,
     verbose: bool,
+    as_text: bool,
     as_json: bool,
     output: Path | None,
 ) -> int:
     """Hold two critics against each other: two YAML configurations, or with --recorded two dumps of values.
 
-    Without paths the two tiny configurations run that come with rldbg: DeepSpeed's critic and Megatron's.
+    Without paths the two tiny configurations run that come with rldbg: DeepSpeed's critic and Megatron's. In a terminal
+    the screen opens while they run; --text, --json and --output print instead.
 
     Exit 0: they agree where it counts (equal, noise, or padding alone). Exit 1: they do not; the cause is named.
     Exit 4: a critic failed or cannot run here.
     """
     progress = ProgressLine(verbose=verbose)
+    on_screen = opens_screen(as_text or as_json or verbose or output is not None)
     if recorded:
         if path_a is None:
             raise RequestError("--recorded needs the dumps", hint="rldbg parity --recorded DIR_A DIR_B")
         if data:
             raise RequestError("--data is what critics are run on; recorded values have theirs")
+        if on_screen:
+            both = {"a": str(path_a), "b": str(path_b or path_a)}
+            return show({"recorded": True, **both, "threshold": threshold})
         doc = workbench.recorded_parity(path_a, path_b or path_a, threshold=threshold, on_event=progress)
     else:
         if (path_a is None) != (path_b is None):
             raise RequestError(
                 "parity needs two configurations", found=str(path_a), hint="rldbg parity CONFIG_A CONFIG_B"
             )
+        asked = {
+            "data": data or ("random", "padded", "stale"), "tokenizer": None if tokenizer is None else str(tokenizer),
+            "steps": steps, "seed": seed, "threshold": threshold, "capture": not no_modules,
+            "step": step, "rank": rank, "micro": micro,
+        }  # fmt: skip
         example_a, example_b = workbench.parity_examples()
+        a, b, place = path_a or example_a, path_b or example_b, out or paths.new_replay_dir("parity")
+        if on_screen:
+            return show({"a": str(a), "b": str(b), "out": str(place), "asked": asked, "time_limit_s": time_limit})
         with ChildRunner(time_limit_s=time_limit) as runner:
-            doc = workbench.parity(
-                path_a or example_a, path_b or example_b, out or paths.new_replay_dir("parity"), runner, progress,
-                data=data or ("random", "padded", "stale"), tokenizer=None if tokenizer is None else str(tokenizer),
-                steps=steps, seed=seed, threshold=threshold, capture=not no_modules, step=step, rank=rank, micro=micro,
-            )  # fmt: skip
+            doc = workbench.parity(a, b, place, runner, progress, **asked)
     progress.clear()
     return finish(doc, parity_report, as_json=as_json, output=output)
+
+
+def opens_screen(wants_text: bool) -> bool:
+    """Whether the answer goes to the screen: there is a terminal at both ends, and nobody asked for text."""
+    return not wants_text and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def show(request: dict[str, Any]) -> int:
+    """The parity screen on a request as `Session.parity` takes it; the exit code is the document's."""
+    from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
+
+    return run_ui(None, parity=request)

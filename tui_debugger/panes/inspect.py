@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import State
+from tui_debugger.widgets.closer import closer_look, closer_state, strip_room
 from tui_debugger.widgets.paint import paint, verdict_token
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import parts_table, token_table, window_table
@@ -31,23 +33,35 @@ _METRICS = (
 )  # fmt: skip
 
 
-class InspectPane(VerticalScroll, can_focus=True):
+class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
     BORDER_TITLE = pane_title("inspect")
+    #: Left and right are the strip's, and come from the actions.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "scroll_up", show=False),
+        Binding("down", "scroll_down", show=False),
+        Binding("pageup", "page_up", show=False),
+        Binding("pagedown", "page_down", show=False),
+        Binding("home", "scroll_home", show=False),
+        Binding("end", "scroll_end", show=False),
+    ]
 
     def __init__(self) -> None:
         super().__init__(id="inspect")
         self._state = State()
+        self._shown: Mapping[str, Any] | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(_EMPTY, markup=False, id="inspect-sheet")
 
     def show(self, state: State) -> None:
-        self._state = state
+        moved = state.inspected is not self._shown
+        self._state, self._shown = state, state.inspected
         self.border_subtitle = "i: values" if state.sheet == "tokens" else "i: tokens"
         if state.inspected is None:
             self.border_subtitle = ""
         self._draw()
-        self.scroll_home(animate=False)
+        if moved:
+            self.scroll_home(animate=False)
 
     def on_resize(self, _event: events.Resize) -> None:
         self._draw()
@@ -56,6 +70,8 @@ class InspectPane(VerticalScroll, can_focus=True):
         document = self._state.inspected
         # The scroll bar comes and goes with what is drawn: its column is never used.
         width = max(24, self.size.width - 3)
+        # A narrow screen gives the pane its whole width once it is looked at.
+        self._state.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
         self.query_one("#inspect-sheet", Static).update(
             Text(_EMPTY, style=paint(self, "muted")) if document is None else self.sheet(document, width)
         )
@@ -86,7 +102,11 @@ class InspectPane(VerticalScroll, can_focus=True):
             self._verdict(text, verdict, width)
         if not self._state.place_asked:
             self._facts(text, a, b)
-        self._difference(text, document.get("difference"), width)
+        if (self._state.closer or {}).get("kind") == "difference":
+            closer_look(self, text, self._state.closer or {}, self._state.strip_at, width)
+        else:
+            self._difference(text, document.get("difference"), width)
+            closer_state(self, text, self._state.closer)
         if not self._state.place_asked:
             self._values(text, document, width)
         self._stats(text, a, b, width)
@@ -98,6 +118,7 @@ class InspectPane(VerticalScroll, can_focus=True):
         else:
             row = self._state.row
             raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
+            raw = self._state.here or raw
             window_table(self, text, document.get("window") or {}, raw, width)
 
     def _entry(self, document: Mapping[str, Any]) -> Mapping[str, Any] | None:

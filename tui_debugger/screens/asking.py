@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from textual.screen import Screen
 
+from replay_core.errors import RldbgError
+from tui_debugger import format as fmt
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.session import Session
 from tui_debugger.state import Part, Scope
+from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from tui_debugger.screens.debugger import DebuggerScreen
 
 
 class Watching(Screen[None]):
@@ -80,6 +86,52 @@ class Asking(Screen[None]):
             self.work(self.session.inspect(at), "inspect")
 
         self._ask("Values from index", "one number per dimension (0,12), or a slice of any rank (0:4,:8)", go)
+
+    def action_tolerance(self) -> None:
+        session = self.session
+
+        def go(text: str) -> None:
+            try:
+                tolerance = Tolerance.parse(text)
+            except RldbgError as error:
+                self.say(fmt.error_line(error), "error")
+                return
+            self._judge_by(tolerance)
+
+        hint = "1e-3 (atol), 1e-3 1e-2 (atol rtol), rtol=1e-2, exact, table, or a file of rules (.toml). Reads nothing."
+        self._ask("Judge by", hint, go, session.state.tolerance.typed, path=True)
+
+    def action_loosen(self, factor: str) -> None:
+        tolerance = (self.session.judging_by or self.session.state.tolerance).scaled(float(factor))
+        if tolerance is None:
+            self.say("R sets a tolerance first: + and - then make it ten times looser or tighter")
+            return
+        self._judge_by(tolerance)
+
+    def _judge_by(self, tolerance: Tolerance) -> None:
+        busy = self.session.state.busy
+        if busy is not None and self.session.judging_by is None:
+            self.say(f"{busy} · ctrl+c cancels")
+            return
+        self.work(self.session.judge_by(tolerance), "judge")
+
+    def action_parity(self) -> None:
+        state = self.session.state
+        if state.parity.document is None and not state.parity.runs:
+            if state.a_path is None or state.snapshot is not None:
+                self.say("open the dumps of two critics first: o, then c")
+                return
+            b = state.b_path or state.a_path
+            request = {"recorded": True, "a": str(state.a_path), "b": str(b)}
+            self.work(self.session.parity(request), "job")
+            return
+        self.show_parity()
+
+    def show_parity(self) -> None:
+        from tui_debugger.screens.parity import ParityScreen  # nobody waits for it who never opens it
+
+        if not isinstance(self.app.screen, ParityScreen):
+            self.app.push_screen(ParityScreen(cast("DebuggerScreen", self)))
 
     def action_step(self) -> None:
         state = self.session.state

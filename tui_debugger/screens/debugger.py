@@ -33,6 +33,7 @@ from tui_debugger.screens.finding import Finding
 from tui_debugger.screens.moving import Moving
 from tui_debugger.session import Session
 from tui_debugger.state import Mark, Part, Scope, State
+from tui_debugger.tolerance import Tolerance
 from tui_debugger.widgets.bars import KeyBar, TabLine
 from tui_debugger.widgets.headline import Headline, TitleLine
 
@@ -187,6 +188,10 @@ class DebuggerScreen(Finding, Moving, Asking):
         if self.active == "tensors":
             self._focus_pane("tensors")
 
+    @property
+    def kept_log(self) -> list[str]:
+        return list(self._log.kept)
+
     def log_line(self, line: str) -> None:
         self._lines.append(line)
         self.redraw()
@@ -206,10 +211,17 @@ class DebuggerScreen(Finding, Moving, Asking):
             self.redraw(Part.RUNS)
         elif self.active != "tensors":
             self._focus_pane("tensors")
+        elif not self.state.tolerance.is_table and not self.job_runs:
+            self.work(self.session.judge_by(Tolerance()), "judge")
+            self.say("judged by the table's own tolerances again")
 
     def action_open(self) -> None:
         if self.active == "flags":
             self._flags.press()
+        elif self.active == "inspect":
+            if self.session.strip_place is None:
+                self.say("arrow left and right move along the strip; enter then goes to the stretch")
+            self.work(self.session.open_strip(), "inspect")
 
     # ── replay, compare, flags ───────────────────────────────────────────────────────────────────
 
@@ -279,7 +291,8 @@ class DebuggerScreen(Finding, Moving, Asking):
     def action_cancel(self) -> None:
         if self.state.busy is None:
             self.say("nothing runs; q quits")
-        self.workers.cancel_group(self, "job")
+        for group in ("job", "judge"):
+            self.workers.cancel_group(self, group)
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 

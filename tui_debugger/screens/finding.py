@@ -66,6 +66,12 @@ class Finding(Moving, Asking):
         self.redraw(Part.TENSORS, Part.ANSWER)
         self.work(self.session.inspect(), "inspect")
 
+    def action_strip(self, direction: str) -> None:
+        self.session.move_strip(1 if direction == "right" else -1)
+
+    def action_strip_axis(self) -> None:
+        self.work(self.session.turn_strip(), "inspect")
+
     def action_sheet(self) -> None:
         self.state.sheet = "tokens" if self.state.sheet == "values" else "values"
         self.work(self.session.inspect(), "inspect")

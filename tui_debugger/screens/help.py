@@ -68,7 +68,7 @@ class HelpScreen(ModalScreen[None]):
                 if not action.keys:
                     continue
                 keys = action.all_keys
-                only = action.pane or (None if "debugger" in action.screens else "matrix")
+                only = action.pane or (None if "debugger" in action.screens else action.screens[0])
                 where = f" (in {actions.PANE_TITLES[only]})" if only else ""
                 table.add_row(Text(keys, paint(self, "key")), Text(f"{action.help}{where}"))
         table = self._table(parts, "Verdicts")

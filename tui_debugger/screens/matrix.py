@@ -114,6 +114,8 @@ def _figure(cell: Mapping[str, Any], name: str) -> str:
 class MatrixScreen(Watching):
     """The cells of the matrix over the debugger's panes."""
 
+    KEYS_OF = "matrix"
+
     def __init__(self, debugger: DebuggerScreen) -> None:
         super().__init__()
         self.debugger = debugger

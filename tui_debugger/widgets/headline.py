@@ -35,7 +35,8 @@ class TitleLine(Fixed):
         state, width = self._state, self.size.width
         text = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         names, tail = self._names(), str(state.scope)
-        room = max(12, (width - 10 - len(tail) - 6 * len(names)) // max(1, len(names)))
+        judged = self._judged()
+        room = max(12, (width - 10 - len(tail) - len(judged) - 6 * len(names)) // max(1, len(names)))
         for i, (letter, name) in enumerate(names):
             text.append(" ↔ " if i else " ", paint(self, "muted"))
             text.append(f"{letter} ", paint(self, "key"))
@@ -43,7 +44,17 @@ class TitleLine(Fixed):
         if tail:
             text.append(" · ", paint(self, "muted"))
             text.append(tail)
+        if judged:
+            text.append(judged, paint(self, "muted" if state.tolerance.is_table else "missing"))
         self.put(text)
+
+    def _judged(self) -> str:
+        """Which tolerance is in force: words, and a colour where it is not the table's."""
+        state = self._state
+        if state.tolerance.is_table:
+            has = state.comparison is not None and not state.shows_record and state.snapshot is None
+            return " · judged by the table" if has else ""
+        return f" · JUDGED BY {state.tolerance}"
 
     def _names(self) -> list[tuple[str, str]]:
         state = self._state

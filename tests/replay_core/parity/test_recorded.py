@@ -261,7 +261,7 @@ def test_a_bias_of_the_head_hides_no_order_and_no_shift(tmp_path: Path):
     [
         ("a factor", lambda values: values * 1.5, "scale"),
         ("another sign", lambda values: -values, "scale"),
-        ("other values", lambda values: torch.randn(values.shape, generator=torch.Generator().manual_seed(0)), "weights"),
+        ("other values", lambda values: torch.randn(values.shape, generator=torch.manual_seed(0)), "weights"),
         ("one number", lambda values: torch.full_like(values, 0.7), "weights"),
     ],
 )  # fmt: skip

@@ -1,0 +1,133 @@
+"""What the parity screen shows, as data: the document, which batch of it, and the answer in words. No textual here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay_core.errors import ExitCode
+from replay_core.export.outcome import exit_code
+from replay_core.jobs import Document
+from tui_debugger import format as fmt
+
+#: Causes that are no disagreement, and the colour of each.
+_AGREEING = {"equal": "same", "noise": "close", "padding": "padding"}
+
+
+@dataclass(slots=True)
+class ParityView:
+    """One parity run, running, answered, or opened from a file."""
+
+    request: dict[str, Any] = field(default_factory=dict)
+    document: Document | None = None
+    runs: bool = False
+    is_wanted: bool = False
+    """The screen is to be opened on it."""
+    is_saved: bool = False
+    failed: int | None = None
+    """Exit code of the error it ended with."""
+    why_failed: str | None = None
+    chosen: int | None = None
+    """Number of the batch looked at; None: the one the cause is about."""
+    mode: str = "eval"
+    only_counted: bool = False
+    """The scatter leaves out what no one reads."""
+
+    @property
+    def batches(self) -> list[Document]:
+        return list((self.document or {}).get("batches") or [])
+
+    @property
+    def number(self) -> int:
+        about = (self.document or {}).get("about")
+        if self.chosen is not None and self.chosen < len(self.batches):
+            return self.chosen
+        return next((i for i, batch in enumerate(self.batches) if batch["name"] == about), 0)
+
+    @property
+    def batch(self) -> Document | None:
+        batches = self.batches
+        return batches[self.number] if batches else None
+
+    def turn(self, by: int) -> None:
+        """Look at the next batch, or the one before."""
+        if self.batches:
+            self.chosen = (self.number + by) % len(self.batches)
+
+    @property
+    def exit_code(self) -> int:
+        if self.document is not None:
+            return int(exit_code(self.document))
+        if self.failed is not None:
+            return int(self.failed)
+        return int(ExitCode.INTERRUPTED) if self.runs else 0
+
+    def answer(self, busy: object = None) -> fmt.Answer:
+        """What the top of the screen says: whether the two agree where it counts, the cause, its sentence."""
+        if self.runs:
+            return fmt.Answer("RUN", "muted", str(busy or "parity"), [], ["ctrl+c cancels; nothing is kept then"])
+        document = self.document
+        if document is None:
+            return fmt.Answer("ERROR", "missing", self.why_failed or "no parity yet", [], ["the log (l) has all of it"])
+        batch, about = self.batch, document["about"]
+        causes = list(batch["causes"]) if batch else []
+        if batch is not None and batch["name"] == about:
+            cause, why = document["cause"], document["why"]
+        else:
+            cause, why = (causes[0]["kind"], causes[0]["why"]) if causes else (None, "")
+        word = "AGREES" if cause in _AGREEING else "DISAGREES"
+        token = _AGREEING.get(str(cause), "first")
+        facts = [f"batch {batch['name']}"] if batch else []
+        notes = [str(why)]
+        notes += [f"also {one['kind']}: {one['why']}" for one in causes[1:]]
+        notes += first_module(document, batch)
+        if batch is not None and batch["name"] != about:
+            overall = "AGREES" if document["agrees"] else "DISAGREES"
+            notes.append(f"of all batches {about} explains most: {overall}, cause {document['cause'] or 'not finite'}")
+        return fmt.Answer(word, token, f"cause: {cause or 'not finite'}", facts, notes)
+
+
+def first_module(document: Mapping[str, Any], batch: Mapping[str, Any] | None) -> list[str]:
+    """Where the two part first inside the model, or that this was not looked at."""
+    first = (batch or {}).get("first_divergence")
+    if first:
+        origin = f", origin {first['origin']}" if first.get("origin") else ""
+        return [f"first diverging module tensor: {first['name']}{origin}"]
+    compared = document.get("comparison")
+    if not compared:
+        return []
+    count = compared["module_tensors"]
+    return [
+        f"{count} module tensors compared, none of this batch diverges where tokens count"
+        if count
+        else "no module tensor was recorded: where they part first cannot be said"
+    ]
+
+
+def regions(batch: Mapping[str, Any], mode: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The columns of the table in one mode: response (or what counts), valid, unmasked."""
+    found = batch.get(mode)
+    if not found:
+        return []
+    counted = str(batch["counted"])
+    listed = [(counted, found["masked"])]
+    if counted == "response":
+        listed.append(("valid", found["valid"]))
+    listed.append(("unmasked", found["unmasked"]))
+    return [(name, region) for name, region in listed if region is not None]
+
+
+#: Rows of the table: name in the document, how it is called, digits.
+MEASURES = (
+    ("pearson", "Pearson", 6),
+    ("spearman", "Spearman", 6),
+    ("nearly_identical", "nearly identical %", 4),
+    ("max_abs", "max |d|", 4),
+    ("mean_abs", "mean |d|", 4),
+    ("max_rel", "max |d|/|a|", 4),
+    ("slope", "slope", 6),
+    ("offset", "offset", 4),
+    ("residual_rms", "left by the line", 4),
+    ("std_ratio", "std B / std A", 5),
+)
