@@ -237,6 +237,23 @@ def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
     return number.view(stored)[0].item()
 
 
+def stretch(ref: TensorRef, start: int, count: int) -> np.ndarray[Any, Any]:
+    """`count` elements from a flat place on, in C order; of a contiguous file only their own pages are read.
+
+    Raises:
+        DumpError: the bytes cannot be read.
+    """
+    import numpy as np
+
+    where = ref.source
+    if not isinstance(where, FileBytes) or where.strides is not None:
+        return array(ref).reshape(-1)[start : start + count]
+    dtype = numpy_dtype(ref.dtype)
+    stored = dtype.newbyteorder(">") if where.big_endian else dtype
+    view = mapped(where.path).view(where.offset + start * dtype.itemsize, count * dtype.itemsize)
+    return np.frombuffer(view, dtype=stored, count=count)
+
+
 def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
     """The parts copied into one array, each part's pages given back behind it."""
     import numpy as np

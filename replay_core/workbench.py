@@ -360,15 +360,20 @@ def explain_rule(id: str) -> str:
 
 
 def inspect(
-    a: dict[str, Any], b: dict[str, Any] | None = None, *, at: list[int] | None = None, count: int = 64
+    a: dict[str, Any],
+    b: dict[str, Any] | None = None,
+    *,
+    at: list[int] | None = None,
+    count: int = 64,
+    **more: Any,
 ) -> Document:
     """A tensor document: statistics, values around an index, and the pair's verdict when there are two.
 
-    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}.
+    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}. `more` is what `glance.glance` takes.
     """
-    from replay_core.inspection import tensor_document
+    from replay_core.glance import glance
 
-    return tensor_document(_named(a), _named(b) if b else None, at=at, count=count)
+    return glance(_named(a), _named(b) if b else None, at=at, count=count, **more)
 
 
 def difference(a: dict[str, Any], b: dict[str, Any], *, axis: str = "row", cells: int = 64) -> Document:
@@ -445,7 +450,9 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
-    return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)))
+    names = ("part", "at_a", "at_b", "judge", "tokens")
+    more = {name: params[name] for name in names if params.get(name) is not None}
+    return inspect(params["a"], params.get("b"), at=params.get("at"), count=int(params.get("count", 64)), **more)
 
 
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:

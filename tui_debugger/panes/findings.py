@@ -15,7 +15,7 @@ from tui_debugger.state import State, plural
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
 
-_EMPTY = "Nothing found wrong. What cannot be read, or is missing from a dump, stands here; enter goes to it."
+_EMPTY = "No problem met while reading. What cannot be read, or is missing from a dump, stands here; enter goes to it."
 _WORDS = {"error": ("ERROR", "first"), "warning": ("WARN", "missing"), "info": ("INFO", "muted")}
 _STEP = re.compile(r"\bstep (\d+)\b")
 
