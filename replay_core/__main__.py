@@ -58,7 +58,7 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
 
 def _workbench(job: Job, on_event: OnEvent) -> Document:
     # Deferred: a child answers its first cancel before the workbench and what it needs are imported.
-    from replay_core.workbench import perform
+    from replay_core.desk import perform
 
     return perform(job, on_event)
 

@@ -30,6 +30,17 @@ def find_tokenizer(path: Path, known: Iterable[str] = ()) -> Path | None:
     return None
 
 
+def texts_near(ids: Sequence[int | None], path: Path, known: Iterable[str] = ()) -> list[str | None] | None:
+    """Each id as text by the tokenizer of a dump, None where there is no id; None where no tokenizer can be used."""
+    found = find_tokenizer(path, known)
+    if found is None:
+        return None
+    try:
+        return [piece or None for piece in Decoder(found).pieces([-1 if one is None else one for one in ids])]
+    except RequestError:
+        return None
+
+
 class Decoder:
     """A tokenizer that only decodes."""
 

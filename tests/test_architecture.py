@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Rooms of `replay_core`, top floor first. An import only ever goes down; rooms of one floor do not know each other.
 CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),  # the child process's loop
+    ("desk",),  # a child's jobs, as calls of the workbench
     ("workbench",),  # the one façade
     ("glance",),  # a tensor as the screen looks at it: at once, whatever its size
     ("inspection",),  # one tensor or two under the glass: numbers of `compare`, worded by `export`
@@ -288,7 +289,7 @@ def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, c
         ),
         ("replay_core/compare/planted.py", "from replay_core.compare.verdict import Verdict"),
         ("replay_core/replay/planted.py", "import torch"),
-        ("replay_core/__main__.py", "from replay_core.workbench import perform"),
+        ("replay_core/__main__.py", "from replay_core.desk import perform"),
         ("tui_debugger/commands/planted.py", "from replay_core import workbench\nimport replay_core"),
         ("tui_debugger/panes/planted.py", "from replay_core.dumps import open_run\nfrom replay_core.jobs import Job"),
     ],

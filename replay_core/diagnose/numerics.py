@@ -11,7 +11,7 @@ from replay_core import pages
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
-from replay_core.diagnose.rule import rule
+from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
@@ -47,9 +47,13 @@ def not_finite(case: Case) -> Iterator[Finding]:
     placed: set[tuple[str, str]] = set()
     for batch in case.batches():
         bad += _in_batch(batch, placed)
+    looked = bool(placed)
     for number, record in enumerate(case.records()):
+        looked = looked or _has_numbers(record)
         bad += _in_record(record, number, placed)
         record.release()
+    if not looked:
+        raise Skip("there is no floating number in it")
     counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
     if counting:
         yield _first(counting)
@@ -167,6 +171,13 @@ def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> lis
             order = (-1 if key.step is None else key.step, known.phase, number * 100000 + place)
             found.append(_Bad(order, name, where, nan, inf, known.phase != Phase.UNKNOWN))
     return found
+
+
+def _has_numbers(record: Record) -> bool:
+    try:
+        return any(ref.dtype in _FLOATS and ref.is_readable for ref in record.tensors())
+    except RldbgError:
+        return False
 
 
 def _count(ref: TensorRef) -> tuple[int, int, int]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from replay_core.decoding import FILE, find_tokenizer
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError
-from replay_core.replay.batch import read_batch
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import read_batch
 
 Ints = NDArray[np.int64]
 

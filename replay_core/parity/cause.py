@@ -13,7 +13,8 @@ import numpy as np
 
 from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of
-from replay_core.compare.tolerance import END_TO_END, GAIN_FLOOR
+from replay_core.compare.limits import GAIN_FLOOR
+from replay_core.compare.tolerance import END_TO_END
 from replay_core.parity.elimination import from_values
 from replay_core.parity.evidence import ROUNDING, Evidence
 from replay_core.parity.sides import Side

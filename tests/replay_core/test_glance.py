@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import torch
 
-from replay_core import workbench
+from replay_core import desk, workbench
 from replay_core.errors import RequestError
 from replay_core.export.documents import SCHEMA_PATH
 from replay_core.jobs import Event, Job, Partial
@@ -77,8 +77,8 @@ def test_a_streamed_comparison_holds_every_entry_once_in_order(tmp_path: Path) -
             parts.append(event.document)
 
     params = {"a": str(a), "b": str(b)}
-    streamed = workbench.perform(Job("compare", {**params, "stream": True}), keep)
-    whole = workbench.perform(Job("compare", params))
+    streamed = desk.perform(Job("compare", {**params, "stream": True}), keep)
+    whole = desk.perform(Job("compare", params))
     assert streamed["tensors"] == []
     assert [entry for part in parts for entry in part.get("tensors", [])] == whole["tensors"]
     assert [entry["name"] for part in parts for entry in part.get("rows", [])] == [e["name"] for e in whole["tensors"]]
@@ -93,7 +93,7 @@ def test_two_steps_of_one_run_are_compared(tmp_path: Path) -> None:
         with recorder.step(step) as record:
             record("forward_data", {"log_probs": torch.full((2, 3), float(step)), "same": torch.ones(3)}, micro=0)
     path = str(tmp_path / "run")
-    document = workbench.perform(Job("compare", {"a": path, "b": path, "step": 0, "scope_b": {"step": 1}}))
+    document = desk.perform(Job("compare", {"a": path, "b": path, "step": 0, "scope_b": {"step": 1}}))
     verdicts = {entry["name"]: entry["verdict"] for entry in document["tensors"]}
     assert verdicts["same"] == "SAME"
     assert "DIFF" in verdicts.values()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core import workbench
+from replay_core import desk, workbench
 from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
 from replay_core.records import RecordKey, Selection
@@ -29,24 +29,24 @@ def test_the_first_divergence_comes_before_the_document(pair: tuple[Path, Path])
     assert last.done == last.total == 2
 
 
-@pytest.mark.parametrize("kind", ["open", "record", "inspect", "compare"])
+@pytest.mark.parametrize("kind", ["open", "record", "inspect", "compare", "diagnose"])
 def test_a_job_that_lacks_a_parameter_is_a_wrong_request(kind: str):
     with pytest.raises(RequestError, match="lacks the parameter"):
-        workbench.perform(Job(kind))
+        desk.perform(Job(kind))
 
 
 def test_a_job_nobody_knows_is_a_wrong_request():
     with pytest.raises(RequestError, match="no job 'nothing'"):
-        workbench.perform(Job("nothing"))
+        desk.perform(Job("nothing"))
 
 
 def test_jobs_answer_as_the_functions_do(pair: tuple[Path, Path]):
     asked = {"a": str(pair[0]), "b": str(pair[1]), "step": "0"}
-    by_job = workbench.perform(Job("compare", asked))
+    by_job = desk.perform(Job("compare", asked))
     by_function = workbench.compare_dumps(*pair, step=Selection.parse(0))
     assert {**by_job, "created": ""} == {**by_function, "created": ""}
     key = RecordKey(0, 0, 0, "actor", "modules").to_mapping()
-    record = workbench.perform(Job("record", {"path": str(pair[0]), "key": key, "stats": True}))
+    record = desk.perform(Job("record", {"path": str(pair[0]), "key": key, "stats": True}))
     assert [field["stats"]["mean"] for field in record["fields"]] == [1.0, 1.0]
 
 
@@ -69,7 +69,7 @@ def test_two_dumps_are_judged_again_without_being_read(tmp_path: Path):
     assert first["counts"]["DIFF"] == 1
     for path in paths:
         shutil.rmtree(path)
-    lenient = workbench.perform(Job("rejudge", {"a": str(paths[0]), "b": str(paths[1]), "rtol": 0.02}))
+    lenient = desk.perform(Job("rejudge", {"a": str(paths[0]), "b": str(paths[1]), "rtol": 0.02}))
     assert (lenient["counts"]["CLOSE"], lenient["first_divergence"]) == (1, None)
     again = workbench.rejudge(*paths)
     assert again["first_divergence"] == first["first_divergence"]
@@ -88,3 +88,18 @@ def test_what_lies_around_another_first_divergence_is_not_shown_beside_this_one(
     again = workbench.rejudge(a_path, b_path, rtol=0.5)
     assert again["first_divergence"]["name"] == "y"
     assert again["first_divergence"]["around"] is None
+
+
+def test_a_diagnosis_is_a_job_of_the_reader(pair: tuple[Path, Path]):
+    events: list[Event] = []
+    document = desk.perform(Job("diagnose", {"path": str(pair[0]), "rules": ["D21", "D08"]}), events.append)
+    assert document["kind"] == "diagnosis"
+    assert document["checked"] == ["D21"]
+    assert [one["id"] for one in document["skipped"]] == ["D08"]
+    both = desk.perform(Job("diagnose", {"paths": [str(path) for path in pair], "rules": ["D21"]}))
+    assert both["checked"] == ["D21"]
+
+
+def test_an_unknown_rule_is_refused_before_anything_is_read(tmp_path: Path):
+    with pytest.raises(RequestError, match="D99"):
+        workbench.diagnose(tmp_path / "nothing", rules=["D99"])

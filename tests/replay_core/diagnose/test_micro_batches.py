@@ -327,3 +327,12 @@ def test_the_numbers_of_a_mismatch_are_those_of_its_formulas(tmp_path: Path) -> 
     assert figures.k3 == pytest.approx((np.exp(d) - d - 1).mean())
     assert figures.multiplier == pytest.approx(np.exp(np.abs(d)).mean())
     assert d.size == sum(LENGTHS)
+
+
+def test_a_dump_of_ids_alone_has_no_number_to_be_nan(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    with recorder.step(0) as write:
+        write("batch_inputs", micro=0, input_ids=torch.arange(12).reshape(2, 6))
+    found = look(tmp_path / "run", "D21")
+    assert found.checked == ()
+    assert why_skipped(found, "D21") == "there is no floating number in it"

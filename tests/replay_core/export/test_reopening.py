@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from replay_core import workbench
+from replay_core import desk, workbench
 from replay_core.errors import DumpError
 from replay_core.export.documents import write_document
 from replay_core.export.reopening import is_document, read_document
@@ -31,7 +31,7 @@ def test_a_snapshot_reopens_as_it_was_written(written: tuple[dict[str, Any], Pat
     doc, path = written
     assert is_document(path)
     assert workbench.reopen(path) == doc
-    assert workbench.perform(Job("reopen", {"path": str(path)})) == doc
+    assert desk.perform(Job("reopen", {"path": str(path)})) == doc
 
 
 @needs_fixtures

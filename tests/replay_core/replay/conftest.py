@@ -74,7 +74,7 @@ class Here:
     """Runs jobs in this very process: what a warm child does, without its start."""
 
     def run(self, job: Any, on_event: Any = lambda _event: None) -> dict[str, Any]:
-        from replay_core.workbench import perform
+        from replay_core.desk import perform
 
         return perform(job, on_event)
 

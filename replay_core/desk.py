@@ -1,0 +1,170 @@
+"""Where a child process does its jobs: a Job from the pipe becomes a call of the workbench, its answer a document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from replay_core import workbench
+from replay_core.dumps import open_run
+from replay_core.errors import RequestError
+from replay_core.export.numbers import clean
+from replay_core.jobs import Document, Job, OnEvent, Partial, ignore
+from replay_core.records import RecordKey, Selection
+
+
+def perform(job: Job, on_event: OnEvent = ignore) -> Document:
+    """Do a job of `jobs.READER_JOBS` or `jobs.REPLAYER_JOBS`.
+
+    Raises:
+        RldbgError: what the job raised, or RequestError for an unknown kind or missing parameter.
+    """
+    actions: dict[str, Callable[[dict[str, Any], OnEvent], Document]] = {
+        "open": _open_job,
+        "record": _record_job,
+        "inspect": _inspect_job,
+        "difference": _difference_job,
+        "rejudge": _rejudge_job,
+        "compare": _compare_job,
+        "reopen": _reopen_job,
+        "diagnose": _diagnose_job,
+        "replay": _replay_job,
+        "replay_cell": _replay_cell_job,
+        "demo_train": _demo_train_job,
+        "critic": _critic_job,
+    }
+    if job.kind not in actions:
+        raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
+    try:
+        return actions[job.kind](dict(job.params), on_event)
+    except KeyError as error:
+        raise RequestError(f"the job {job.kind} lacks the parameter {error}") from None
+
+
+def _open_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    return workbench.open_dump(Path(params["path"]), headers=bool(params.get("headers")), on_event=on_event)
+
+
+def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    key = RecordKey.from_mapping(params["key"])
+    return workbench.show_record(Path(params["path"]), key, stats=bool(params.get("stats")))
+
+
+def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    names = ("part", "at_a", "at_b", "judge", "tokens")
+    more = {name: params[name] for name in names if params.get(name) is not None}
+    count = int(params.get("count", 64))
+    return workbench.inspect(params["a"], params.get("b"), at=params.get("at"), count=count, **more)
+
+
+def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    axis, cells = str(params.get("axis", "row")), int(params.get("cells", 64))
+    return workbench.difference(params["a"], params["b"], axis=axis, cells=cells)
+
+
+def _rejudge_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    file = params.get("tolerance")
+    return workbench.rejudge(
+        Path(params["a"]), Path(params["b"]), tolerance_file=Path(file) if file else None,
+        atol=params.get("atol"), rtol=params.get("rtol"),
+    )  # fmt: skip
+
+
+def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    names = ("step", "rank", "micro")
+    selection: dict[str, Any] = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
+    a, b = Path(params["a"]), Path(params["b"])
+    rows = _RowStream(on_event) if params.get("stream") else None
+    doc = workbench.compare_dumps(
+        a,
+        b,
+        exact=bool(params.get("exact")),
+        name=tuple(params.get("name") or ()),
+        map_file=Path(params["map"]) if params.get("map") else None,
+        tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,
+        atol=params.get("atol"),
+        rtol=params.get("rtol"),
+        stage=params.get("stage"),
+        on_event=on_event,
+        on_row=None if rows is None else rows.add,
+        scope_b=params.get("scope_b"),
+        **selection,
+    )
+    if rows is not None:
+        doc["tensors"] = rows.whole(doc["tensors"])
+    if params.get("final_hidden"):
+        from replay_core.replay.segments import segments
+
+        doc["segments"] = clean(segments(open_run(a), open_run(b), str(params["final_hidden"])))
+    return doc
+
+
+def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    return workbench.reopen(Path(params["path"]))
+
+
+def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    step = Selection.parse(params["step"]) if params.get("step") is not None else None
+    paths = [Path(one) for one in params.get("paths") or [params["path"]]]
+    return workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+
+
+class _RowStream:
+    """Sends a comparison's entries in small pieces: as they fall (`rows`), and the whole list at the end (`tensors`).
+
+    One line of a hundred thousand entries would keep whoever reads it from doing anything else for a second.
+    """
+
+    PIECE = 200
+    PAUSE_S = 0.2
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._waiting: list[Document] = []
+        self._sent = time.monotonic()
+
+    def add(self, row: Document) -> None:
+        self._waiting.append(row)
+        now = time.monotonic()
+        if len(self._waiting) >= self.PIECE or now - self._sent > self.PAUSE_S:
+            self._on_event(Partial({"rows": clean(self._waiting)}))
+            self._waiting, self._sent = [], now
+
+    def whole(self, tensors: list[Document]) -> list[Document]:
+        """What is left for the document itself: nothing, once every piece is sent."""
+        if self._waiting:
+            self._on_event(Partial({"rows": clean(self._waiting)}))
+        for start in range(0, len(tensors), self.PIECE):
+            self._on_event(Partial({"tensors": tensors[start : start + self.PIECE]}))
+        return []
+
+
+def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.executors.child import ChildRunner
+
+    with ChildRunner(warm=params.get("matrix") is None) as runner:
+        return workbench.replay(
+            dict(params["plan"]), Path(params["out"]), runner, on_event, matrix=params.get("matrix")
+        )
+
+
+def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.replay.plan import ReplayPlan
+    from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
+
+    return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
+
+
+def _critic_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.parity.worker import run_critic  # torch, and the critic's own framework
+
+    answer: Document = clean(run_critic(params, on_event))
+    return answer
+
+
+def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
+
+    return train_demo(Path(params["directory"]), on_event, fault=params.get("fault"))
