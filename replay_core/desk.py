@@ -9,7 +9,9 @@ from typing import Any
 
 from replay_core import workbench
 from replay_core.dumps import open_run
+from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
+from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Partial, ignore
 from replay_core.records import RecordKey, Selection
@@ -30,6 +32,8 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "compare": _compare_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
+        "explain": _explain_job,
+        "follow": _follow_job,
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
@@ -108,7 +112,36 @@ def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     step = Selection.parse(params["step"]) if params.get("step") is not None else None
     paths = [Path(one) for one in params.get("paths") or [params["path"]]]
-    return workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+    doc = workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+    if params.get("stream"):
+        # A run of ten thousand steps has a megabyte of series: one line of it would stop whoever reads it.
+        for one in doc["series"]:
+            on_event(Partial({"series": [one]}))
+        doc["series"] = []
+    return doc
+
+
+def _explain_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    return documents.document("explanation", id=params["id"], text=workbench.explain_rule(str(params["id"])))
+
+
+#: Runs that are followed, by path: who asks every second must not have them listed every second.
+_followed: dict[str, Follower] = {}
+
+
+def _follow_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    """What has come to a run since the last time; `have` is how many of its records the asker holds."""
+    path = str(params["path"])
+    follower = _followed.get(path)
+    if follower is None:
+        _followed.clear()
+        follower, came, looked = _followed.setdefault(path, Follower(path)), [], True
+    else:
+        before = follower.run
+        came = follower.poll()
+        looked = follower.run is not before
+    whole = len(follower.run.records) - len(came) != int(params["have"])
+    return documents.following_document(follower.run, came, follower.pulse(), changed=looked or whole, whole=whole)
 
 
 class _RowStream:
