@@ -57,10 +57,25 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    """A tensor looked at; `token` is [sample, position or null] of a's record in place of a raw index."""
+    token = params.get("token")
+    if token is not None and params.get("at") is None:
+        params["at"] = _index_of(params["a"], *token)
     names = ("part", "at_a", "at_b", "judge", "tokens")
     more = {name: params[name] for name in names if params.get(name) is not None}
     count = int(params.get("count", 64))
     return workbench.inspect(params["a"], params.get("b"), at=params.get("at"), count=count, **more)
+
+
+def _index_of(named: dict[str, Any], sample: int, position: int | None) -> list[int] | None:
+    """The raw index of a token, as the layout of its record has it; None where the record lays nothing out."""
+    from replay_core.diagnose.placing import rows_of
+    from replay_core.inspection import find_tensor
+
+    run = open_run(Path(named["path"]))
+    record = workbench.find_record(run, RecordKey.from_mapping(named["key"]))
+    rows = rows_of(record)
+    return None if rows is None else rows.index_of(find_tensor((run, record, str(named["name"]))), sample, position)
 
 
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:

@@ -41,6 +41,7 @@ class RldbgApp(App[None]):
         engine: who runs the jobs; the children of this process unless a test brings its own.
         listed: A's run document, when the caller has already listed its names.
         peeked: steps that A's file names speak of, shown until A is listed.
+        follow: look at A again and again while it is written, from its newest step on.
         settings: the user's own; read from config.toml otherwise.
     """
 
@@ -62,11 +63,13 @@ class RldbgApp(App[None]):
         listed: Document | None = None,
         settings: Settings | None = None,
         peeked: Iterable[int] = (),
+        follow: bool = False,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
         self._settings = settings or read_settings()
         self._listed = listed
+        self._follow = follow
         self._filters.append(terminal.ControlFilter())
         self._paths = (a, b)
         self._select = select or {}
@@ -90,6 +93,7 @@ class RldbgApp(App[None]):
         # Before the first style is computed: a theme that comes later has every widget styled twice.
         self._load_themes()
         self.debugger = DebuggerScreen(self.session, self.actions)
+        self.debugger.begin_behind()
         self._kept: dict[str, Any] = {}
         state.a_path, state.b_path, state.peeked = a, b, list(peeked)
 
@@ -135,7 +139,17 @@ class RldbgApp(App[None]):
 
     async def _first_look(self, a: Path | None, b: Path | None) -> None:
         chosen = {name: self._select[name] for name in ("step", "rank", "micro") if self._select.get(name) is not None}
+        if self._follow and a is not None:
+            if self._listed is None:
+                self.debugger.follow(a)  # nothing of it is written yet
+                return
+            steps = [step for step in self._listed["steps"] if step is not None]
+            chosen = chosen or ({"step": max(steps)} if steps else {})
         await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed)
+        if self._follow and a is not None:
+            self.debugger.follow(a)
+        if self.debugger.is_log:
+            self.debugger.action_trends()
         if self._replay.get("start"):
             await self.session.replay()
 
@@ -168,8 +182,7 @@ class RldbgApp(App[None]):
     # ── palette ──────────────────────────────────────────────────────────────────────────────────
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        on_matrix = not isinstance(screen, DebuggerScreen)
-        for action in of_screen("matrix" if on_matrix else "debugger", self.actions):
+        for action in of_screen(getattr(screen, "actions_of", "debugger"), self.actions):
             if action.group != "Move" and action.id != "palette":
                 title = f"{action.label} ({action.key_text})" if action.keys else action.label
                 yield SystemCommand(title, action.help, lambda call=action.call: self._act(call, screen))
@@ -204,6 +217,7 @@ def run_ui(
     theme: str | None = None,
     listed: Document | None = None,
     peeked: Iterable[int] = (),
+    follow: bool = False,
 ) -> int:
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
@@ -214,8 +228,9 @@ def run_ui(
     settings = read_settings()
     ascii = ascii or settings.ascii or not terminal.speaks_utf8()
     app = RldbgApp(
-        a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked
-    )
+        a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked,
+        follow=follow,
+    )  # fmt: skip
     app.run(mouse=mouse and settings.mouse)
     code = app.return_code
     error = app._exception

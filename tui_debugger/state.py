@@ -17,6 +17,7 @@ from replay_core.jobs import Document, Sample
 from replay_core.replay.flags import MATRIX
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import default_flags
+from tui_debugger.health import Health
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows
 
 SAMPLES_KEPT = 900
@@ -124,6 +125,32 @@ class Busy:
 
 
 @dataclass(slots=True)
+class LiveRun:
+    """How a run is doing that is followed while it is written."""
+
+    last_step: int | None = None
+    silent_s: float | None = None
+    pace_s: float | None = None
+    waits: bool = False
+    """Nothing of it can be read yet."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing was written for much longer than a step takes."""
+        return self.silent_s is not None and self.silent_s > max(30.0, 5 * (self.pace_s or 0.0))
+
+    def __str__(self) -> str:
+        if self.waits:
+            return "following · nothing is written yet"
+        parts = ["following" if not self.is_silent else "stopped?"]
+        parts.append("no step yet" if self.last_step is None else f"last step {self.last_step}")
+        if self.silent_s is not None:
+            past = fmt.span(self.silent_s)
+            parts.append(f"nothing written for {past}" if self.is_silent else f"{past} ago")
+        return " · ".join(parts)
+
+
+@dataclass(slots=True)
 class State:
     a_path: Path | None = None
     b_path: Path | None = None
@@ -170,6 +197,10 @@ class State:
     trouble: str | None = None
     """The first line of the last error, until something works again."""
     step_verdicts: dict[int | None, str] = field(default_factory=dict)
+    health: Health = field(default_factory=Health)
+    """What the diagnosis of A says."""
+    live_run: LiveRun | None = None
+    """A is followed while it is written."""
     rows: list[TensorRow] = field(default_factory=list)
     shown: list[int] = field(default_factory=list)
     """Indexes of `rows` the filter lets through, in the order they are drawn."""
@@ -229,6 +260,17 @@ class State:
         self.several_records = False
         self.refilter()
         self.selected = self.shown[0] if self.shown else 0
+
+    def select_named(self, tensor: str | None) -> None:
+        """Select the row of a tensor, by the file's name or what it is; where there is none, leave the selection."""
+        named = (i for i, row in enumerate(self.rows) if tensor in (row.name, row.entry.get("canonical")))
+        found = next(named, None) if tensor is not None else None
+        if found is None:
+            return
+        self.selected = found
+        if found not in self.shown:
+            self.filter = ""
+            self.refilter()
 
     def _wanted(self) -> Callable[[str], object]:
         """The filter, a regular expression on `VERDICT name`; a text where it is none."""
@@ -309,8 +351,13 @@ class State:
             return fmt.Answer(
                 "RLDBG", "muted", "no dump open", [], ["Two runs of one micro-batch should agree: where do they part?"]
             )
+        wrong = self.health.answer()
+        if wrong is not None:
+            return wrong
         keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
         notes.append("c compares with another dump, r replays this record (5: its flags), m runs every combination")
+        if note := self.health.note():
+            notes[0] = f"{notes[0]} · {note}"
         if self.comparison:
             keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
         return fmt.Answer("READY", "muted", keys, [], notes)

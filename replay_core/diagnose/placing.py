@@ -119,6 +119,26 @@ class Rows:
             return 1 if ref.alignment == "next" else 0
         return width - columns
 
+    def index_of(self, ref: TensorRef, sample: int, position: int | None = None) -> list[int] | None:
+        """The raw index of a sample's token in a tensor, or of where the sample begins; None where it has none."""
+        if not ref.shape or not 0 <= sample < len(self):
+            return None
+        rest = [0] * (len(ref.shape) - 1)
+        if ref.rows is not None:
+            start = sum(int(length) for length in ref.rows[:sample])
+            missing = self.lengths[sample] - int(ref.rows[sample])
+            inside = 0 if position is None else min(max(0, position - missing), max(0, int(ref.rows[sample]) - 1))
+            return [start + inside, *rest]
+        if ref.shape[0] != len(self):
+            return None
+        if position is None or len(ref.shape) < 2 or self.slots is None or self.width is None:
+            return [sample, *rest]
+        shift = self._shift(ref) if len(ref.shape) == 2 else 0
+        if shift is None or not 0 <= position < len(self.slots[sample]):
+            return [sample, *rest]
+        column = int(self.slots[sample][position]) - shift
+        return [sample, min(max(0, column), ref.shape[1] - 1), *rest[1:]]
+
     def _place_padded(self, ref: TensorRef, rows: Sequence[Array]) -> Placed | None:
         shift = self._shift(ref)
         if shift is None or self.slots is None:

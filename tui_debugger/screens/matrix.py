@@ -115,6 +115,7 @@ class MatrixScreen(Watching):
     """The cells of the matrix over the debugger's panes."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
+    actions_of = "matrix"
 
     def __init__(self, debugger: DebuggerScreen) -> None:
         super().__init__()

@@ -39,6 +39,8 @@ class TitleLine(Static):
         state, width = self._state, self.size.width
         text = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         names, tail = self._names(), str(state.scope)
+        if state.live_run is not None:
+            tail = f"{tail} · {state.live_run}" if tail else str(state.live_run)
         room = max(12, (width - 10 - len(tail) - 6 * len(names)) // max(1, len(names)))
         for i, (letter, name) in enumerate(names):
             text.append(" ↔ " if i else " ", paint(self, "muted"))
@@ -104,13 +106,17 @@ class Headline(Static):
         text = Text(no_wrap=True, overflow="ellipsis", end="")
         text.append(badge, self.get_component_rich_style("headline--badge"))
         text.append(" ")
-        if answer.token == "first":
+        is_place = answer.token == "first" and not answer.is_claim
+        if is_place:
             text.append("first at ")
         room = width - text.cell_len
         said = [fmt.safe(fact) for fact in answer.facts]
         facts, where = " · ".join(said), fmt.safe(answer.where)
-        text.append(fmt.middle(where, room) if answer.token == "first" else where, paint(self, "strong"))
         notes = [fmt.safe(note) for note in answer.notes if note]
+        if answer.is_claim and len(where) > room:
+            self.update(self._claim(text, where, said, notes, indent, width))
+            return
+        text.append(fmt.middle(where, room) if is_place else where, paint(self, "strong"))
         if facts and len(where) + len(facts) + 3 <= room:
             text.append(f" · {facts}")
         elif facts:
@@ -120,6 +126,19 @@ class Headline(Static):
             text.append(f"\n{indent}")
             self._note(text, note)
         self.update(text)
+
+    def _claim(self, text: Text, claim: str, facts: list[str], notes: list[str], indent: str, width: int) -> Text:
+        """A sentence on two lines; what room the second leaves goes to the facts."""
+        first, *rest = fmt.wrapped(claim, width - len(indent))
+        second = fmt.end(" ".join(rest), width - len(indent))
+        text.append(first, paint(self, "strong"))
+        text.append(f"\n{indent}{second}", paint(self, "strong"))
+        left = width - len(indent) - len(second) - 3
+        if facts and len(facts[0]) <= left:
+            text.append(f" · {fitting(facts, left) if len(' · '.join(facts)) <= left else facts[0]}")
+        text.append(f"\n{indent}")
+        self._note(text, " · ".join(notes))
+        return text
 
     def _note(self, text: Text, note: str) -> None:
         for word in note.split(" "):

@@ -23,7 +23,10 @@ from tests.fixtures import FIXTURES, needs_fixtures
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-KINDS = ("run", "record", "tensor", "difference", "comparison", "replay", "diagnosis", "parity", "info", "following", "explanation")
+KINDS = (
+    "run", "record", "tensor", "difference", "comparison", "replay", "diagnosis", "parity", "info", "following",
+    "explanation",
+)  # fmt: skip
 
 #: What only some documents of a kind have: a replay says its threads, the screen asks an inspection for more.
 OPTIONAL = {"threads", "difference", "tokens", "part_b"}
