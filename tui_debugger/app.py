@@ -148,7 +148,7 @@ class RldbgApp(App[None]):
         await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed)
         if self._follow and a is not None:
             self.debugger.follow(a)
-        if self.debugger.is_log:
+        if self.session.state.is_log:
             self.debugger.action_trends()
         if self._replay.get("start"):
             await self.session.replay()

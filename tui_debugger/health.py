@@ -56,9 +56,17 @@ class Health:
         facts = [said for said in (in_steps(one["steps"]), _others(self.findings)) if said]
         return fmt.Answer(word, token, f"{one['id']} {one['claim']}", facts, [f"cause: {one['cause']}"], is_claim=True)
 
+    def clean(self) -> fmt.Answer | None:
+        """What the top of the screen says where rules looked and found nothing; None where none did."""
+        if self.document is None or not self.document["checked"]:
+            return None
+        told = next((f"{one['id']} {one['claim']}" for one in causes(self.findings)), "")
+        notes = [f"worth knowing: {told}"] if told else []
+        return fmt.Answer("CLEAN", "same", self.note(), [], notes, is_claim=True)
+
     def note(self) -> str:
         """One line of how it stands, where nothing is wrong or nothing is known yet."""
-        if self.doing:
+        if self.doing and self.document is None:
             return f"diagnosing: {self.doing}"
         if self.trouble:
             return f"not diagnosed: {self.trouble}"
@@ -179,7 +187,7 @@ def lines(health: Health, problems: Sequence[Mapping[str, Any]], opened: Collect
 
 
 def _state(health: Health, by_level: Mapping[str, Sequence[Line]]) -> list[Line]:
-    if health.doing or health.trouble:
+    if (health.doing and health.document is None) or health.trouble:
         return [Line("note", health.note(), "warning" if health.trouble else "info")]
     document = health.document
     if document is None:

@@ -21,6 +21,8 @@ from tui_debugger.health import Health
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows
 
 SAMPLES_KEPT = 900
+#: Dialects of runs that are lines and curves.
+_LOGS = frozenset({"log", "metrics", "curves", "grpo_notes"})
 
 
 class Part(Enum):
@@ -320,6 +322,11 @@ class State:
     def is_marked(self, kind: str, name: str) -> bool:
         return any(mark.kind == kind and mark.name == name for mark in self.marks)
 
+    @property
+    def is_log(self) -> bool:
+        """Whether what is open is lines and curves alone: nothing to compare or to replay, but trends."""
+        return self.a is not None and set(str(self.a.get("dialect")).split(" + ")) <= _LOGS
+
     def findings(self) -> list[dict[str, Any]]:
         """What is wrong with what was read and compared: severity, claim, where."""
         found = []
@@ -354,10 +361,15 @@ class State:
         wrong = self.health.answer()
         if wrong is not None:
             return wrong
+        if self.is_log:
+            return self.health.clean() or fmt.Answer(
+                "READY", "muted", self.health.note() or "read", [], [run_line(self.a)]
+            )
         keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
         notes.append("c compares with another dump, r replays this record (5: its flags), m runs every combination")
         if note := self.health.note():
-            notes[0] = f"{notes[0]} · {note}"
+            keys = f"{note} · {keys}" if self.health.document else keys
+            notes[0] = notes[0] if self.health.document else f"{note} · {notes[0]}"
         if self.comparison:
             keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
         return fmt.Answer("READY", "muted", keys, [], notes)

@@ -23,6 +23,8 @@ class Trend:
     values: list[float]
     marks: frozenset[int]
     entry: Mapping[str, Any]
+    found: tuple[str, ...] = ()
+    """Ids of warnings and errors that rest on it."""
 
     @property
     def off(self) -> list[Mapping[str, Any]]:
@@ -31,7 +33,7 @@ class Trend:
 
     @property
     def stands_out(self) -> bool:
-        return bool(self.marks or self.off)
+        return bool(self.marks or self.off or self.found)
 
     @property
     def moves(self) -> bool:
@@ -45,7 +47,7 @@ class Trend:
     @property
     def said(self) -> str:
         """Why it stands out, in words."""
-        parts = []
+        parts = [f"see {', '.join(self.found)}"] if self.found else []
         if self.marks:
             at = [str(self.steps[position]) for position in sorted(self.marks)]
             more = f" and {len(at) - 3} more" if len(at) > 3 else ""
@@ -65,12 +67,13 @@ class Trend:
         return lines
 
 
-def trends(series: Sequence[Mapping[str, Any]]) -> list[Trend]:
+def trends(series: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]] = ()) -> list[Trend]:
     """The series with anything to draw: what stands out first, then what a glance looks at, what never moves last."""
+    wrong = [one for one in findings if one["severity"] != "info"]
     found = [
         Trend(
             str(one["name"]), str(one["signal"]), str(one["run"]), list(one["steps"]), numbers(one["values"]),
-            frozenset(one["marks"]), one,
+            frozenset(one["marks"]), one, _resting(wrong, one),
         )
         for one in series
         if one["values"]
@@ -78,11 +81,24 @@ def trends(series: Sequence[Mapping[str, Any]]) -> list[Trend]:
     return [one for _, one in sorted(enumerate(found), key=lambda item: (*_rank(item[1]), item[0]))]
 
 
+def _resting(findings: Sequence[Mapping[str, Any]], series: Mapping[str, Any]) -> tuple[str, ...]:
+    """Ids of the findings that point to this signal, or expected something else of it."""
+    names = {series["name"], series["signal"]}
+    return tuple(
+        dict.fromkeys(
+            str(one["id"])
+            for one in findings
+            if one["where"].get("tensor") in names
+            or any(piece["name"] in names and piece["expected"] for piece in one["evidence"])
+        )
+    )
+
+
 def _rank(one: Trend) -> tuple[int, int]:
     known = SHOWN.index(one.signal) if one.signal in SHOWN else len(SHOWN)
     if one.stands_out:
-        return 0, known
-    return (3 if not one.moves else 1 if one.signal in SHOWN else 2), known
+        return (0 if one.found else 1), known
+    return (4 if not one.moves else 2 if one.signal in SHOWN else 3), known
 
 
 def expected(row: Mapping[str, Any]) -> str:
@@ -101,4 +117,4 @@ def expected(row: Mapping[str, Any]) -> str:
 
 
 def _word(value: float) -> str:
-    return fmt.number(value, 3) if math.isfinite(value) else str(value)
+    return fmt.number(value, 4) if math.isfinite(value) else str(value)

@@ -62,7 +62,7 @@ class FindingsPane(Rows):
             if where and len(said) + len(where) + 3 <= room:
                 text.append(said)
                 text.append(f" · {where}", paint(self, "muted"))
-            elif where and room - len(where) - 3 >= 40:
+            elif where and room - len(where) - 3 >= 60:
                 text.append(fmt.end(said, room - len(where) - 3))
                 text.append(f" · {where}", paint(self, "muted"))
             else:

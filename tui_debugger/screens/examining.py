@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from tui_debugger.panes.findings import FindingsPane
     from tui_debugger.screens.debugger import DebuggerScreen
 
-#: Dialects of runs that are lines and curves: there is no tensor to look at, so their trends come first.
-_LOGS = frozenset({"log", "metrics", "curves", "grpo_notes"})
-
 
 class Examining(Moving, Asking):
     """The actions of findings, trends and following."""
@@ -141,12 +138,6 @@ class Examining(Moving, Asking):
             self.say("no run is open: o opens a dump or a log")
             return
         self.app.push_screen(TrendsScreen(cast("DebuggerScreen", self)))
-
-    @property
-    def is_log(self) -> bool:
-        """Whether what is open is lines and curves alone."""
-        run = self.session.state.a
-        return run is not None and set(str(run.get("dialect")).split(" + ")) <= _LOGS
 
     # ── following ────────────────────────────────────────────────────────────────────────────────
 

@@ -66,7 +66,7 @@ class TrendRows(Rows):
         name = _NAME if width >= 110 else 20
         room = width - 4 - name - 1 - _RANGE - 2
         longest = max((len(one.values) for one in self.trends), default=0)
-        return name, _RANGE, max(4, min(longest, 64, room if width < 110 else room * 3 // 5))
+        return name, _RANGE, max(4, min(4 * longest, 48, room if width < 110 else room * 3 // 5))
 
     def heading(self, width: int) -> Text:
         name, ends, _ = self._sizes(width)
@@ -90,6 +90,15 @@ class TrendRows(Rows):
         return text
 
 
+class PlotPanel(Static):
+    """Where the chosen signal is plotted; it is drawn again when it gets another size."""
+
+    def on_resize(self, _event: events.Resize) -> None:
+        screen = self.screen
+        if isinstance(screen, TrendsScreen):
+            screen.draw_plot()
+
+
 class TrendsScreen(Watching):
     """The signals over the debugger's panes."""
 
@@ -111,15 +120,12 @@ class TrendsScreen(Watching):
         yield Headline()
         yield Static("", markup=False, id="trend-findings")
         yield TrendRows()
-        yield Static("", markup=False, id="trend-plot")
+        yield PlotPanel("", markup=False, id="trend-plot")
         yield KeyBar(self.debugger.actions)
 
     def on_mount(self) -> None:
         self.query_one(TrendRows).focus()
         self.redraw()
-
-    def on_resize(self, _event: events.Resize) -> None:
-        self.call_after_refresh(self._draw_plot)
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -133,34 +139,39 @@ class TrendsScreen(Watching):
         if self._drawn is not health.document or not health.document:
             grown = self._drawn is not None
             self._drawn = health.document
-            rows.show(trends(health.series), waits=health.document is None and not health.trouble)
+            rows.show(trends(health.series, health.findings), waits=health.document is None and not health.trouble)
             if not grown:
                 self._point = self._telling()
             self._draw_findings()
-        self._draw_plot()
+        self.draw_plot()
 
     def _draw_findings(self) -> None:
         """What else was found, where the screen is tall."""
-        listed = list(causes(self.debugger.state.health.findings))[1:]
+        health = self.debugger.state.health
+        at_top = health.worst
+        listed = [one for one in causes(health.findings) if one != at_top]
+        room = _FINDINGS if self.has_class("-tall") else 1
         panel = self.query_one("#trend-findings", Static)
         panel.display = bool(listed)
         text = Text(no_wrap=True, overflow="ellipsis", end="")
-        for number, one in enumerate(listed[:_FINDINGS]):
+        for number, one in enumerate(listed[:room]):
             word, token = WORDS[one["severity"]]
             text.append("\n" if number else "")
             text.append(f"{word:<6}", paint(self, token))
             text.append(fmt.safe(f"{one['id']} {one['claim']}"))
-        if len(listed) > _FINDINGS:
-            text.append(f"\nand {len(listed) - _FINDINGS} more in 7 Findings", paint(self, "muted"))
+        if len(listed) > room:
+            text.append(f"\nand {len(listed) - room} more in 7 Findings", paint(self, "muted"))
         panel.update(text)
 
-    def _draw_plot(self) -> None:
-        panel = self.query_one("#trend-plot", Static)
+    def draw_plot(self) -> None:
+        panel = self.query_one(PlotPanel)
         one = self.query_one(TrendRows).trend
         panel.display = one is not None
         if one is None:
             return
-        width, height = max(20, panel.content_size.width), max(4, panel.content_size.height)
+        width, height = panel.content_size
+        if height < 4:
+            return  # not laid out yet: its first size draws it
         point = self._at(one)
         lines = [fmt.safe(line) for line in one.about()][: max(1, height - 7)]
         text = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -196,7 +207,7 @@ class TrendsScreen(Watching):
             self._go()
             return
         self._point = self._telling()
-        self._draw_plot()
+        self.draw_plot()
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────
 
@@ -206,7 +217,7 @@ class TrendsScreen(Watching):
             return
         stride = max(1, len(one.values) // 200)
         self._point = max(0, min(len(one.values) - 1, self._at(one) + (stride if direction == "next" else -stride)))
-        self._draw_plot()
+        self.draw_plot()
 
     def action_anomaly(self, direction: str) -> None:
         one = self.query_one(TrendRows).trend
@@ -217,7 +228,7 @@ class TrendsScreen(Watching):
             self.debugger.say(f"no {direction} value of it stands out")
             return
         self._point = beyond[0] if direction == "next" else beyond[-1]
-        self._draw_plot()
+        self.draw_plot()
 
     def _go(self) -> None:
         """To the step under the cursor."""

@@ -16,6 +16,8 @@ from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
 from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
 
+#: Lines of the answer.
+_LINES = 3
 _STATES = ("first", "close", "same", "missing", "muted", "padding")
 
 
@@ -113,7 +115,7 @@ class Headline(Static):
         said = [fmt.safe(fact) for fact in answer.facts]
         facts, where = " · ".join(said), fmt.safe(answer.where)
         notes = [fmt.safe(note) for note in answer.notes if note]
-        if answer.is_claim and len(where) > room:
+        if answer.is_claim:
             self.update(self._claim(text, where, said, notes, indent, width))
             return
         text.append(fmt.middle(where, room) if is_place else where, paint(self, "strong"))
@@ -128,21 +130,33 @@ class Headline(Static):
         self.update(text)
 
     def _claim(self, text: Text, claim: str, facts: list[str], notes: list[str], indent: str, width: int) -> Text:
-        """A sentence on two lines; what room the second leaves goes to the facts."""
-        first, *rest = fmt.wrapped(claim, width - len(indent))
-        second = fmt.end(" ".join(rest), width - len(indent))
-        text.append(first, paint(self, "strong"))
-        text.append(f"\n{indent}{second}", paint(self, "strong"))
-        left = width - len(indent) - len(second) - 3
-        if facts and len(facts[0]) <= left:
-            text.append(f" · {fitting(facts, left) if len(' · '.join(facts)) <= left else facts[0]}")
-        text.append(f"\n{indent}")
-        self._note(text, " · ".join(notes))
+        """A sentence on up to two lines with as many facts behind it as fit, and the notes on what lines are left."""
+        room = width - len(indent)
+        lines = _cut(claim, room, _LINES - 1)
+        strong = paint(self, "strong")
+        text.append(lines[0], strong)
+        for line in lines[1:]:
+            text.append(f"\n{indent}{line}", strong)
+        while facts and len(lines[-1]) + 3 + len(" · ".join(facts)) > room:
+            facts = facts[:-1]
+        if facts:
+            text.append(f" · {' · '.join(facts)}")
+        for line in _cut(" · ".join(notes), room, _LINES - len(lines)):
+            text.append(f"\n{indent}")
+            self._note(text, line)
         return text
 
     def _note(self, text: Text, note: str) -> None:
         for word in note.split(" "):
             text.append(f"{word} ", paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
+
+
+def _cut(text: str, width: int, count: int) -> list[str]:
+    """The text in at most `count` lines; what is left out of the last is a …."""
+    lines = fmt.wrapped(text, width)
+    if len(lines) <= count:
+        return lines
+    return [*lines[: count - 1], fmt.end(" ".join(lines[count - 1 :]), width)]
 
 
 def fitting(facts: list[str], width: int) -> str:

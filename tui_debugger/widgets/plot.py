@@ -5,6 +5,7 @@ Nothing vanishes: where several steps share a cell its extremes are drawn, and a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -33,15 +34,17 @@ def bars(values: Sequence[float], marks: Collection[int], width: int, paint: Pai
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     middle = sorted(finite)[len(finite) // 2] if finite else 0.0
+    # A few values are drawn wide: what is four steps long is no speck.
+    wide = max(1, min(4, width // max(1, len(values))))
     for cell in _cells(len(values), width):
         inside = [values[i] for i in cell]
         marked = any(i in marks for i in cell)
         if not all(map(math.isfinite, inside)):
-            text.append("×", paint("nan"))
+            text.append("×" * wide, paint("nan"))
             continue
         # Of the values in a cell the one farthest from the middle: a spike is what is looked for.
         value = max(inside, key=lambda each: abs(each - middle))
-        text.append(_BARS[_level(value, low, high, len(_BARS))], paint("first" if marked else "key"))
+        text.append(_BARS[_level(value, low, high, len(_BARS))] * wide, paint("first" if marked else "key"))
     return text
 
 
@@ -180,14 +183,22 @@ def _framed(grid: list[list[tuple[str, str]]], low: float, high: float, paint: P
     return lines
 
 
+def _stride(count: int, labels: int) -> int:
+    """The least of 1, 2, 5, 10, 20 ... that puts no more than so many labels on an axis."""
+    stride = 1
+    for digit in itertools.cycle((2, 2.5, 2)):
+        if count <= stride * max(1, labels):
+            return stride
+        stride = round(stride * digit)
+    raise AssertionError
+
+
 def _axis(steps: Sequence[Any], column: Callable[[int], int], width: int, paint: Paint) -> Text:
     """Step numbers under their columns, as many as fit."""
     line = [" "] * width
     free = 0
     count = len(steps)
-    wanted = max(1, min(count - 1, width // 12)) if count > 1 else 1
-    positions = sorted({round(i * (count - 1) / wanted) for i in range(wanted + 1)}) if count > 1 else [0]
-    for position in positions:
+    for position in range(0, count, _stride(count, width // 10)):
         label = fmt.NONE if steps[position] is None else str(steps[position])
         at = min(column(position), width - len(label))
         if at >= free:
