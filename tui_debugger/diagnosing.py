@@ -16,7 +16,8 @@ from replay_core.errors import JobCancelledError, NotADumpError, RldbgError
 from replay_core.jobs import Document, Event, Job, Partial, Progress
 from tui_debugger.errands import Errands
 from tui_debugger.health import Health, merged
-from tui_debugger.state import LiveRun, Part
+from tui_debugger.live import LiveRun
+from tui_debugger.state import Part
 
 #: Seconds between two looks at a run that is followed.
 POLL_S = 1.0

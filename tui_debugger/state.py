@@ -18,6 +18,7 @@ from replay_core.replay.flags import MATRIX
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import default_flags
 from tui_debugger.health import Health
+from tui_debugger.live import LiveRun
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows
 
 SAMPLES_KEPT = 900
@@ -124,32 +125,6 @@ class Busy:
             return ""
         rate = self.done / spent
         return f" · {fmt.number(rate, 3)}/s · {fmt.seconds((self.total - self.done) / rate)} left"
-
-
-@dataclass(slots=True)
-class LiveRun:
-    """How a run is doing that is followed while it is written."""
-
-    last_step: int | None = None
-    silent_s: float | None = None
-    pace_s: float | None = None
-    waits: bool = False
-    """Nothing of it can be read yet."""
-
-    @property
-    def is_silent(self) -> bool:
-        """Nothing was written for much longer than a step takes."""
-        return self.silent_s is not None and self.silent_s > max(30.0, 5 * (self.pace_s or 0.0))
-
-    def __str__(self) -> str:
-        if self.waits:
-            return "following · nothing is written yet"
-        parts = ["following" if not self.is_silent else "stopped?"]
-        parts.append("no step yet" if self.last_step is None else f"last step {self.last_step}")
-        if self.silent_s is not None:
-            past = fmt.span(self.silent_s)
-            parts.append(f"nothing written for {past}" if self.is_silent else f"{past} ago")
-        return " · ".join(parts)
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ class FindingsPane(Rows):
         if state.health.doing and state.health.document is not None:
             parts.append(f"again: {state.health.doing}")
         self.border_subtitle = " · ".join(parts)
+        self.set_class(len(listed) > 3, "-more")
         if listed == self._lines and self.count:
             return
         here = self._lines[self.cursor] if self.cursor < len(self._lines) and self.cursor else None
