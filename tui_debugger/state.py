@@ -342,11 +342,13 @@ class State:
             )
         keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
         notes.append("c compares with another dump, r replays this record (5: its flags), m runs every combination")
-        if note := self.health.note():
-            keys = f"{note} · {keys}" if self.health.document else keys
-            notes[0] = notes[0] if self.health.document else f"{note} · {notes[0]}"
         if self.comparison:
             keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
+        note = self.health.note()
+        if note and self.health.document is not None:
+            return fmt.Answer("READY", "muted", note, [keys], notes)
+        if note:
+            notes[0] = f"{note} · {notes[0]}"
         return fmt.Answer("READY", "muted", keys, [], notes)
 
     def _done_so_far(self) -> str:

@@ -80,7 +80,11 @@ class ScriptedEngine:
         return streamed({**answer, "path": job.params["path"]}, on_event)
 
     async def _explain(self, job: Job, _on_event: OnEvent) -> Document:
-        return {"kind": "explanation", "id": job.params["id"], "text": f"{job.params['id']} looks at log-probabilities."}
+        return {
+            "kind": "explanation",
+            "id": job.params["id"],
+            "text": f"{job.params['id']} looks at log-probabilities.",
+        }
 
     async def _compare(self, job: Job, on_event: OnEvent) -> Document:
         answer = document("comparison")

@@ -41,8 +41,8 @@ SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
     "shifted-open": ((A,), ("7", "G", "enter")),
     "evidence": ((A,), ("7", "f")),
     "trends": ((A,), ("C", "j")),
-    "log-trends": ((LOG,), ("C",)),
-    "log-line": ((LOG,), ("f", "enter")),
+    "log-trends": ((LOG,), ()),
+    "log-evidence": ((LOG,), ("f",)),
     "help": ((A, B), ("question_mark",)),
     "filter": ((A, B), ("slash", *"DIFF.*mlp")),
 }

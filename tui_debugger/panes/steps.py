@@ -223,6 +223,8 @@ class StepsPane(Rows):
                 return None
             found, found_count = self._health.get(spot.scope.step, ("", 0))
             severity, count = worse(severity, found), count + found_count
+            if not severity and self._verdicts.get(spot.scope.step):
+                return None  # beside a verdict a ✓ would read as one
         elif not wrong:
             return None
         word, token = MARKS[severity]
