@@ -14,7 +14,7 @@ from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Partial, ignore
-from replay_core.records import RecordKey, Selection
+from replay_core.records import RecordKey, Run, Selection
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Document:
@@ -136,6 +136,11 @@ def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     return doc
 
 
+def _said_of(run: Run) -> tuple[Any, ...]:
+    """What a listing says beside the records."""
+    return run.dialect, run.problems, run.notes, run.models, run.flags
+
+
 def _explain_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return documents.document("explanation", id=params["id"], text=workbench.explain_rule(str(params["id"])))
 
@@ -150,13 +155,14 @@ def _follow_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     follower = _followed.get(path)
     if follower is None:
         _followed.clear()
-        follower, came, looked = _followed.setdefault(path, Follower(path)), [], True
+        follower = _followed.setdefault(path, Follower(path))
+        came, is_news = [], True
     else:
         before = follower.run
         came = follower.poll()
-        looked = follower.run is not before
+        is_news = bool(came) or _said_of(follower.run) != _said_of(before)
     whole = len(follower.run.records) - len(came) != int(params["have"])
-    return documents.following_document(follower.run, came, follower.pulse(), changed=looked or whole, whole=whole)
+    return documents.following_document(follower.run, came, follower.pulse(), changed=is_news or whole, whole=whole)
 
 
 class _RowStream:
