@@ -41,6 +41,10 @@ def main() -> None:
     _say(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, scale {asked.scale:g}; best of n, alternating\n\n")
     verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="rldbg-bench-", dir=asked.dir) as folder:
+        # Every side starts from compiled modules, as pip leaves them. Where a shell forbids bytecode, only what is
+        # installed has any, and the working tree would be compiled at every start.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(folder, "bytecode")
         inputs = Inputs(Path(folder), asked.scale)
         for name in asked.rows or ROWS:
             for result in ROWS[name](inputs):

@@ -42,7 +42,7 @@ from pathlib import Path
 from textual import events
 from textual.app import App
 from textual.driver import Driver
-from tui_debugger import app
+from tui_debugger import cli
 from tui_debugger.screens.moving import Moving
 came, done, took = [], [], []
 process, display, move = Driver.process_message, App._display, Moving.action_move
@@ -59,7 +59,7 @@ def displayed(self, screen, renderable):
     took.extend(time.perf_counter() - at for at in done)
     done.clear()
 Driver.process_message, App._display, Moving.action_move = processed, displayed, moved
-code = app.run_ui(Path(sys.argv[1]), Path(sys.argv[2]))
+code = cli.run(sys.argv[1:3])
 Path(sys.argv[3]).write_text(json.dumps(took))
 sys.exit(code)
 """

@@ -171,7 +171,7 @@ class _RowStream:
     One line of a hundred thousand entries would keep whoever reads it from doing anything else for a second.
     """
 
-    PIECE = 200
+    PIECE = 50
     PAUSE_S = 0.2
 
     def __init__(self, on_event: OnEvent) -> None:

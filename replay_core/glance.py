@@ -21,7 +21,7 @@ from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, Run, TensorRef
 from replay_core.samples import per_token, token_ids
 
-#: Pieces of `pages.CHUNK` elements that statistics look at; a tensor of more (8 M elements) is sampled.
+#: Pieces of `pages.CHUNK` elements that statistics look at; a tensor of more (16 M elements) is sampled.
 CHUNKS = 64
 #: Tokens of one sample shown at once.
 MAX_TOKENS = 512
@@ -72,6 +72,9 @@ def glance(
             part=None,
             detected=None,
             text=None,
+            part_b=None,
+            difference=None,
+            tokens=None,
         )
     if part:
         document["part"] = clean(sliced(ref_a, parse_slices(part)))

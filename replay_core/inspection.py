@@ -52,6 +52,10 @@ def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = 
         part=None,
         detected=None,
         text=None,
+        # What only `glance` looks for.
+        part_b=None,
+        difference=None,
+        tokens=None,
     )
 
 
@@ -152,7 +156,7 @@ def find_tensor(named: Named) -> TensorRef:
 def side(named: Named, ref: TensorRef) -> dict[str, Any]:
     run, record, _ = named
     looked = statistics(ref) if ref.is_readable and not ref.is_text else None
-    return {"path": str(run.path), "key": record.key.to_mapping(), **documents.field(ref, looked)}
+    return {"path": str(run.path), "key": record.key.to_mapping(), **documents.field(ref, looked), "sampled": None}
 
 
 def _verdict(a: Named, b: Named, ref: TensorRef) -> TensorVerdict | None:

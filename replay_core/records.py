@@ -85,10 +85,8 @@ class RecordKey:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        return {
-            "step": self.step, "micro": self.micro, "rank": self.rank, "role": self.role, "stage": self.stage,
-            "epoch": self.epoch, "minibatch": self.minibatch,
-        }  # fmt: skip
+        parts = ("step", "micro", "rank", "role", "stage", "epoch", "minibatch")
+        return {part: getattr(self, part) for part in parts}
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> RecordKey:
@@ -192,7 +190,7 @@ class TensorRef:
         """The same tensor with some parts said otherwise."""
         changed = TensorRef(
             self.name, self.dtype, self.shape, self.source, self.canonical, self.alignment, self.pad, self.rows,
-            self.order, self.digest, self.sentinel,
+            self.order, self.digest, self.sentinel, self.line,
         )  # fmt: skip
         for part, value in changes.items():
             setattr(changed, part, value)

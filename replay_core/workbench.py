@@ -6,9 +6,7 @@ Imports of what a job does not need are left to the job: a reader child never pa
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +160,7 @@ def compare_dumps(
     """
     from replay_core.compare import compare_runs
     from replay_core.compare.renaming import Renames
+    from replay_core.compare.scope import records_of_scope
     from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
     tolerances = load_tolerances(tolerance_file) if tolerance_file is not None else DEFAULT
@@ -173,7 +172,7 @@ def compare_dumps(
     if scope_b is None:
         records_b = _chosen(run_b, chosen)
     else:
-        records_b = _as_scope(run_b, scope_b, {part: chosen.get(part) for part in scope_b})
+        records_b = records_of_scope(run_b, scope_b, {part: chosen.get(part) for part in scope_b})
     if summarised is None:
         summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
     compared = compare_runs(
@@ -198,19 +197,6 @@ def compare_dumps(
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
     return run.select(**chosen) if chosen else None
-
-
-def _as_scope(run: Run, scope: dict[str, int | None], asked: dict[str, Any]) -> list[Record]:
-    """The records of a scope under the keys of the one they are set against: pairing goes by key."""
-    wanted = {name: Selection.parse(value) for name, value in scope.items() if value is not None}
-    keys = {name: next(iter(one.numbers)) for name, one in asked.items() if one is not None and one.numbers}
-    named = {name: value for name, value in keys.items() if scope.get(name) is not None}
-    found = []
-    for record in run.select(**wanted):  # type: ignore[arg-type]
-        stand_in = copy.copy(record)
-        stand_in.key = replace(record.key, **named)
-        found.append(stand_in)
-    return found
 
 
 def _with_texts(doc: Document, run: Run) -> Document:
@@ -294,7 +280,9 @@ def diagnose(
     step: Selection | None = None,
     on_event: OnEvent = ignore,
 ) -> Document:
-    """A diagnosis document of a dump or a log; several paths are one run. `rules` are the ids to run; empty: all.
+    """A diagnosis document of a dump or a log. Several paths are one run; the runs of one folder are diagnosed apart.
+
+    `rules` are the ids to run; empty: all.
 
     Raises:
         RequestError: there is no rule of such an id.
@@ -303,11 +291,17 @@ def diagnose(
     from replay_core.diagnose.case import Case
     from replay_core.diagnose.engine import chosen_rules
     from replay_core.diagnose.engine import diagnose as judge
+    from replay_core.diagnose.several import together
     from replay_core.diagnose.signals import Signals
+    from replay_core.dumps.several import runs_inside
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more)
+    if inside := [] if more else runs_inside(run.path, run.records):
+        runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
+        cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
+        return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
     signals = Signals.of(run, step)
     case = Case(run, signals, step)
     return diagnosis_document(run, judge(case, rules, on_event), signals.series_block() if signals else ())

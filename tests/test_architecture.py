@@ -26,6 +26,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("dumps", "objectives"),
     ("measure", "samples", "decoding"),
     ("layout", "pages"),
+    ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
     ("errors",),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -109,7 +110,12 @@ class RldbgApp(App[None]):
         if self._problems:
             text = "\n".join(self._problems)
             self.notify(text, title="settings", severity="warning", markup=False, timeout=15)
-        await self.push_screen(self.debugger)
+
+    def get_default_screen(self) -> Screen[Any]:
+        return self.debugger
+
+    def on_ready(self) -> None:
+        # Not sooner: while it starts, textual calls back before anything is painted.
         self.debugger.call_after_refresh(self._begin)
 
     def _end(self, code: int) -> None:
@@ -134,6 +140,9 @@ class RldbgApp(App[None]):
     async def _begin(self) -> None:
         a, b = self._paths
         await self.debugger.mount_rest()
+        if not gc.isenabled():  # the command held it back; what stands here now stays
+            gc.freeze()
+            gc.enable()
         self.set_interval(_KEEP_S, self._keep_place)
         self.debugger.run_worker(self._first_look(a, b), group="job")
 

@@ -5,8 +5,10 @@ No textual here. Opening, looking and comparing; replays are in `replaying.py`.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -315,16 +317,19 @@ class Session(Replaying, Diagnosing):
                 self._changed(Part.TENSORS)
             elif "tensors" in part:
                 final.extend(part["tensors"])
+            _keep(len(state.rows) + len(final))
 
         document = await self._run(Job("compare", {**params, "stream": True}), what, on_part=take)
         return {**document, "tensors": final or document.get("tensors") or []}
 
     async def _show_comparison(self, document: Document) -> None:
-        rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
+        rows: list[TensorRow] = []
+        coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
+        while fresh := list(islice(coming, _AT_ONCE)):
+            rows += fresh
+            _keep(len(rows))
+            await asyncio.sleep(0)  # a long list is made between two keys
         self.state.show_comparison(document, rows)
-        if len(rows) > _MANY:
-            # What stays for the whole session need not be looked through at every collection: that stops the keys.
-            gc.freeze()
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
         answer = self.state.answer()
         self._log(answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": "))
@@ -337,7 +342,13 @@ class Session(Replaying, Diagnosing):
         return [snapshot.write_new(folder, document) for document in snapshot.documents(self.state)]
 
 
-_MANY = 5_000
+_MANY, _AT_ONCE = 5_000, 2_000
+
+
+def _keep(count: int) -> None:
+    """Of a long list: what stays need not be looked through at every collection, which stops the keys for 80 ms."""
+    if count > _MANY:
+        gc.freeze()
 
 
 def _scope_of(before: remembered.Place, records: list[Document]) -> Scope | None:

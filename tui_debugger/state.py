@@ -19,7 +19,7 @@ from tui_debugger import format as fmt
 from tui_debugger.flag_choices import default_flags
 from tui_debugger.health import Health
 from tui_debugger.live import LiveRun
-from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows
+from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows, scopes
 
 SAMPLES_KEPT = 900
 #: Dialects of runs that are lines and curves.
@@ -184,6 +184,8 @@ class State:
     filter_error: str | None = None
     several_records: bool = False
     """Whether the rows come from more than one rank or micro-batch."""
+    _scopes: set[tuple[Any, Any]] = field(default_factory=set)
+    """The (rank, micro) of the rows of a comparison that still runs."""
 
     def show_comparison(self, document: Document, rows: list[TensorRow] | None = None) -> None:
         """Make a comparison the thing the tensor list shows, its first divergence selected.
@@ -194,7 +196,7 @@ class State:
         if rows is None:
             rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
         self.rows = rows
-        self._see_keys(rows)
+        self.several_records = len(scopes(rows)) > 1
         self.refilter()
         self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
 
@@ -202,28 +204,21 @@ class State:
         """A comparison begins: its rows are shown as they are judged."""
         self.rows, self.shown, self.live, self.shows_record = [], [], True, False
         self.selected, self.several_records, self.comparison = 0, False, None
+        self._scopes.clear()
 
     def add_live(self, tensors: Sequence[Mapping[str, Any]]) -> None:
         """More rows of the comparison that runs. The first diverging one is selected, and stays so."""
         start = len(self.rows)
         fresh = list(comparison_rows(tensors, None))
         self.rows += fresh
-        self._see_keys(fresh)
+        self._scopes |= scopes(fresh)
+        self.several_records = len(self._scopes) > 1
         self.shown += matching(self.rows, self._wanted(), start, len(self.rows))
         if self.early is None or not any(row.diverges for row in fresh):
             return
         here = self.row
         if here is None or not here.diverges:
             self.selected = next(start + i for i, row in enumerate(fresh) if row.diverges)
-
-    def _see_keys(self, rows: Sequence[TensorRow]) -> None:
-        keys = set()
-        for row in rows:
-            key = row.entry.get("a_key") or row.entry.get("b_key") or {}
-            keys.add((key.get("rank"), key.get("micro")))
-            if len(keys) > 1:
-                break
-        self.several_records = len(keys) > 1 or (self.live and self.several_records)
 
     def _first_difference(self) -> int:
         """The row to look at where nothing diverges: the first that is not bitwise the same."""
@@ -260,7 +255,8 @@ class State:
 
     def refilter(self) -> None:
         """Apply filter and order to every row."""
-        self.take_shown(matching(self.rows, self._wanted(), 0, len(self.rows)))
+        everything = range(len(self.rows))
+        self.take_shown(matching(self.rows, self._wanted(), 0, len(self.rows)) if self.filter else list(everything))
 
     def filter_slice(self, start: int, stop: int) -> list[int]:
         """What the filter lets through of a part of the rows: a long list is filtered between two keys."""

@@ -50,6 +50,12 @@ def comparison_rows(tensors: Iterable[Mapping[str, Any]], first: Mapping[str, An
         yield TensorRow(str(entry["name"]), str(entry.get("verdict", "")), entry, is_first)
 
 
+def scopes(rows: Iterable[TensorRow]) -> set[tuple[Any, Any]]:
+    """The (rank, micro) that rows come from."""
+    keys = (row.entry.get("a_key") or row.entry.get("b_key") or {} for row in rows)
+    return {(key.get("rank"), key.get("micro")) for key in keys}
+
+
 def record_rows(fields: Iterable[Mapping[str, Any]]) -> Iterator[TensorRow]:
     """The rows of a record's own tensors."""
     for entry in fields:

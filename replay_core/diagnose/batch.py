@@ -38,6 +38,8 @@ class Batch(Laid):
     ) -> None:
         super().__init__(step, spine, others, records, run)
         self.unreadable = unreadable
+        #: Files that hold samples of another file, said in words.
+        self.repeated: list[str] = []
         #: Sheets of the step with tokens that share none with these samples.
         self.strangers: list[Sheet] = []
 
@@ -115,13 +117,29 @@ class Batch(Laid):
         """Whether a token counts in the loss: the loss mask, else the response mask, and no sample left out."""
         mask = self.column("loss_mask") or self.column("response_mask")
         if mask is None:
-            return None
+            return self._emptied()
         trained_N: Array = mask.said_N & (mask.values_N != 0)
         for name, wanted in (("sample_mask", True), ("remove_sample", False)):
             kept_B = self.per_sample(name)
             if kept_B is not None:
                 trained_N = trained_N & np.repeat((kept_B != 0) == wanted, self.lengths_B)
         return trained_N
+
+    def _emptied(self) -> Array | None:
+        """No token at all, where a mask is recorded that is zero to the last entry: what it masks out, no sample
+        holds.
+        """
+        for name in ("loss_mask", "response_mask"):
+            refs = next((refs for sheet, _ in self.sheets if (refs := sheet.refs(name))), None)
+            if refs and self.spine.has_tokens and not any(pages.array(ref).any() for ref in refs):
+                return np.zeros(int(self.lengths_B.sum()), dtype=bool)
+        return None
+
+    @property
+    def unheard_B(self) -> Array:
+        """Samples whose response was masked out whole, and was cut off at the limit [B]."""
+        each = [(self.spine.parts[part].unheard, row) for part, row in self.spine.index]
+        return np.array([rows is not None and rows[row] for rows, row in each], dtype=bool)
 
     @property
     def pad_id(self) -> int | None:
@@ -272,10 +290,25 @@ class Batch(Laid):
         if each is not None:
             return each
         for name in ("token_scores", "token_rewards"):
-            column = self.column(name)
-            if column is not None and self.lengths_B.sum():
-                return self.sum(np.where(column.said_N, column.values_N, 0.0))
+            scores_B = self.summed(name)
+            if scores_B is not None:
+                return scores_B
         return None
+
+    def summed(self, name: str) -> Array | None:
+        """Each sample's sum of a per-token tensor [B]: the whole row, as trainers sum it. A reward that lies where the
+        mask ends no longer is a reward all the same.
+        """
+        for sheet, places in self.sheets:
+            refs = sheet.refs(name)
+            if refs and all(ref.rows is None and len(ref.shape) == 2 for ref in refs) and None not in places:
+                rows = [pages.array(ref).astype(np.float64).sum(1) for ref in refs]
+                if all(row.size == len(part) for row, part in zip(rows, sheet.parts, strict=True)):
+                    return np.array([rows[part][row] for part, row in (sheet.index[at] for at in places)])  # type: ignore[index]
+        column = self.column(name)
+        if column is None or not self.lengths_B.sum():
+            return None
+        return self.sum(np.where(column.said_N, column.values_N, 0.0))
 
     @property
     def advantage_B(self) -> Array | None:
@@ -326,8 +359,27 @@ class Batch(Laid):
 def batches_of(step: int | None, records: list[Record], run: Run | None = None) -> list[Batch]:
     """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside."""
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
-    sheets, unreadable = sheets_of(trained)
-    batches = [Batch(step, spine, others, trained, unreadable, run) for spine, others in joined(sheets)]
+    sheets, unreadable, repeated = sheets_of(trained)
+    batches = []
+    for spine, others in joined(sheets):
+        own = step if any(part.record.key.step is not None for part in spine.parts) else None
+        batches.append(Batch(step if others else own, spine, others, trained, unreadable, run))
+        repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
-        batch.strangers = [each.spine for each in batches if each is not batch and each.spine.has_tokens]
+        batch.repeated = repeated
+        # Records of no step may be of any: that they share no tokens with these says nothing.
+        batch.strangers = [
+            each.spine for each in batches if each is not batch and each.spine.has_tokens and each.step == batch.step
+        ]
     return batches
+
+
+def _is_repeat(spine: Sheet, other: Sheet, places: list[int | None]) -> bool:
+    """Whether a sheet that names no step is the batch over again: all its samples, and nothing the batch has not."""
+    unnamed = {part.record.key.step for sheet in (spine, other) for part in sheet.parts}
+    return None in unnamed and len(unnamed) == 2 and None not in places and len(spine) == len(other)
+
+
+def _repeats(spine: Sheet, other: Sheet) -> str:
+    named, again = spine.parts[0].record.path.name, other.parts[0].record.path.name
+    return f"{again} holds the same {len(spine)} samples as {named}: counted once"

@@ -18,6 +18,8 @@ class Case:
         self.step = step
         #: Records that could not be read, found on the way.
         self.unreadable: list[str] = []
+        #: Records whose samples another record already holds, and were counted once.
+        self.repeated: list[str] = []
 
     def records(self) -> list[Record]:
         """The records of the chosen steps; all of them where nothing was chosen.
@@ -32,6 +34,11 @@ class Case:
         by_step: dict[int | None, list[Record]] = {}
         for record in self.records():
             by_step.setdefault(record.key.step, []).append(record)
+        if len(by_step) == 2 and None in by_step:
+            # A file that names no step, beside files of one step: that step is meant. What shares no samples with
+            # them stays a batch of its own.
+            (named,) = (step for step in by_step if step is not None)
+            by_step = {named: by_step[named] + by_step[None]}
         return sorted(by_step.items(), key=lambda item: -1 if item[0] is None else item[0])
 
     def batches(self) -> Iterator[Batch]:
@@ -43,6 +50,7 @@ class Case:
                 continue
             for batch in batches_of(step, records, self.run):
                 self.unreadable += [what for what in batch.unreadable if what not in self.unreadable]
+                self.repeated += [what for what in batch.repeated if what not in self.repeated]
                 yield batch
                 batch.release()
             for record in records:

@@ -117,7 +117,7 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
             found += _run(rule, case, lambda _name: True, seen[rule.id])
     checked = tuple(dict.fromkeys(rule.id for rule in chosen if seen[rule.id].looked))
     skipped = tuple(Skipped(id, _why(met)) for id, met in seen.items() if not met.looked)
-    notes = (*(f"not read: {what}" for what in case.unreadable), *case.run.notes)
+    notes = (*(f"not read: {what}" for what in case.unreadable), *case.repeated, *case.run.notes)
     return Diagnosis(tuple(ranked(merged(found))), checked, skipped, tuple(dict.fromkeys(notes)))
 
 

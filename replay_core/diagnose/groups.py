@@ -113,8 +113,8 @@ def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def variants(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
-    """Every advantage a framework computes from rewards and groups alone, by what it is called."""
+def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> Iterator[tuple[str, Array]]:
+    """Every advantage a framework computes from rewards, groups and numbers of tokens, by what it is called."""
     for unbiased in (True, False):
         divisor = "n - 1" if unbiased else "n"
         for epsilon in _EPSILONS:
@@ -131,8 +131,26 @@ def variants(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
                     f"(r - batch mean) / (batch std{add}), std over {divisor}",
                     advantages.normalised(reward_B, unbiased=unbiased, epsilon=epsilon),
                 )
-    yield "r - group mean (Dr. GRPO)", advantages.group_centred(reward_B, group_B)
+    centred_B = advantages.group_centred(reward_B, group_B)
+    yield "r - group mean (Dr. GRPO)", centred_B
     yield "r - mean of the group's others (RLOO)", advantages.leave_one_out(reward_B, group_B)
+    yield (
+        "(r - group mean) x responses / responses with a reward (GPG)",
+        advantages.group_centred_upweighted(reward_B, group_B),
+    )
+    yield "the lead of a group's best over its second (pass@k)", advantages.best_margin(reward_B, group_B)
+    if tokens_B is None or not tokens_B.sum() > 1:
+        return
+    yield "r - group mean weighted by length (OPO)", advantages.length_weighted_centred(reward_B, group_B, tokens_B)
+    others_B = advantages.leave_one_out(reward_B, group_B)
+    for unbiased in (True, False):
+        for what, scores_B in (
+            ("r", reward_B),
+            ("r - group mean", centred_B),
+            ("r - mean of the group's others", others_B),
+        ):
+            name = f"{what}, whitened over the tokens of the batch, std over {'n - 1' if unbiased else 'n'}"
+            yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
 def _rewards(batch: Batch) -> Iterator[tuple[str, Array]]:
@@ -140,9 +158,9 @@ def _rewards(batch: Batch) -> Iterator[tuple[str, Array]]:
     if batch.reward_B is not None:
         yield "rewards", batch.reward_B
     for name in ("token_rewards", "token_scores"):
-        column = batch.column(name)
-        if column is not None:
-            yield name, batch.sum(np.where(column.said_N, column.values_N, 0.0))
+        scores_B = batch.summed(name)
+        if scores_B is not None:
+            yield name, scores_B
 
 
 def _matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: Array) -> str | None:
@@ -179,7 +197,8 @@ def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[
       "2501.03262")  # fmt: skip
 def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     """Recomputes (r - mean) / (std + e) for e in {1e-4, 1e-6, 1e-8, 0}, std over n and n - 1, in the group and in the
-    batch, without the std (Dr. GRPO), leave-one-out (RLOO): one must agree to 1e-4 (2e-2 in bf16).
+    batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
+    whitened over tokens, each as it is or clipped: one must agree to 1e-4 (2e-2 in bf16).
 
     Where one does, it is named (info). Where none does: a warning, and an error where a known mistake does agree:
     the sign turned, another grouping, another sample's advantage, zeros although rewards differ.
@@ -206,7 +225,8 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     heard_B = advantage_B[kept_B]
     named = batch.group_is_named
     for what, candidate_B in _rewards(batch):
-        name = _matching(heard_B, _zeroed(variants(candidate_B, group_B), kept_B), close)
+        known = list(_zeroed(_known(batch, candidate_B, group_B), kept_B))
+        name = _matching(heard_B, iter(known), close) or _matching(heard_B, _clipped(heard_B, known), close)
         if name is not None:
             if not np.abs(heard_B).max() > 0:
                 return  # zeros agree with every variant
@@ -220,12 +240,10 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
                 where=batch.where("advantages"),
             )
             return
-    if not named:
-        raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     place = batch.where("advantages", sample=int(np.flatnonzero(kept_B)[0]))
-    severity, claim, cause = _mistake(batch, heard_B, kept_B, close)
+    severity, claim, cause = (_mistake if named else _turned)(batch, heard_B, kept_B, close)
     if severity is None:
-        raise Skip(cause)
+        raise Skip(cause or "groups are not named in the dump, and equal prompts as groups explain no known variant")
     expected_B = advantages.group_normalised(reward_B, group_B)[kept_B]
     worst = int(np.abs(heard_B - expected_B).argmax())
     yield finding(
@@ -258,23 +276,18 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
         )
     if _is_raw(batch):
         return "error", "advantages are the raw rewards: nothing is subtracted", "no baseline is computed"
-    flipped = _matching(-heard_B, _zeroed(variants(reward_B, group_B), kept_B), close)
-    if flipped is not None:
-        return (
-            "error",
-            f"advantages have the wrong sign: they are -1 x {flipped}",
-            "the sign is turned twice, or not at all",
-        )
+    turned = _turned(batch, heard_B, kept_B, close)
+    if turned[0] is not None:
+        return turned
     for how, other_B in _groupings(batch):
-        found = _matching(heard_B, _zeroed(variants(reward_B, other_B), kept_B), close)
+        found = _matching(heard_B, _zeroed(_known(batch, reward_B, other_B), kept_B), close)
         if found is not None:
             return (
                 "error",
                 f"advantages are computed in the wrong groups: {found}, with {how}",
                 "samples are grouped by their place in a batch that was reordered, not by their prompt",
             )
-    for name, values_B in variants(reward_B, group_B):
-        values_B = values_B[kept_B]
+    for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B):
         if (
             np.isfinite(values_B).all()
             and _agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min()))
@@ -292,6 +305,41 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
         "advantages are none of the variants that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )
+
+
+def _turned(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str | None, str, str]:
+    """Severity, claim and cause of advantages that are a known variant with the sign turned; else None first."""
+    reward_B, group_B = batch.reward_B, batch.group_B
+    assert reward_B is not None
+    assert group_B is not None
+    flipped = _matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
+    if flipped is None or not np.abs(heard_B).max() > 0:
+        return None, "", ""
+    return (
+        "error",
+        f"advantages have the wrong sign: they are -1 x {flipped}",
+        "the sign is turned twice, or not at all",
+    )
+
+
+def _known(batch: Batch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
+    trained_N = batch.trained_N
+    yield from variants(reward_B, group_B, None if trained_N is None else batch.count(trained_N).astype(np.float64))
+    baseline_B = batch.per_sample("reward_baselines")
+    if baseline_B is not None:
+        yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
+
+
+def _clipped(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+    """Variants cut off at the largest and smallest advantage, where most of the batch lies between the two."""
+    low, high = float(heard_B.min()), float(heard_B.max())
+    moving_B = heard_B[heard_B != 0]
+    inside_B = (moving_B > low) & (moving_B < high)
+    if not low < 0 < high or float(inside_B.mean()) < 0.5 or np.unique(moving_B[inside_B]).size < 3:
+        return
+    for name, values_B in known:
+        yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
 
 
 def _groupings(batch: Batch) -> Iterator[tuple[str, Array]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.columns import Scalar
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.ratio import ratios
 from replay_core.diagnose.rule import Skip, rule
@@ -18,6 +18,9 @@ from replay_core.objectives import policy_loss, reductions
 
 #: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
 CLOSE, FLOOR = 1e-4, 1e-6
+#: How many times the weight of another a token may have through its micro-batch's own denominator. Micro-batches of
+#: genuine runs lie within 1.6.
+UNEVEN = 3.0
 #: A displayed loss below this is "0.0000".
 ZERO = 1e-4
 
@@ -78,8 +81,10 @@ def reduction(batch: Batch) -> Iterator[Finding]:
     as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
-    The one that does is named (info). An error where only a denominator that counts padding does; a warning where none
-    does. Skipped where `loss` alone is logged (it may hold KL and entropy terms) and agrees with nothing.
+    The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
+    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update. An error where only
+    a denominator that counts padding does; a warning where none does. Skipped where `loss` alone is logged (it may hold
+    KL and entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
     if not parts:
@@ -106,6 +111,10 @@ def reduction(batch: Batch) -> Iterator[Finding]:
     if agreed:
         order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
         name = min(agreed, key=order.index)
+        uneven = _uneven(parts) if name == order[0] else None
+        if uneven is not None:
+            yield uneven
+            return
         yield finding(
             "D28",
             "info",
@@ -148,6 +157,37 @@ def reduction(batch: Batch) -> Iterator[Finding]:
         next_step=look_at(place),
         where=place,
     )
+
+
+def _uneven(parts: list[_Part]) -> Finding | None:
+    """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
+    counts = [int((part.mask_BT != 0).sum()) for part in parts]
+    heard = [(count, part.logged) for count, part in zip(counts, parts, strict=True) if count]
+    if len(heard) < 2:
+        return None
+    (fewest, small), (most, large) = min(heard, key=lambda each: each[0]), max(heard, key=lambda each: each[0])
+    if most < UNEVEN * fewest:
+        return None
+    key = small.record.key
+    place = Where(step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
+                  tensor=small.name, path=str(small.record.path))  # fmt: skip
+    return finding(
+        "D28",
+        "warning",
+        f"{small.name} is a mean over each micro-batch's own tokens: a token of the smallest weighs "
+        f"{most / fewest:.2g} times one of the largest",
+        evidence=[
+            shown("tokens of the smallest micro-batch", fewest, f"> {most / UNEVEN:.4g}", small.record.path.name),
+            shown("tokens of the largest", most, None, large.record.path.name),
+            shown("mean of the micro-batches' losses", float(np.mean([part.logged.value for part in parts]))),
+            shown("token-mean over all of them", float(np.average([part.logged.value for part in parts],
+                                                                   weights=counts))),
+        ],
+        cause="the denominator is the micro-batch's token count, not the update's: accumulated gradients are no "
+        "token-mean, and change with how samples are split into micro-batches",
+        next_step=look_at(place) + "   # divide by the tokens of the whole update instead",
+        where=place,
+    )  # fmt: skip
 
 
 def _agree(a: float, b: float) -> bool:

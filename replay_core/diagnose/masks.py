@@ -49,7 +49,9 @@ def empty_loss(batch: Batch) -> Iterator[Finding]:
         return
     if empty_B.any():
         cut_B = truncated(batch)
-        on_purpose = cut_B is not None and bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
+        # A trainer that masks them out of its attention too leaves no response to measure, only ids.
+        cut_B = batch.unheard_B if cut_B is None else cut_B | batch.unheard_B
+        on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
         yield finding(
             "D07",
             "info" if on_purpose or _dropped(batch, empty_B) else "warning",

@@ -55,6 +55,9 @@ class Rows:
     """Of ragged rows that are padded to the longest of their group: which entries hold a token."""
     after: list[int | None] | None = None
     """The id in the column after each sample's last token, None at the edge: an end that the mask left out."""
+    unheard: list[bool] | None = None
+    """Whether ids that no mask attends to fill the columns after the sample to the last: a response that was
+    masked out whole, cut off at the limit."""
     siblings: list[Record] = field(default_factory=list)
     """Records of the same micro-batch whose rows are these samples: its losses."""
 
@@ -104,7 +107,8 @@ class Rows:
         if shift is None:
             return None
         set_BT = pages.array(ref) != 0
-        held_BS = np.zeros((len(self), self.width), dtype=bool)
+        # A full-width mask of the next token has a last column that is about no token at all.
+        held_BS = np.zeros((len(self), max(self.width, shift + ref.shape[1])), dtype=bool)
         for row, columns in enumerate(self.slots):
             held_BS[row, columns] = True
         strays = np.argwhere(set_BT & ~held_BS[:, shift : shift + ref.shape[1]])
@@ -229,6 +233,7 @@ def _with_ids(record: Record, fields: Sequence[TensorRef]) -> Rows | None:
     found = Rows(record, [at.size for at in slots], tokens, slots, width, pad_id=pad_id, padding_known=known)
     ends = [int(at[-1]) + 1 if at.size else width for at in slots]
     found.after = [int(row[end]) if end < width else None for row, end in zip(ids_BS, ends, strict=True)]
+    found.unheard = [_is_written(row[end:]) for row, end in zip(ids_BS, ends, strict=True)]
     prompts, responses = find(fields, "prompt_ids"), find(fields, "response_ids")
     if prompts is None or responses is None or len(prompts.shape) != 2 or len(responses.shape) != 2:
         return found
@@ -322,6 +327,11 @@ def _response_starts(rows: Rows, fields: Sequence[TensorRef]) -> list[int] | Non
 def _most_common(ids: Array) -> int:
     values, counts = np.unique(ids, return_counts=True)
     return int(values[counts.argmax()])
+
+
+def _is_written(tail: Array) -> bool:
+    """Whether these ids are text to the last: padding repeats one id."""
+    return bool(tail.size >= 2 and tail[-1] != tail[-2] and np.unique(tail).size >= 2)
 
 
 def _real(values: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import rule
+from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, share, shown
 
 #: A spread this small beside the rewards themselves is rounding: rewards are stored as float32.
@@ -55,15 +55,20 @@ def _has_other_baseline(batch: Batch, equal_G: Array) -> bool:
     return bool(values.size and values.max() > 1e-3)
 
 
-@rule("D01", "no group has a spread of rewards", link="rewards", scope="batch", needs=("rewards", "group"),
+@rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",
+      needs=("rewards|advantage", "group|advantage"),
       source="GRPO notes (text 002), trl#3857; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: Batch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.5 and more a warning.
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
     advantages of it. Silent where equal rewards still have advantages (a critic, or the batch, is the baseline).
-    When every group's rewards are equal but the groups differ from each other, D03 says so instead.
+    When every group's rewards are equal but the groups differ from each other, D03 says so instead. Where no rewards
+    are recorded, advantages that are all 0 are an error.
     """
+    if not (batch.has("rewards") and batch.has("group")):
+        yield from _all_zero(batch)
+        return
     equal_G, compared_G = _equal(batch)
     total, count = int(compared_G.sum()), int(equal_G.sum())
     if not total or count / total < MOSTLY or _has_other_baseline(batch, equal_G):
@@ -93,6 +98,28 @@ def zero_spread(batch: Batch) -> Iterator[Finding]:
         if everywhere
         else "prompts are too easy or too hard for this policy; they cost rollouts and give no gradient",
         next_step=look_at(place) + "   # then score two different responses by hand",
+        where=place,
+    )
+
+
+def _all_zero(batch: Batch) -> Iterator[Finding]:
+    column, trained_N = batch.column("advantages"), batch.trained_N
+    assert column is not None
+    heard_N = column.said_N if trained_N is None else column.said_N & trained_N
+    if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
+        raise Skip("needs rewards and groups; the advantages alone are not all 0")
+    place = batch.where("advantages", sample=0)
+    yield finding(
+        "D01",
+        "error",
+        f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
+        evidence=[
+            shown("largest |advantage|", 0.0, "> 0", column.source),
+            shown("rewards in the dump", batch.has("rewards")),
+        ],
+        cause="no group has a spread of rewards, or advantages are cleared before the loss; the dump holds no "
+        "rewards and groups to tell which",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
         where=place,
     )
 

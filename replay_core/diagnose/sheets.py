@@ -65,10 +65,14 @@ def _field(fields: Iterable[TensorRef], name: str) -> TensorRef | None:
     return None
 
 
-def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str]]:
-    """Every sheet of these records, and what could not be read. A shard that repeats samples by id counts once."""
+def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[str]]:
+    """Every sheet of these records, what could not be read, and what is there twice, in words.
+
+    A shard that repeats samples by id counts once, and so does a second file of the same tensors of the same samples.
+    """
     parts: dict[tuple[str, str | None], list[Rows]] = defaultdict(list)
     unreadable: list[str] = []
+    repeated: list[str] = []
     seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     micros: dict[tuple[Any, ...], Rows] = {}
     for record in records:
@@ -87,12 +91,34 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str]]:
         ids = _sample_ids(record) if record.key.rank else None
         if ids and seen[family] and ids <= seen[family]:
             continue  # a tensor-parallel twin
+        twin = next((part for part in parts[family] if _is_copy(rows, part)), None)
+        if twin is not None:
+            again, first = record.path.name, twin.record.path.name
+            repeated.append(f"{again} holds the same {len(rows)} samples as {first}: counted once")
+            continue
         seen[family] |= _sample_ids(record) or set()
         parts[family].append(rows)
         if rows.tokens is not None and record.key.micro is not None:
             micros[micro] = rows
     return [Sheet(f"{role}/{stage}" if role not in (None, "actor") else stage, found)
-            for (stage, role), found in parts.items()], unreadable  # fmt: skip
+            for (stage, role), found in parts.items()], unreadable, repeated  # fmt: skip
+
+
+def _is_copy(rows: Rows, other: Rows) -> bool:
+    """Whether two files that name neither step nor stage hold the same fields of the same samples.
+
+    Where a stage is known, the same samples come again on purpose: in every epoch, and on tensor-parallel ranks.
+    """
+    a, b = rows.record, other.record
+    if a.key.stage != "tensors" or a.path == b.path or rows.tokens is None or other.tokens is None:
+        return False
+    if rows.lengths != other.lengths or _shapes(a) != _shapes(b):
+        return False
+    return all(np.array_equal(x, y) for x, y in zip(rows.tokens, other.tokens, strict=True))
+
+
+def _shapes(record: Record) -> set[tuple[Any, ...]]:
+    return {(ref.name, ref.shape) for ref in record.tensors()}
 
 
 def _sample_ids(record: Record) -> set[Any] | None:

@@ -36,6 +36,7 @@ from replay_core.dumps import (
 from replay_core.dumps.completeness import being_written, holes
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.row_tables import ROW_DIALECTS
+from replay_core.dumps.several import runs_inside, said_once
 from replay_core.errors import DumpError, NotADumpError, RequestError
 from replay_core.records import Problem, Record, RecordKey, Run, TensorRef
 
@@ -90,7 +91,11 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
     gc.disable()
     try:
         parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one)]
-        return parts[0] if len(parts) == 1 else _joined(Path(path), parts)
+        run = parts[0] if len(parts) == 1 else _joined(Path(path), parts)
+        inside = [] if more else runs_inside(run.path, run.records)
+        if inside:
+            run.problems = said_once(run.path, inside, run.problems)
+        return run
     finally:
         if was_collecting:
             gc.enable()

@@ -193,6 +193,8 @@ class AsyncChild:
                 continue
             if "event" in message:
                 pending.deliver(event_from_mapping(message))
+                # Lines that have arrived are read without ever waiting: whoever shares the loop gets a turn after each.
+                await asyncio.sleep(0)
             else:
                 pending.finished.set()
                 pending.settle(message)

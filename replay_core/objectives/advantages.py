@@ -66,3 +66,50 @@ def group_centred_over_batch_std(
     divisor = max(len(rewards_B) - (1 if unbiased else 0), 1)
     std = ((centred_B * centred_B).sum() / divisor) ** 0.5
     return group_centred(rewards_B, group_ids_B) / (std + epsilon)
+
+
+def whitened(scores_B: Array, tokens_B: Array, *, unbiased: bool = True, epsilon: float = 1e-8) -> Array:
+    """(s - mean) / sqrt(var + epsilon) where mean and var are over *tokens*: a long response counts as often as it has
+    tokens. `tokens_B` is each response's number of tokens that count.
+
+    Source: verl `masked_whiten` (n - 1) and OpenRLHF's normalisation of advantages (n), which REINFORCE++ and
+    REINFORCE++-baseline (arXiv 2501.03262) end with there.
+    """
+    total = tokens_B.sum()
+    centred_B = scores_B - (scores_B * tokens_B).sum() / total
+    variance = (centred_B * centred_B * tokens_B).sum() / (total - unbiased).clip(1)
+    return centred_B / (variance + epsilon) ** 0.5
+
+
+def length_weighted_centred(rewards_B: Array, group_ids_B: Array, tokens_B: Array) -> Array:
+    """OPO's advantage: r - mean of its group weighted by response length.
+
+    Source: arXiv 2505.23585, equation 8; verl `compute_opo_outcome_advantage`.
+    """
+    index_B, groups = group_index(group_ids_B)
+    weight_G = group_sum(tokens_B, index_B, groups).clip(1)
+    return rewards_B - (group_sum(rewards_B * tokens_B, index_B, groups) / weight_G)[index_B]
+
+
+def group_centred_upweighted(rewards_B: Array, group_ids_B: Array) -> Array:
+    """GPG's advantage: (r - mean of its group) x responses / responses with a reward that is not 0.
+
+    Source: arXiv 2504.02546, section 3; verl `compute_gpg_outcome_advantage`.
+    """
+    rewarded = ((rewards_B != 0) * 1).sum().clip(1)
+    return group_centred(rewards_B, group_ids_B) * (len(rewards_B) / rewarded)
+
+
+def best_margin(rewards_B: Array, group_ids_B: Array) -> Array:
+    """Pass@k's advantage: the best response of a group has its lead over the second best, every other 0.
+
+    Source: arXiv 2503.19595; verl `compute_grpo_passk_outcome_advantage`, undivided by the std. numpy only.
+    """
+    index_B, groups = group_index(group_ids_B)
+    margin_B = rewards_B * 0.0
+    for group in range(groups):
+        members = (index_B == group).nonzero()[0]
+        order = members[(-rewards_B[members]).argsort(kind="stable")]
+        if len(order) > 1:
+            margin_B[order[0]] = rewards_B[order[0]] - rewards_B[order[1]]
+    return margin_B

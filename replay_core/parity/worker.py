@@ -157,7 +157,6 @@ class _Run:
         record(
             "values",
             micro=number,
-            backend=self.critic.backend,
             batch=batch.name,
             input_ids=batch.ids_BS,
             attention_mask=batch.attention_BS,

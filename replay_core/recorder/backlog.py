@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Backlog:
         self._jobs: deque[tuple[Callable[[], None], int]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._ended: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._process = os.getpid()
         self._said = False
 
@@ -94,11 +96,13 @@ class Backlog:
     def close(self) -> None:
         """Finish what waits and end the thread. A later `put` starts it again."""
         self.flush()
+        if self._process != os.getpid():
+            return
         with self._changed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
-        if thread is not None and self._process == os.getpid():
-            thread.join()
+            # Not joined: a signal's handler may run within `put`, whose lock the thread needs and waiting lets go of.
+            self._changed.wait_for(lambda: thread is None or thread in self._ended)
 
     def _work(self) -> None:
         me = threading.current_thread()
@@ -106,6 +110,8 @@ class Backlog:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._jobs) or self._thread is not me)
                 if not self._jobs:
+                    self._ended.add(me)
+                    self._changed.notify_all()
                     return
                 job, nbytes = self._jobs.popleft()
             try:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _boxed: weakref.WeakSet[Recorder] = weakref.WeakSet()
+#: The process whose SIGTERM handler is ours.
+_hooked_in: int | None = None
 
 
 def close_at_exit(recorder: Recorder) -> None:
@@ -30,13 +32,16 @@ def close_at_exit(recorder: Recorder) -> None:
     if not _open:
         atexit.register(_close_all)
     _open.add(recorder)
+    if recorder.settings.asynchronous:
+        # What waits to be written must not be lost with the process.
+        _hook_sigterm()
 
 
 def commit_on_crash(recorder: Recorder) -> None:
     """Commit what the black box holds when an exception between two steps, or SIGTERM, ends the program."""
     if not _boxed:
         _hook_exceptions()
-        _hook_sigterm()
+    _hook_sigterm()
     _boxed.add(recorder)
 
 
@@ -53,6 +58,9 @@ def _hook_exceptions() -> None:
 
 def _hook_sigterm() -> None:
     """Before what SIGTERM did so far: the trainer's own handler, or the end."""
+    global _hooked_in
+    if _hooked_in == os.getpid():
+        return
     if threading.current_thread() is not threading.main_thread():
         # Python lets no other thread set a handler.
         return
@@ -74,6 +82,7 @@ def _hook_sigterm() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, terminated)
+    _hooked_in = process
 
 
 def _commit(trigger: str, what: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import RequestError
 from replay_core.recorder.settings import Settings
-from replay_core.recorder.values import Snapshots
+from replay_core.recorder.values import Snapshots, is_storable, is_tensor
 
 if TYPE_CHECKING:
     from replay_core.recorder.recorder import Recorder
@@ -217,7 +217,7 @@ def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _recordable(value: Any) -> bool:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return True
+        return not is_tensor(value) or is_storable(value)
     if isinstance(value, (list, tuple)):
         return all(_recordable(item) for item in value)
     if isinstance(value, Mapping):

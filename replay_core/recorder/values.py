@@ -88,7 +88,7 @@ class Snapshots:
         if hasattr(value, "to_local") and hasattr(value, "placements"):
             self.shards[name] = {"global_shape": list(value.shape), "placements": [str(p) for p in value.placements]}
             value = value.to_local()
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+        if not is_storable(value):
             kind = (
                 "meta" if value.is_meta else "quantized" if value.is_quantized else "nested" if value.is_nested else ""
             )
@@ -185,6 +185,16 @@ def _torch() -> Any:
 def is_tensor(value: Any) -> bool:
     torch = _torch()
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_storable(tensor: Any) -> bool:
+    """Whether a tensor has dense values of its own."""
+    return (
+        tensor.layout is sys.modules["torch"].strided
+        and not tensor.is_meta
+        and not tensor.is_quantized
+        and not tensor.is_nested
+    )
 
 
 def leaves(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

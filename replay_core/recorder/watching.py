@@ -20,10 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from replay_core.recorder import hooks
+from replay_core.errors import RequestError
+from replay_core.recorder import hooks, seams
 from replay_core.recorder.recorder import Recorder
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.step import StepRecorder
+from replay_core.recorder.values import is_storable
 
 #: Functions that sample token by token: their model calls are counted, not recorded.
 _SAMPLERS = frozenset({"generate", "_sample", "sample", "_generate", "generate_step", "beam_search"})
@@ -87,31 +89,44 @@ class _Watch:
         self._gradients = self._options.pop("gradients", None)
         self._params = self._options.pop("params", None)
         self._outputs = self._options.pop("outputs", False)
-        self._rank = int(os.environ.get("RANK", "0"))
+        self._guard = seams.Guard(_say)
+        self._roots: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        #: Ids of the weights that optimizers were given; they live as long as their optimizers.
+        self._optimized: set[int] = set()
+        self._trainer: str | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """At the start, and in a forked child: what its parent saw and writes is the parent's."""
         self._process = os.getpid()
         self._recorder: Recorder | None = None
+        self._refused: str | None = None
         self._step: StepRecorder | None = None
-        self._number = self._micro = self._depth = 0
-        self._roots: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        #: Optimizers that stepped since the last call of a model, and gradients recorded in the step by role.
+        self._stepped: list[Any] = []
+        self._gradients_of: Counter[str] = Counter()
+        self._number = self._calls = self._micro = self._losses = 0
+        self._ended = False
+        self._scaled: tuple[weakref.ref[Any], Any, Any] | None = None
         self._seen: Counter[str] = Counter()
         self._unseen: Counter[str] = Counter()
-        self._trainer: str | None = None
 
     def begin(self, torch: Any) -> None:
-        """torch is there: hang its global hooks. Not in rldbg itself, which replays under the same environment."""
+        """torch is there: wrap what can be seen of it. Not in rldbg itself, which replays in the same environment."""
         if "replay_core.workbench" in sys.modules:
             return
-        from torch.nn.modules import module
         from torch.optim import optimizer
 
         settings = Settings().with_(asynchronous=True, on_error="warn").with_(**self._options)
         self._settings = settings
-        module.register_module_forward_pre_hook(self._enter)
-        module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-        optimizer.register_optimizer_step_pre_hook(self._before_update)
-        optimizer.register_optimizer_step_post_hook(self._after_update)
-        self._wrap_backward(torch)
-        atexit.register(self._report)
+        seams.outermost_calls(torch, self._called, self._guard)
+        seams.backwards(torch, self._backward, self._guard)
+        seams.optimized_weights(torch, lambda weights: self._optimized.update(map(id, weights)), self._guard)
+        seams.scaled_losses(torch, self._loss_scaled, self._guard)
+        seams.hard_exit(self._end, self._guard)
+        optimizer.register_optimizer_step_pre_hook(lambda it, *_: self._guard(self._before_update, it))
+        optimizer.register_optimizer_step_post_hook(lambda it, *_: self._guard(self._after_update, it))
+        atexit.register(self._end)
 
     def take_trl(self, module: Any) -> None:
         """TRL's trainer is recorded from within; the general hooks stand aside once one is made."""
@@ -129,43 +144,50 @@ class _Watch:
         module.GRPOTrainer = trl.recording(Announced, cast(Recorder, _Late(self._open)))
 
     def _open(self) -> Recorder:
-        if self._recorder is None or self._process != os.getpid():
-            self._process = os.getpid()
-            self._recorder = Recorder(self._directory, settings=self._settings)
+        if self._process != os.getpid():
+            self._forget()
+        if self._refused is not None:
+            raise RequestError(self._refused)
+        if self._recorder is None:
+            try:
+                self._recorder = Recorder(self._directory, settings=self._settings)
+            except RequestError as error:
+                self._refused = str(error)
+                raise
             self._recorder.note(recorded_by="rldbg record", command_line=sys.argv)
         return self._recorder
 
     def _current(self) -> StepRecorder:
+        recorder = self._open()
         if self._step is None:
-            self._step = self._open().open_step(self._number, rank=self._rank)
-            self._micro = 0
+            self._step = recorder.open_step(self._number, rank=seams.rank_now())
         return self._step
 
-    def _enter(self, _module: Any, _args: Any) -> None:
-        self._depth += 1
-
-    def _leave(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._trainer is None and output is not None:
+    def _called(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        if self._trainer is None and output is not None and next(module.parameters(), None) is not None:
             import torch
 
-            if next(module.parameters(), None) is not None:
-                self._call(torch, module, args, kwargs, output)
+            self._call(torch, module, args, kwargs, output)
 
     def _call(self, torch: Any, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() and _is_sampling():
             self._unseen["calls while sampling"] += 1
             return
+        self._open()
+        self._finish_step()
         if module not in self._roots:
             self._meet(module, args, kwargs)
         step = self._current()
         micro, self._micro = self._micro, self._micro + 1
         role = self._roots[module]
+        self._calls += 1
         self._seen["model calls"] += 1
         given = hooks.named_arguments(module, args, kwargs)
         step("batch_inputs", hooks.recordable(given), micro=micro, role=role)
-        outputs = dict(hooks.tensors_of("forward.output", output))
+        outputs = {name: value for name, value in hooks.tensors_of("forward.output", output) if is_storable(value)}
         size = sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
+        if not outputs:
+            return
         if size <= _SMALL_OUTPUT or self._outputs:
             step("modules", outputs, micro=micro, role=role)
         else:
@@ -173,7 +195,11 @@ class _Watch:
 
     def _meet(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A model called for the first time: give it a role, and say what recording it will take."""
-        trained = any(parameter.requires_grad for parameter in module.parameters())
+        weights = list(module.parameters())
+        trained = any(weight.requires_grad for weight in weights)
+        if self._optimized:
+            # A copy of the policy kept as its reference may still ask for gradients: no optimizer has its weights.
+            trained = trained and any(id(weight) in self._optimized for weight in weights)
         taken = set(self._roots.values())
         role = next(
             (name for name in (("actor", "critic") if trained else ("ref", "reward")) if name not in taken), None
@@ -191,20 +217,36 @@ class _Watch:
 
             _say(f"{Forecast.of(looking, recorder.directory, module, rows=rows, tokens=tokens, micros=1)}")
 
-    def _before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before_update(self, optimizer: Any) -> None:
         if self._trainer is not None:
             return
+        self._open()
+        if any(stepped() is optimizer for stepped in self._stepped):
+            self._finish_step()
         step = self._current()
         named = self._names(optimizer)
-        fields: dict[str, Any] = {
-            "grad_norm": _norm([weight.grad for weight in named.values() if weight.grad is not None])
-        }
-        self._chosen(fields, "grad", self._gradients, {name: weight.grad for name, weight in named.items()})
-        step("gradient", fields)
+        role = self._role_of(optimizer)
+        # Optimizers that share a model (one for matrices, one for the rest) have a record each.
+        self._gradients_of[role] += 1
+        micro = self._gradients_of[role] - 1 or None
+        gradients = {name: weight.grad for name, weight in named.items()}
+        fields: dict[str, Any] = {}
+        norm = _norm([gradient for gradient in gradients.values() if gradient is not None])
+        if norm is not None:
+            fields["grad_norm"] = norm
+        self._chosen(fields, "grad", self._gradients, gradients)
+        if fields:
+            step("gradient", fields, role=role, micro=micro)
         if self._params is not None:
             weights: dict[str, Any] = {}
             self._chosen(weights, "param", self._params, named)
-            step("param", weights)
+            step("param", weights, role=role, micro=micro)
+
+    def _role_of(self, optimizer: Any) -> str:
+        mine = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        shares = {role: sum(id(weight) in mine for weight in root.parameters()) for root, role in self._roots.items()}
+        role = max(shares, key=lambda known: shares[known], default="actor")
+        return role if shares.get(role) else "actor"
 
     def _chosen(self, fields: dict[str, Any], prefix: str, pattern: str | None, named: Mapping[str, Any]) -> None:
         import re
@@ -218,22 +260,49 @@ class _Watch:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         return {known.get(weight, f"parameter{at}"): weight for at, weight in enumerate(weights)}
 
-    def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after_update(self, optimizer: Any) -> None:
+        """The step is over at the next call of a model: until then another optimizer may take its part of it."""
         if self._trainer is None and self._step is not None:
-            self._open().end_step(self._step)
+            self._stepped.append(weakref.ref(optimizer))
+
+    def _finish_step(self) -> None:
+        if self._stepped and self._step is not None and self._recorder is not None:
+            self._recorder.end_step(self._step)
             self._seen["steps"] += 1
             self._number, self._step = self._number + 1, None
+            self._calls = self._micro = self._losses = 0
+            self._stepped.clear()
+            self._gradients_of.clear()
 
-    def _wrap_backward(self, torch: Any) -> None:
-        original, watch = torch.Tensor.backward, self
+    def _loss_scaled(self, loss: Any, scaled: Any, scale: Any) -> None:
+        self._scaled = (weakref.ref(scaled), loss.detach(), scale)
 
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._trainer is None and tensor.numel() == 1 and watch._step is not None:
-                watch._seen["losses"] += 1
-                watch._step("loss", loss=tensor, micro=max(watch._micro - 1, 0))
-            return original(tensor, *args, **kwargs)
+    def _backward(self, loss: Any) -> None:
+        if self._trainer is not None:
+            return
+        self._open()
+        if not self._calls:
+            # No call told where the last step ended: the model is called within what was compiled.
+            self._finish_step()
+        fields = {"loss": loss}
+        if self._scaled is not None:
+            scaled, unscaled, scale = self._scaled
+            fields = {"loss": unscaled} if scaled() is loss else {"scaled_loss": loss}
+            fields["loss_scale"] = scale
+            self._scaled = None
+        self._seen["losses"] += 1
+        # Two losses after one call (a policy's and a critic's) have a number each.
+        micro = max(self._micro - 1, self._losses)
+        self._losses, self._micro = micro + 1, max(self._micro, micro + 1)
+        self._current()("loss", fields, micro=micro)
 
-        torch.Tensor.backward = backward
+    def _end(self) -> None:
+        if self._process == os.getpid() and not self._ended:
+            self._ended = True
+            self._finish_step()
+            if self._recorder is not None:
+                self._recorder.close()
+            self._report()
 
     def _report(self) -> None:
         """At the end: what is there, and what no hook could see."""
@@ -241,19 +310,26 @@ class _Watch:
             _say(f"{self._trainer} was recorded with its rollouts into {self._directory}")
         elif self._seen["model calls"]:
             counts = ", ".join(f"{count} {what}" for what, count in self._seen.items())
-            _say(f"recorded {counts} into {self._directory}")
+            _say(f"saw {counts}; the records are in {self._directory}")
             unseen = [f"{what} ({count})" for what, count in self._unseen.items()]
-            compiled = [name for root, name in self._roots.items() if hasattr(root, "_orig_mod")]
-            unseen += [f"inside the compiled {name}" for name in compiled]
+            unseen += [f"inside the compiled {name}" for root, name in self._roots.items() if _is_compiled(root)]
             if not self._seen["losses"]:
-                unseen.append("losses (no Tensor.backward was called)")
+                unseen.append("losses (no backward began at a single number)")
             if not self._seen["steps"]:
                 unseen.append("updates (no torch optimizer stepped)")
             unseen.append("rewards, advantages, ratios, masks applied outside the model: plain functions leave no hook")
             _say("not seen: " + "; ".join(unseen))
             _say("one line in the loop records them: with recorder.step(n) as record: record('loss', advantages=...)")
+        elif self._refused is not None:
+            _say(f"nothing was recorded: {self._refused.splitlines()[0]}")
         else:
-            _say("nothing was recorded: no torch module with parameters was called outside sampling")
+            hidden = ", or inside what torch.compile was given" if _compiled_graphs() else ""
+            _say(f"no model was recorded: no torch module with parameters was called outside sampling{hidden}")
+        if self._recorder is not None and self._recorder.lost:
+            first = self._recorder.lost[0]
+            _say(f"lost: {len(self._recorder.lost)} records, the first ({first.key}): {first.why}")
+        if self._guard.failures:
+            _say(f"failed: {self._guard.failures} times something could not be looked at")
 
 
 class _Late:
@@ -264,6 +340,15 @@ class _Late:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._opened(), name)
+
+
+def _is_compiled(module: Any) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _compiled_graphs() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
 def _is_sampling() -> bool:

@@ -9,16 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from replay_core.errors import ExitCode, RequestError
-from replay_core.export.documents import write_document
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document, Event, LogLine, Progress
-from replay_core.records import Selection
 from tui_debugger.format import safe
+
+if TYPE_CHECKING:
+    from replay_core.records import Selection
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -35,6 +36,8 @@ class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only
     name = "3|0,2|0:4|all"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selection:
+        from replay_core.records import Selection  # what every command imports, the screen pays before its first paint
+
         return value if isinstance(value, Selection) else Selection.parse(value)
 
 
@@ -69,6 +72,8 @@ def finish(
 ) -> int:
     """Print the answer, write it where asked, and return the exit code it means."""
     if output is not None:
+        from replay_core.export.documents import write_document  # brings the recorder: 30 ms
+
         write_document(doc, output)
         click.echo(f"wrote {output}", err=True)
     try:

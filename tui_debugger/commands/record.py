@@ -42,6 +42,13 @@ def command(
     Nothing of the script is changed. At its end it says on standard error what was recorded and what could not be
     seen. Exits as the script does; 3 when the script ended well and nothing was recorded.
     """
+    manifest = directory / "manifest.json"
+    if manifest.exists():
+        raise RequestError(
+            "the directory holds a recording already, and nothing recorded is ever overwritten",
+            file=str(directory),
+            hint="rldbg record --dir ANOTHER -- ...",
+        )
     options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
     given = {"gradients": gradients, "params": params, "outputs": outputs or None}
     options.update({name: value for name, value in given.items() if value is not None})
@@ -53,7 +60,6 @@ def command(
             found=" ".join(command_line),
             hint="rldbg record -- python train.py",
         ) from None
-    manifest = directory / "manifest.json"
     if manifest.exists():
         click.echo(f"rldbg ls {directory}", err=True)
     elif answer.returncode == 0:

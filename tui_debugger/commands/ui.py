@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def command(
     if b is not None:
         _listed(b)
     require_terminal(a, b)
+    # Next to nothing of what a start allocates is garbage: the first paint does not wait for the collector to see it.
+    gc.disable()
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.text import Text
 from textual import events
@@ -14,7 +14,7 @@ from textual.widgets import Static
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+from tui_debugger.widgets.paint import paint, verdict_token
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import parts_table, token_table, window_table
 
@@ -33,7 +33,6 @@ _METRICS = (
 
 class InspectPane(VerticalScroll, can_focus=True):
     BORDER_TITLE = pane_title("inspect")
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
     def __init__(self) -> None:
         super().__init__(id="inspect")

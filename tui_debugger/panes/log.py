@@ -17,7 +17,6 @@ _EMPTY = "What a replay prints stands here, and every error in full."
 
 class LogPane(RichLog):
     BORDER_TITLE = pane_title("log")
-    COMPONENT_CLASSES = {"t-muted", "t-diff"}
 
     def __init__(self) -> None:
         super().__init__(id="log", max_lines=LINES_KEPT, wrap=True, min_width=0, markup=False, highlight=False)

@@ -91,6 +91,7 @@ class StepsPane(Rows):
         self._health: dict[int | None, tuple[str, int]] = {}
         self._marked: set[str] = set()
         self._lines: list[Spot] = []
+        self._peeked: list[int] = []
         self._open: set[Scope] = set()
 
     def show(self, state: State) -> None:
@@ -100,9 +101,9 @@ class StepsPane(Rows):
         self._health = state.health.at_steps()
         if state.a is None:
             self._drawn, self._records = None, []
-            self._lines = [Spot(0, f"step {step}", Scope(step), ()) for step in state.peeked]
-            self.border_subtitle = f"{len(self._lines):,} steps, reading" if self._lines else ""
-            self.set_count(len(self._lines), min(self.cursor, len(self._lines)))
+            self._lines, self._peeked = [], state.peeked
+            self.border_subtitle = f"{len(self._peeked):,} steps, reading" if self._peeked else ""
+            self.set_count(len(self._peeked), min(self.cursor, len(self._peeked)))
             return
         if self._drawn is not state.a or self._filter != state.step_filter:
             drawn = self._drawn
@@ -199,6 +200,8 @@ class StepsPane(Rows):
         return "" if role == "actor" else str(role or "")
 
     def line(self, row: int, width: int) -> Text:
+        if not self._lines:
+            return Text(f"   step {self._peeked[row]}")
         spot = self._lines[row]
         arrow = ("▾ " if spot.scope in self._open else "▸ ") if spot.opens else "  "
         text = Text(" " + "  " * spot.depth + arrow)

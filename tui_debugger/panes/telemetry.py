@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -12,14 +10,13 @@ from textual.widgets import Sparkline, Static
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+from tui_debugger.widgets.paint import paint, verdict_token
 
 _EMPTY = "Memory and time of a replay stand here\nwhile it runs. Press r to replay."
 
 
 class TelemetryPane(VerticalScroll, can_focus=True):
     BORDER_TITLE = pane_title("telemetry")
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
 
     def __init__(self) -> None:
         super().__init__(id="telemetry")

@@ -138,7 +138,7 @@ class TensorsPane(Vertical):
     BORDER_TITLE = pane_title("tensors")
 
     def __init__(self) -> None:
-        super().__init__(id="tensors")
+        super().__init__(id="tensors", classes="-active")
 
     def compose(self) -> ComposeResult:
         yield StartList()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from tui_debugger.panes.telemetry import TelemetryPane
 
 _REDRAW_S = 1 / 15
+#: How often the rows of a comparison that still runs are drawn: the keys draw what they change themselves.
+_LIVE_S = 1 / 4
 
 
 class DebuggerScreen(Finding, Examining):
@@ -60,6 +63,7 @@ class DebuggerScreen(Finding, Examining):
         self._stale: set[Part] = set()
         self._lines: list[str] = []
         self._redraw_due = False
+        self._rows_drawn = 0.0
         self._quit_asked = False
         self.is_whole = False
         """Every pane is mounted."""
@@ -85,7 +89,8 @@ class DebuggerScreen(Finding, Examining):
         with Horizontal(id="columns"):
             with Vertical(id="left"):
                 yield StepsPane()
-            with Vertical(id="centre"):
+            # As `_mark_active` leaves them: a class that comes later has everything below styled again.
+            with Vertical(id="centre", classes="-has-active"):
                 yield TensorsPane()
             yield Vertical(id="right")
         yield KeyBar(self.actions)
@@ -131,6 +136,9 @@ class DebuggerScreen(Finding, Examining):
         parts, self._stale = self._stale, set()
         lines, self._lines = self._lines, []
         state = self.state
+        if self._rows_can_wait(parts):
+            parts.discard(Part.TENSORS)
+            self.redraw(Part.TENSORS)
         with self.app.batch_update():
             self._draw_first(parts)
             self._log.add(lines)
@@ -145,6 +153,15 @@ class DebuggerScreen(Finding, Examining):
         on_top = self.app.screen
         if on_top is not self and isinstance(on_top, Watching):
             on_top.redraw()
+
+    def _rows_can_wait(self, parts: set[Part]) -> bool:
+        if Part.TENSORS not in parts:
+            return False
+        now = time.monotonic()
+        if self.state.live and now - self._rows_drawn < _LIVE_S:
+            return True
+        self._rows_drawn = now
+        return False
 
     def _draw_first(self, parts: set[Part]) -> None:
         """What the first paint holds: the answer, the steps, the tensors, the keys."""

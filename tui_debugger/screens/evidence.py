@@ -17,14 +17,13 @@ from textual.widgets import Static
 from tui_debugger import format as fmt
 from tui_debugger.health import WORDS, in_steps
 from tui_debugger.screens.examining import can_do
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.paint import paint
 
 if TYPE_CHECKING:
     from tui_debugger.screens.debugger import DebuggerScreen
 
 
 class EvidenceScreen(ModalScreen[None]):
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f", "dismiss", show=False),
         Binding("enter", "go", show=False),

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui_debugger import actions
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.paint import paint
 
 _WORDS = (
     ("SAME", "same", "bitwise equal"),
@@ -37,7 +37,6 @@ _ABOUT = (
 
 
 class HelpScreen(ModalScreen[None]):
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1", "dismiss", show=False),
         Binding("j,down", "scroll('down')", show=False),

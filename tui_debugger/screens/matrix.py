@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual import on
@@ -23,7 +23,7 @@ from tui_debugger.screens.moving import move
 from tui_debugger.screens.themes import ThemeScreen
 from tui_debugger.state import Mark, Matrix
 from tui_debugger.widgets.bars import KeyBar
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ def _figure(cell: Mapping[str, Any], name: str) -> str:
 class MatrixScreen(Watching):
     """The cells of the matrix over the debugger's panes."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
     actions_of = "matrix"
 
     def __init__(self, debugger: DebuggerScreen) -> None:

@@ -18,8 +18,9 @@ from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.moving import move
 from tui_debugger.trend_rows import Trend, trends
 from tui_debugger.widgets.bars import KeyBar
+from tui_debugger.widgets.fixed import Fixed
 from tui_debugger.widgets.headline import Headline, TitleLine
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.plot import bars, plot
 from tui_debugger.widgets.rows import Rows
 
@@ -90,7 +91,7 @@ class TrendRows(Rows):
         return text
 
 
-class PlotPanel(Static):
+class PlotPanel(Fixed):
     """Where the chosen signal is plotted; it is drawn again when it gets another size."""
 
     def on_resize(self, _event: events.Resize) -> None:
@@ -102,7 +103,6 @@ class PlotPanel(Static):
 class TrendsScreen(Watching):
     """The signals over the debugger's panes."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
     actions_of = "trends"
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
 
@@ -120,7 +120,7 @@ class TrendsScreen(Watching):
         yield Headline()
         yield Static("", markup=False, id="trend-findings")
         yield TrendRows()
-        yield PlotPanel("", markup=False, id="trend-plot")
+        yield PlotPanel(id="trend-plot")
         yield KeyBar(self.debugger.actions)
 
     def on_mount(self) -> None:
@@ -189,7 +189,7 @@ class TrendsScreen(Watching):
             text.append("\n").append_text(line)
         for about in lines:
             text.append(f"\n{fmt.end(about, width)}", paint(self, "muted"))
-        panel.update(text)
+        panel.put(text)
 
     def _at(self, one: Trend) -> int:
         last = len(one.values) - 1

@@ -7,16 +7,16 @@ from typing import ClassVar
 from rich.text import Text
 from textual import events
 from textual.message import Message
-from textual.widgets import Static
 
 from tui_debugger.actions import ACTIONS, PANE_TITLES, PANES, Action, for_bar
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint
+from tui_debugger.widgets.fixed import Fixed
+from tui_debugger.widgets.paint import paint
 
 
-class TabLine(Static):
+class TabLine(Fixed):
     """`1 Steps  2 Tensors …`; only narrow screens show it."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"tabs--active", *TOKEN_CLASSES}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"tabs--active"}
 
     class Pressed(Message):
         def __init__(self, pane: str) -> None:
@@ -24,7 +24,7 @@ class TabLine(Static):
             self.pane = pane
 
     def __init__(self) -> None:
-        super().__init__("", markup=False, id="tab-line")
+        super().__init__(id="tab-line")
         self._spans: list[tuple[int, int, str]] = []
 
     def show(self, active: str) -> None:
@@ -35,7 +35,7 @@ class TabLine(Static):
             style = self.get_component_rich_style("tabs--active") if pane == active else paint(self, "muted")
             text.append(f" {i} {PANE_TITLES[pane]} ", style)
             self._spans.append((start, text.cell_len, pane))
-        self.update(text)
+        self.put(text)
 
     def on_click(self, event: events.Click) -> None:
         for start, end, pane in self._spans:
@@ -43,13 +43,11 @@ class TabLine(Static):
                 self.post_message(self.Pressed(pane))
 
 
-class KeyBar(Static):
+class KeyBar(Fixed):
     """The keys that matter where the focus is, as many as fit; help and quit always."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
-
     def __init__(self, actions: tuple[Action, ...] = ACTIONS) -> None:
-        super().__init__("", markup=False, id="key-bar")
+        super().__init__(id="key-bar")
         self._actions = actions
         self._pane = "tensors"
         self._job_runs = False
@@ -77,7 +75,7 @@ class KeyBar(Static):
             self._add(text, key, label)
         for key, label, _ in always:
             self._add(text, key, label)
-        self.update(text)
+        self.put(text)
 
     def _add(self, text: Text, key: str, label: str) -> None:
         text.append(key, paint(self, "key"))

@@ -7,27 +7,24 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events
-from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import TOKEN_CLASSES, paint, verdict_token
+from tui_debugger.widgets.fixed import Fixed
+from tui_debugger.widgets.paint import paint, verdict_token
 
 #: Lines of the answer.
 _LINES = 3
-_STATES = ("first", "close", "same", "missing", "muted", "padding")
 
 
-class TitleLine(Static):
+class TitleLine(Fixed):
     """`rldbg  A ↔ B · step 0 · flags that differ`"""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(TOKEN_CLASSES)
-
     def __init__(self) -> None:
-        super().__init__("", markup=False, id="title")
+        super().__init__(id="title")
         self._state = State()
 
     def show(self, state: State) -> None:
@@ -51,7 +48,7 @@ class TitleLine(Static):
         if tail:
             text.append(" · ", paint(self, "muted"))
             text.append(tail)
-        self.update(text)
+        self.put(text)
 
     def _names(self) -> list[tuple[str, str]]:
         state = self._state
@@ -83,19 +80,18 @@ def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
     return (a or "the same", b or "the same") if a or b else None
 
 
-class Headline(Static):
+class Headline(Fixed):
     """Three lines: the word and the tensor; where, both values, origin; counts and why."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--badge", *TOKEN_CLASSES}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--badge"}
 
     def __init__(self) -> None:
-        super().__init__("", markup=False, id="headline")
+        super().__init__(id="headline", classes="-muted")
         self._answer = fmt.Answer("RLDBG", "muted", "")
 
     def show(self, state: State) -> None:
         self._answer = state.answer()
-        for token in _STATES:
-            self.set_class(token == self._answer.token, f"-{token}")
+        self.set_classes(f"-{self._answer.token}")
         self._draw()
 
     def on_resize(self, _event: events.Resize) -> None:
@@ -116,7 +112,7 @@ class Headline(Static):
         facts, where = " · ".join(said), fmt.safe(answer.where)
         notes = [fmt.safe(note) for note in answer.notes if note]
         if answer.is_claim:
-            self.update(self._claim(text, where, said, notes, indent, width))
+            self.put(self._claim(text, where, said, notes, indent, width))
             return
         text.append(fmt.middle(where, room) if is_place else where, paint(self, "strong"))
         if facts and len(where) + len(facts) + 3 <= room:
@@ -127,7 +123,7 @@ class Headline(Static):
         for note in notes:
             text.append(f"\n{indent}")
             self._note(text, note)
-        self.update(text)
+        self.put(text)
 
     def _claim(self, text: Text, claim: str, facts: list[str], notes: list[str], indent: str, width: int) -> Text:
         """A sentence on up to two lines with as many facts behind it as fit, and the notes on what lines are left."""

@@ -1,26 +1,14 @@
-"""Token colours for text that widgets build themselves: the style sheet decides, the code only names."""
+"""Token colours for text that widgets build themselves: the theme decides, the code only names."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rich.style import Style
+from textual.color import Color
 from textual.widget import Widget
 
-#: Component classes every painted widget has; `styles/app.tcss` gives them their colours.
-TOKEN_CLASSES = frozenset(
-    {
-        "t-first",
-        "t-diff",
-        "t-nan",
-        "t-shape",
-        "t-missing",
-        "t-close",
-        "t-same",
-        "t-padding",
-        "t-muted",
-        "t-key",
-        "t-strong",
-    }
-)
+_BOLD = frozenset({"first", "strong"})
 
 _OF_VERDICT = {
     "DIFF": "diff", "NAN": "nan", "SHAPE": "shape", "MISSING": "missing", "CLOSE": "close", "SAME": "same",
@@ -30,9 +18,13 @@ _OF_VERDICT = {
 
 def paint(widget: Widget, token: str) -> Style:
     """The style of a token on this widget, without a background of its own; the plain one for no token."""
-    if not token:
-        return Style()
-    return widget.get_component_rich_style(f"t-{token}", partial=True)
+    # Not by component classes: every widget would have every token styled again at each change of a class.
+    return _style(widget.app.theme_variables.get(token), token in _BOLD)
+
+
+@lru_cache(maxsize=256)
+def _style(colour: str | None, bold: bool) -> Style:
+    return Style(color=Color.parse(colour).rich_color if colour else None, bold=bold or None)
 
 
 def verdict_token(word: str) -> str:

@@ -15,7 +15,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tui_debugger.widgets.paint import TOKEN_CLASSES
+from tui_debugger import format as fmt
+from tui_debugger.widgets.paint import paint
 
 
 class Rows(ScrollView, can_focus=True):
@@ -29,7 +30,7 @@ class Rows(ScrollView, can_focus=True):
         "rows--cursor-blurred",
         "rows--first",
         "rows--heading",
-    } | set(TOKEN_CLASSES)
+    }
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "step(-1)", show=False),
         Binding("down", "step(1)", show=False),
@@ -164,9 +165,9 @@ class Rows(ScrollView, can_focus=True):
         return self._strip(text, width, base)
 
     def _message(self, y: int, width: int, base: Style) -> Strip:
-        text = Text(self.empty, style=self.get_component_rich_style("t-muted", partial=True))
-        lines = text.wrap(self.app.console, max(1, width - 2))
-        return self._strip(Text(" ").append_text(lines[y]) if y < len(lines) else Text(), width, base)
+        lines = fmt.wrapped(self.empty, max(1, width - 2))
+        said = Text(f" {lines[y]}", style=paint(self, "muted")) if y < len(lines) else Text()
+        return self._strip(said, width, base)
 
     def _strip(self, text: Text, width: int, style: Style) -> Strip:
         text.end = ""

@@ -335,4 +335,68 @@ def test_a_dump_of_ids_alone_has_no_number_to_be_nan(tmp_path: Path) -> None:
         write("batch_inputs", micro=0, input_ids=torch.arange(12).reshape(2, 6))
     found = look(tmp_path / "run", "D21")
     assert found.checked == ()
-    assert why_skipped(found, "D21") == "there is no floating number in it"
+    assert "there is no floating number in it" in why_skipped(found, "D21")
+
+
+# ---- micro-batches that each divide by their own tokens
+
+
+def _two_micros(directory: Path, lengths: tuple[int, int], *, over_step: bool = False) -> Path:
+    """Two micro-batches of two responses of these lengths; the loss is the token mean of each, or of the step."""
+    recorder = Recorder(directory)
+    with recorder.step(0) as write:
+        for micro, length in enumerate(lengths):
+            draw = torch.Generator().manual_seed(micro)
+            ids_BS = torch.randint(10, 30, (2, 2 + length), generator=draw)
+            response_BS = torch.ones_like(ids_BS)
+            response_BS[:, :2] = 0
+            values_B = torch.tensor([1.0, -0.3 - micro])
+            logprobs_BT = -torch.rand(2, 1 + length, generator=draw) * 3
+            write(
+                "forward_data",
+                {
+                    "input_ids": ids_BS,
+                    "attention_mask": torch.ones_like(ids_BS),
+                    "response_mask": response_BS,
+                    "advantages": values_B[:, None] * response_BS[:, 1:],
+                    "log_probs": logprobs_BT,
+                    "old_log_probs": logprobs_BT.clone(),
+                },
+                micro=micro,
+            )
+            tokens = 2 * sum(lengths) if over_step else 2 * length
+            write("loss", {"pg_loss": -values_B.sum() * length / tokens}, micro=micro)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("lengths", "severity"), [((4, 4), "info"), ((4, 11), "info"), ((4, 12), "warning"), ((40, 4), "warning")]
+)
+def test_means_over_uneven_micro_batches_are_told(lengths: tuple[int, int], severity: str, tmp_path: Path) -> None:
+    finding = of(look(_two_micros(tmp_path / "run", lengths), "D28"), "D28")
+    assert finding is not None
+    assert finding.severity == severity
+    if severity == "warning":
+        assert f"weighs {max(lengths) / min(lengths):.2g} times" in finding.claim
+
+
+def test_uneven_micro_batches_over_the_tokens_of_the_step_are_right(tmp_path: Path) -> None:
+    finding = of(look(_two_micros(tmp_path / "run", (40, 4), over_step=True), "D28"), "D28")
+    assert finding is not None
+    assert finding.severity == "info"
+    assert "tokens of the step" in finding.claim
+
+
+# ---- masks at the edge
+
+
+def test_a_full_width_mask_of_the_next_token_is_looked_at(tmp_path: Path) -> None:
+    """A replay writes its mask as wide as its tokens, and about the next one: its last column is about none."""
+
+    def wide(_step: int, batch: dict[str, Any]) -> None:
+        batch["response_mask"] = torch.nn.functional.pad(batch["response_mask"][:, 1:], (0, 1))
+
+    recorder = record(tmp_path / "run", fields=wide)
+    found = look(recorder, "D18")
+    assert "D18" in found.checked, why_skipped(found, "D18")
+    assert not found.findings

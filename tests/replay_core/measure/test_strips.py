@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.measure import strips
 from replay_core.measure.statistics import statistics
@@ -77,10 +78,10 @@ def test_a_large_pair_is_looked_at_in_part_and_says_how_much(
 
 
 def test_statistics_of_a_sample_say_how_much_they_looked_at(tmp_path: Path) -> None:
-    ref = _ref(tmp_path, torch.arange(131_072 * 9, dtype=torch.float32))
+    ref = _ref(tmp_path, torch.arange(pages.CHUNK * 9, dtype=torch.float32))
     whole, sample = statistics(ref), statistics(ref, chunks=3)
     assert whole.numel == ref.numel
-    assert sample.numel == 131_072 * 3
+    assert sample.numel == pages.CHUNK * 3
     assert (sample.min, sample.max) == (whole.min, whole.max)  # the first and the last piece are among them
     assert sample.mean == pytest.approx(whole.mean, rel=0.01)
     assert statistics(ref, chunks=9) == whole

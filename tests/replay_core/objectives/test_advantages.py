@@ -9,12 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_core.objectives.advantages import (
+    best_margin,
     group_centred,
     group_centred_batch_scaled,
     group_centred_over_batch_std,
+    group_centred_upweighted,
     group_normalised,
     leave_one_out,
+    length_weighted_centred,
     normalised,
+    whitened,
 )
 
 
@@ -114,3 +118,27 @@ def test_the_variants_are_the_same_for_torch() -> None:
     np.testing.assert_allclose(normalised(rewards_B), normalised(_REWARDS_B))
     for variant in (group_centred, leave_one_out, group_centred_batch_scaled, group_centred_over_batch_std):
         np.testing.assert_allclose(variant(rewards_B, groups_B), variant(_REWARDS_B, _GROUPS_B))
+
+
+def test_whitening_counts_a_response_as_often_as_it_has_tokens() -> None:
+    # Scores 1 (three tokens) and 5 (one token): mean 2, squares 1+1+1+9 = 12, over n - 1 = 3: variance 4.
+    scores_B, tokens_B = np.array([1.0, 5.0]), np.array([3.0, 1.0])
+    np.testing.assert_allclose(whitened(scores_B, tokens_B, epsilon=0.0), [-0.5, 1.5])
+    np.testing.assert_allclose(whitened(scores_B, tokens_B, unbiased=False, epsilon=0.0), np.array([-1, 3]) / 3**0.5)
+
+
+def test_a_baseline_weighted_by_length() -> None:
+    # (3 x 1 + 1 x 5) / 4 = 2; the other group is a lone response: nothing is left of it.
+    advantages_B = length_weighted_centred(np.array([1.0, 5.0, 7.0]), np.array([0, 0, 1]), np.array([3.0, 1.0, 2.0]))
+    np.testing.assert_allclose(advantages_B, [-1.0, 3.0, 0.0])
+
+
+def test_gpg_weighs_up_by_the_share_of_rewarded_responses() -> None:
+    # Two of four have a reward: twice r - mean.
+    rewards_B = np.array([1.0, 0.0, 1.0, 0.0])
+    np.testing.assert_allclose(group_centred_upweighted(rewards_B, np.zeros(4)), [1.0, -1.0, 1.0, -1.0])
+
+
+def test_the_best_of_a_group_has_its_lead_over_the_second() -> None:
+    advantages_B = best_margin(np.array([0.2, 0.9, 0.6, 1.0, 1.0, 3.0]), np.array([0, 0, 0, 1, 1, 2]))
+    np.testing.assert_allclose(advantages_B, [0.0, 0.3, 0.0, 0.0, 0.0, 0.0], atol=1e-12)

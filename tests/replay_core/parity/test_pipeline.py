@@ -36,6 +36,9 @@ def test_the_same_weights_agree_where_it_counts_and_only_the_padding_parts(parit
     assert by_name["padded"]["eval"]["unmasked"]["pearson"] < 0.9
     assert document["comparison"]["module_tensors"] > 100
     assert document["first_divergence"] is None
+    compared = workbench.compare_dumps(Path(document["a"]["dump"]), Path(document["b"]["dump"]))
+    assert compared["first_divergence"] is None
+    assert compared["counts"]["PADDING"] > 0
     assert document["a"]["weights"] == document["b"]["weights"]
     log = (tmp_path / "out" / "critic_output_megatron.log").read_text()
     header, _, rest = log.partition("=" * 40 + "\n")
@@ -118,6 +121,7 @@ def test_the_dumps_of_a_run_say_the_same_when_they_are_read_again(parity: Parity
     again = workbench.recorded_parity(Path(document["a"]["dump"]), Path(document["b"]["dump"]))
     validate(again)
     assert again["cause"] == "scale"
+    assert again["backends"] == document["backends"]
     assert again["eval"] == document["eval"]
     assert [step["loss_a"] for step in again["steps"]] == [step["loss_a"] for step in document["steps"]]
 

@@ -131,7 +131,7 @@ def test_the_command_to_look_at_the_place_works() -> None:
 def _document(**changes: Any) -> dict[str, Any]:
     counts = {"error": 0, "warning": 0, "info": 0, "echoes": 0}
     base = {"path": "run", "dialect": "native", "counts": counts, "findings": [], "checked": ["D01"], "skipped": [],
-            "notes": []}  # fmt: skip
+            "notes": [], "series": []}  # fmt: skip
     return {**base, **changes}
 
 

@@ -102,7 +102,7 @@ def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_pa
     assert [ref.name for ref in gradient.tensors()] == ["grad_norm", "grad.0.weight"]
     (params,) = [r for r in run.records if (r.key.stage, r.key.step) == ("param", 1)]
     assert [ref.name for ref in params.tensors()] == ["param.0.bias", "param.2.bias"]
-    assert "a recorded step takes about" in answer.stderr.partition("recorded 6 model calls")[0]
+    assert "a recorded step takes about" in answer.stderr.partition("saw 6 model calls")[0]
     assert "6 model calls, 6 losses, 3 steps" in answer.stderr
     assert "not seen: rewards, advantages" in answer.stderr
     assert "rldbg ls dump" in answer.stderr

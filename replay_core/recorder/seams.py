@@ -1,0 +1,129 @@
+"""The places of torch where calls, backwards, optimizers and the program's end can be seen from outside.
+
+Each wraps one function of torch and tells a listener; what the function does and returns stays its own. A listener
+that fails is said once and never an error of the trainer's. Nothing is told from within a compiled region: tracing sees
+the function alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+#: Given to a listener of calls: module, positional arguments, keyword arguments, output.
+Called = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class Guard:
+    """Calls listeners; the first failure is said, the others are counted."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.failures = 0
+
+    def __call__(self, listener: Callable[..., None], *args: Any) -> None:
+        try:
+            listener(*args)
+        except Exception as error:
+            self.failures += 1
+            if self.failures == 1:
+                self._say(f"not everything is recorded, training goes on: {error}")
+
+
+def outermost_calls(torch: Any, called: Called, guard: Guard) -> None:
+    """Tell every call of a module from outside any module's, per thread; not the calls a backward repeats.
+
+    The class's `__call__` and not torch's global hooks: those go into every compiled graph, are not told of the
+    module when its forward raises, and keep `module.compile()` from being seen at all.
+    """
+    original = torch.nn.Module.__call__
+    inside = threading.local()
+    compiling = _compiling(torch)
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or getattr(inside, "now", False) or _in_backward(torch):
+            return original(module, *args, **kwargs)
+        inside.now = True
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            inside.now = False
+        guard(called, module, args, kwargs, output)
+        return output
+
+    torch.nn.Module.__call__ = call
+
+
+def backwards(torch: Any, began: Callable[[Any], None], guard: Guard) -> None:
+    """Tell every scalar that a backward starts from, before it runs."""
+    original = torch.autograd.backward
+    compiling = _compiling(torch)
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not compiling() and not _in_backward(torch):
+            given = args[0] if args else kwargs.get("tensors", ())
+            for tensor in (given,) if isinstance(given, torch.Tensor) else tuple(given):
+                if tensor.numel() == 1:
+                    guard(began, tensor)
+        return original(*args, **kwargs)
+
+    torch.autograd.backward = backward
+
+
+def optimized_weights(torch: Any, optimized: Callable[[list[Any]], None], guard: Guard) -> None:
+    """Tell the parameters that an optimizer is given."""
+    original = torch.optim.Optimizer.add_param_group
+
+    def add_param_group(optimizer: Any, param_group: Any) -> None:
+        original(optimizer, param_group)
+        guard(lambda: optimized(optimizer.param_groups[-1]["params"]))
+
+    torch.optim.Optimizer.add_param_group = add_param_group
+
+
+def scaled_losses(torch: Any, scaled: Callable[[Any, Any, Any], None], guard: Guard) -> None:
+    """Tell what a gradient scaler makes of a loss: the loss, the scaled loss, and its scale."""
+    scaler_class = getattr(getattr(torch, "amp", None), "GradScaler", None)
+    if scaler_class is None:
+        return
+    original = scaler_class.scale
+
+    def scale(scaler: Any, outputs: Any) -> Any:
+        result = original(scaler, outputs)
+        if isinstance(outputs, torch.Tensor) and result is not outputs:
+            guard(scaled, outputs, result, scaler._scale)
+        return result
+
+    scaler_class.scale = scale
+
+
+def hard_exit(before: Callable[[], None], guard: Guard) -> None:
+    """Tell of `os._exit`, which runs no exit handler."""
+    original = os._exit
+
+    def _exit(status: int) -> None:
+        guard(before)
+        original(status)
+
+    os._exit = _exit  # type: ignore[assignment]
+
+
+def _compiling(torch: Any) -> Callable[[], bool]:
+    return getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+
+
+def _in_backward(torch: Any) -> bool:
+    """Whether this thread runs a backward: activation checkpointing computes modules again there."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def rank_now() -> int:
+    """This process's rank: of the process group, else of the environment, else 0."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK", "0"))
