@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from tui_debugger.screens.debugger import DebuggerScreen
 
 
+#: Narrower screens have no room for a table of evidence.
+_NARROW = 110
+
+
+def _seen(piece: Mapping[str, Any]) -> str:
+    value = piece["value"]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return fmt.number(value, 5) if is_number else fmt.safe(value)
+
+
 class EvidenceScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f", "dismiss", show=False),
@@ -60,10 +70,12 @@ class EvidenceScreen(ModalScreen[None]):
     def _text(self) -> RenderableType:
         finding = self._finding
         parts: list[RenderableType] = [Text(fmt.safe(finding["claim"]), paint(self, "strong")), self._where()]
-        if finding["evidence"]:
-            parts += [self._heading("Evidence"), self._evidence()]
+        # Cause and next step first: on a small screen the evidence is a page further down.
         parts += [self._heading("Likely cause"), Text(f"  {fmt.safe(finding['cause'])}")]
         parts += [self._heading("Next step"), Text(f"  {fmt.safe(finding['next_step'])}", paint(self, "key"))]
+        if finding["evidence"]:
+            narrow = self.app.size.width < _NARROW
+            parts += [self._heading("Evidence"), self._narrow_evidence() if narrow else self._evidence()]
         echoes = [one for one in self._debugger.state.health.findings if one["echo_of"] == finding["id"]]
         if echoes:
             parts.append(self._heading("What follows from it"))
@@ -88,6 +100,19 @@ class EvidenceScreen(ModalScreen[None]):
     def _heading(self, said: str) -> Text:
         return Text(f"\n{said}", paint(self, "strong"))
 
+    def _narrow_evidence(self) -> Text:
+        """A piece of evidence per line, where it comes from under it."""
+        text = Text()
+        for number, piece in enumerate(self._finding["evidence"]):
+            text.append("\n" if number else "")
+            text.append(f"  {fmt.safe(piece['name'])} = ")
+            text.append(_seen(piece), paint(self, "first" if piece["expected"] is not None else "strong"))
+            if piece["expected"] is not None:
+                text.append(f"  expected {fmt.safe(piece['expected'])}", paint(self, "same"))
+            if piece["source"]:
+                text.append(f"\n    from {fmt.safe(piece['source'])}", paint(self, "muted"))
+        return text
+
     def _evidence(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 2))
         for _ in range(4):
@@ -95,13 +120,10 @@ class EvidenceScreen(ModalScreen[None]):
         muted = paint(self, "muted")
         table.add_row(*(Text(head, muted) for head in ("", "seen", "expected", "from")))
         for piece in self._finding["evidence"]:
-            value = piece["value"]
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            seen = fmt.number(value, 5) if is_number else fmt.safe(value)
             unlike = piece["expected"] is not None
             table.add_row(
                 Text(fmt.safe(piece["name"])),
-                Text(seen, paint(self, "first" if unlike else "strong")),
+                Text(_seen(piece), paint(self, "first" if unlike else "strong")),
                 Text(fmt.safe(piece["expected"] or ""), paint(self, "same")),
                 Text(fmt.safe(piece["source"] or ""), muted),
             )

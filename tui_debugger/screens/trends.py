@@ -130,6 +130,8 @@ class TrendsScreen(Watching):
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
     def redraw(self) -> None:
+        if not self.query(PlotPanel):
+            return  # news came before it was composed: mounting draws them
         state = self.debugger.state
         health = state.health
         self.query_one(TitleLine).show(state)
