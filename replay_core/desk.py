@@ -9,10 +9,12 @@ from typing import Any
 
 from replay_core import workbench
 from replay_core.dumps import open_run
+from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
+from replay_core.export import documents
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document, Job, OnEvent, Partial, ignore
-from replay_core.records import RecordKey, Selection
+from replay_core.records import RecordKey, Run, Selection
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Document:
@@ -30,6 +32,8 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         "compare": _compare_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
+        "explain": _explain_job,
+        "follow": _follow_job,
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "demo_train": _demo_train_job,
@@ -55,10 +59,25 @@ def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    """A tensor looked at; `token` is [sample, position or null] of a's record in place of a raw index."""
+    token = params.get("token")
+    if token is not None and params.get("at") is None:
+        params["at"] = _index_of(params["a"], *token)
     names = ("part", "at_a", "at_b", "judge", "tokens")
     more = {name: params[name] for name in names if params.get(name) is not None}
-    a, b, count = params["a"], params.get("b"), int(params.get("count", 64))
-    return workbench.inspect(a, b, at=params.get("at"), count=count, **more)
+    count = int(params.get("count", 64))
+    return workbench.inspect(params["a"], params.get("b"), at=params.get("at"), count=count, **more)
+
+
+def _index_of(named: dict[str, Any], sample: int, position: int | None) -> list[int] | None:
+    """The raw index of a token, as the layout of its record has it; None where the record lays nothing out."""
+    from replay_core.diagnose.placing import rows_of
+    from replay_core.inspection import find_tensor
+
+    run = open_run(Path(named["path"]))
+    record = workbench.find_record(run, RecordKey.from_mapping(named["key"]))
+    rows = rows_of(record)
+    return None if rows is None else rows.index_of(find_tensor((run, record, str(named["name"]))), sample, position)
 
 
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
@@ -113,7 +132,42 @@ def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     step = Selection.parse(params["step"]) if params.get("step") is not None else None
     paths = [Path(one) for one in params.get("paths") or [params["path"]]]
-    return workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+    doc = workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+    if params.get("stream"):
+        # A run of ten thousand steps has a megabyte of series: one line of it would stop whoever reads it.
+        for one in doc["series"]:
+            on_event(Partial({"series": [one]}))
+        doc["series"] = []
+    return doc
+
+
+def _said_of(run: Run) -> tuple[Any, ...]:
+    """What a listing says beside the records."""
+    return run.dialect, run.problems, run.notes, run.models, run.flags
+
+
+def _explain_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    return documents.document("explanation", id=params["id"], text=workbench.explain_rule(str(params["id"])))
+
+
+#: Runs that are followed, by path: who asks every second must not have them listed every second.
+_followed: dict[str, Follower] = {}
+
+
+def _follow_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+    """What has come to a run since the last time; `have` is how many of its records the asker holds."""
+    path = str(params["path"])
+    follower = _followed.get(path)
+    if follower is None:
+        _followed.clear()
+        follower = _followed.setdefault(path, Follower(path))
+        came, is_news = [], True
+    else:
+        before = follower.run
+        came = follower.poll()
+        is_news = bool(came) or _said_of(follower.run) != _said_of(before)
+    whole = len(follower.run.records) - len(came) != int(params["have"])
+    return documents.following_document(follower.run, came, follower.pulse(), changed=is_news or whole, whole=whole)
 
 
 class _RowStream:

@@ -15,7 +15,12 @@ from typing import Any, Protocol
 Document = dict[str, Any]
 
 #: Jobs a light child answers without torch, and those that need torch.
-READER_JOBS = ("open", "record", "inspect", "difference", "compare", "rejudge", "reopen", "diagnose", "recorded_parity")
+READER_JOBS = (
+    "open", "record", "inspect", "difference", "compare", "rejudge", "reopen", "diagnose", "explain", "follow",
+    "recorded_parity",
+)  # fmt: skip
+#: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
+BACKGROUND_JOBS = ("diagnose", "explain")
 REPLAYER_JOBS = ("replay_cell", "demo_train", "replay", "critic", "parity")
 #: Of the latter, those that hand their work to children of their own.
 COORDINATING_JOBS = ("replay", "parity")

@@ -67,6 +67,7 @@ PANE_TITLES = {
     "findings": "Findings",
     "matrix": "Matrix",
     "parity": "Parity",
+    "trends": "Trends",
 }
 NUMBERS = {name: number for number, name in enumerate(PANES, 1)}
 
@@ -76,11 +77,14 @@ def pane_title(name: str) -> str:
     return f"{NUMBERS[name]} {PANE_TITLES[name]}"
 
 
-FIND, RUN, SETTINGS, MOVE, LOOK = "Find the divergence", "Replay and compare", "Flags", "Move", "Rest"
-_ALL = ("debugger", "matrix")
+FIND, WRONG, RUN = "Find the divergence", "What is wrong", "Replay and compare"
+SETTINGS, MOVE, LOOK = "Flags", "Move", "Rest"
+_BOTH = ("debugger", "matrix")
+_ALL = (*_BOTH, "trends", "parity")
+#: Where `l` is a log: over the trends it is a step on.
+_LOGGED = (*_BOTH, "parity")
 _MATRIX = ("matrix",)
 _PARITY = ("parity",)
-_EVERY = ("debugger", "matrix", "parity")
 _TWO = ("debugger", "parity")
 
 #: Parts of the parity screen in the order of their numbers.
@@ -93,6 +97,8 @@ PARITY_PARTS = {
     "bands": "Bands",
     "controls": "Controls",
 }
+_TRENDS = ("trends",)
+_DIAG = ("debugger", "trends")
 
 #: The flags of a replay: name, key, what the key does.
 _FLAG_KEYS = (
@@ -124,11 +130,20 @@ ACTIONS: tuple[Action, ...] = (
     Action("sheet", ("i",), "tokens", "inspector: values, or the sample token by token", FIND, 1, "inspect"),
     Action("view", ("v",), "view", "switch between the comparison and the record's own tensors", FIND),
     Action("step", ("s",), "step", "go to a step", FIND, 1, "steps"),
+    Action("finding", ("f",), "evidence", "a finding: evidence, cause, next step", WRONG, 1, "findings"),
+    Action("finding", ("f",), "evidence", "the worst finding in full", WRONG, 3, screens=_TRENDS),
+    Action("trends", ("C",), "trends", "what was logged, over the steps", WRONG, 7, screens=_DIAG),
+    Action("diagnose", ("E",), "diagnose", "diagnose the whole run again", WRONG, screens=_DIAG),
+    Action("follow", ("F",), "follow", "follow a run while it is written, or stop", WRONG, screens=_DIAG),
+    Action("anomaly", ("right_square_bracket",), "next", "next value that stands out", WRONG, 2, None, "next", _TRENDS),
+    Action("anomaly", ("left_square_bracket",), "prev", "previous one", WRONG, 0, None, "previous", _TRENDS),
+    Action("point", ("l",), "later", "a step on (or the arrow)", WRONG, 0, None, "next", _TRENDS),
+    Action("point", ("h",), "earlier", "a step back (or the arrow)", WRONG, 0, None, "previous", _TRENDS),
     Action("replay", ("r",), "replay", "run the record with the flags and compare with each row alone", RUN, 3),
     Action("matrix", ("m",), "matrix", "every combination of flags, each in a child of its own", RUN, 4),
     Action("compare", ("c",), "compare", "compare with another dump", RUN, 7),
-    Action("mark", ("space",), "mark", "mark a tensor, step or cell; flags: change; log: pause", RUN, 8, screens=_ALL),
-    Action("pair", ("equals_sign",), "compare marked", "compare the two marked things", RUN, screens=_ALL),
+    Action("mark", ("space",), "mark", "mark a tensor, step or cell; flags: change; log: pause", RUN, 8, screens=_BOTH),
+    Action("pair", ("equals_sign",), "compare marked", "compare the two marked things", RUN, screens=_BOTH),
     Action("tolerance", ("R",), "tolerance", "judge by another tolerance, reading nothing; esc: the table's", RUN, 9),
     Action("loosen", ("plus",), "looser", "ten times the tolerance given", RUN, argument="10"),
     Action("loosen", ("minus",), "tighter", "a tenth of the tolerance given", RUN, argument="0.1"),
@@ -140,7 +155,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("run_parity", ("r",), "run again", "run the parity again", RUN, 6, screens=_PARITY),
     Action("open_dump", ("o",), "open", "open a dump, or a saved document (.json)", RUN),
     Action("model", ("M",), "model", "choose the model a replay loads", RUN, 2, "flags"),
-    Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN, screens=_EVERY),
+    Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN, screens=_ALL),
     Action("run_matrix", ("r",), "run", "run the matrix", RUN, 1, screens=_MATRIX),
     Action("axes", ("a",), "axes", "choose the axes of the matrix", RUN, 2, screens=_MATRIX),
     *(Action("flag", (key,), label, text, SETTINGS, argument=name) for name, key, label, text in _FLAG_KEYS),
@@ -154,22 +169,22 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("next_pane", ("tab",), "next pane", "next pane", MOVE, argument="next", screens=_TWO),
     Action("next_pane", ("shift+tab",), "back", "previous pane", MOVE, argument="previous", screens=_TWO),
-    Action("move", ("j",), "down", "one down (or the arrow)", MOVE, argument="down", screens=_EVERY),
-    Action("move", ("k",), "up", "one up (or the arrow)", MOVE, argument="up", screens=_EVERY),
-    Action("move", ("g",), "top", "to the top (or home)", MOVE, argument="top", screens=_EVERY),
-    Action("move", ("G",), "end", "to the end (or end)", MOVE, argument="end", screens=_EVERY),
-    Action("move", ("ctrl+d",), "page down", "half a page down", MOVE, argument="page_down", screens=_EVERY),
-    Action("move", ("ctrl+u",), "page up", "half a page up", MOVE, argument="page_up", screens=_EVERY),
-    Action("open", ("enter",), "open", "open what the cursor is on", MOVE, screens=_EVERY),
-    Action("back", ("escape",), "back", "close, clear the filter, restore the layout", MOVE, screens=_EVERY),
+    Action("move", ("j",), "down", "one down (or the arrow)", MOVE, argument="down", screens=_ALL),
+    Action("move", ("k",), "up", "one up (or the arrow)", MOVE, argument="up", screens=_ALL),
+    Action("move", ("g",), "top", "to the top (or home)", MOVE, argument="top", screens=_ALL),
+    Action("move", ("G",), "end", "to the end (or end)", MOVE, argument="end", screens=_ALL),
+    Action("move", ("ctrl+d",), "page down", "half a page down", MOVE, argument="page_down", screens=_ALL),
+    Action("move", ("ctrl+u",), "page up", "half a page up", MOVE, argument="page_up", screens=_ALL),
+    Action("open", ("enter",), "open", "open what the cursor is on; finding, trend: go there", MOVE, screens=_ALL),
+    Action("back", ("escape",), "back", "close, clear the filter, restore the layout", MOVE, screens=_ALL),
     Action("maximise", ("z",), "maximise", "give the pane the whole screen, and back", MOVE, 11, screens=_TWO),
-    Action("export", ("e",), "export", "write what is shown as JSON; rldbg FILE opens it", LOOK, 10, screens=_EVERY),
-    Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_EVERY),
-    Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_EVERY),
-    Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_EVERY),
-    Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_EVERY),
-    Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_EVERY),
-    Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 15, screens=_EVERY),
+    Action("export", ("e",), "export", "write what is shown as JSON; rldbg FILE opens it", LOOK, 10, screens=_ALL),
+    Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_ALL),
+    Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_LOGGED),
+    Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_ALL),
+    Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_ALL),
+    Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_ALL),
+    Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 15, screens=_ALL),
 )  # fmt: skip
 
 
@@ -182,7 +197,7 @@ def for_bar(pane: str, actions: Sequence[Action] = ACTIONS) -> list[Action]:
     if pane == "start":
         wanted = ("open", "open_dump", "theme", "palette", "help", "quit")
         return [action for action in of_screen("debugger", actions) if action.id in wanted]
-    screen = pane if pane in ("matrix", "parity") else "debugger"
+    screen = pane if pane in ("matrix", "trends", "parity") else "debugger"
     fitting = [action for action in of_screen(screen, actions) if action.bar and action.pane in (None, pane)]
     named = [
         replace(action, label=_MARK.get(pane, action.label)) if action.id == "mark" else action for action in fitting

@@ -43,6 +43,7 @@ class RldbgApp(App[None]):
         listed: A's run document, when the caller has already listed its names.
         peeked: steps that A's file names speak of, shown until A is listed.
         parity: two critics to hold against each other at once, as `Session.parity` takes them.
+        follow: look at A again and again while it is written, from its newest step on.
         settings: the user's own; read from config.toml otherwise.
     """
 
@@ -65,12 +66,14 @@ class RldbgApp(App[None]):
         settings: Settings | None = None,
         peeked: Iterable[int] = (),
         parity: dict[str, Any] | None = None,
+        follow: bool = False,
     ) -> None:
         super().__init__()
         self._parity = parity
         self.animation_level = "none"
         self._settings = settings or read_settings()
         self._listed = listed
+        self._follow = follow
         self._filters.append(terminal.ControlFilter())
         self._paths = (a, b)
         self._select = select or {}
@@ -94,6 +97,7 @@ class RldbgApp(App[None]):
         # Before the first style is computed: a theme that comes later has every widget styled twice.
         self._load_themes()
         self.debugger = DebuggerScreen(self.session, self.actions)
+        self.debugger.begin_behind()
         self._kept: dict[str, Any] = {}
         state.a_path, state.b_path, state.peeked = a, b, list(peeked)
 
@@ -147,9 +151,19 @@ class RldbgApp(App[None]):
 
     async def _first_look(self, a: Path | None, b: Path | None) -> None:
         chosen = {name: self._select[name] for name in ("step", "rank", "micro") if self._select.get(name) is not None}
+        if self._follow and a is not None:
+            if self._listed is None:
+                self.debugger.follow(a)  # nothing of it is written yet
+                return
+            steps = [step for step in self._listed["steps"] if step is not None]
+            chosen = chosen or ({"step": max(steps)} if steps else {})
         await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed)
         if self._parity is not None:
             await self.session.parity(self._parity)
+        if self._follow and a is not None:
+            self.debugger.follow(a)
+        if self.session.state.is_log:
+            self.debugger.action_trends()
         if self._replay.get("start"):
             await self.session.replay()
 
@@ -222,6 +236,7 @@ def run_ui(
     listed: Document | None = None,
     peeked: Iterable[int] = (),
     parity: dict[str, Any] | None = None,
+    follow: bool = False,
 ) -> int:
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
@@ -233,7 +248,7 @@ def run_ui(
     ascii = ascii or settings.ascii or not terminal.speaks_utf8()
     app = RldbgApp(
         a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked,
-        parity=parity,
+        parity=parity, follow=follow,
     )  # fmt: skip
     app.run(mouse=mouse and settings.mouse)
     code = app.return_code

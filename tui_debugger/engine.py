@@ -7,7 +7,7 @@ from typing import Protocol
 
 from replay_core.executors import wire
 from replay_core.executors.async_child import AsyncChild
-from replay_core.jobs import COORDINATING_JOBS, Document, Job, OnEvent, ignore
+from replay_core.jobs import BACKGROUND_JOBS, COORDINATING_JOBS, Document, Job, OnEvent, ignore
 
 
 class Engine(Protocol):
@@ -30,11 +30,13 @@ class ChildEngine:
     """Children by what they do: reading never waits for a replay, and torch is loaded only by a replay.
 
     A matrix has a child of its own that starts one per cell; the warm replayer leaves first, since it may hold the
-    memory that the cells need.
+    memory that the cells need. What nobody asked for (diagnosing a run that was opened) is read by a child of its
+    own: what somebody looks at never waits for it.
     """
 
     def __init__(self) -> None:
         self._reader = AsyncChild(wire.READER)
+        self._background = AsyncChild(wire.READER)
         self._replayer = AsyncChild(wire.REPLAYER)
         self._coordinator = AsyncChild(wire.REPLAYER)
 
@@ -46,8 +48,11 @@ class ChildEngine:
         if job.kind in COORDINATING_JOBS:
             await self._replayer.stop()
             return await self._coordinator.run(job, on_event)
+        if job.kind in BACKGROUND_JOBS:
+            return await self._background.run(job, on_event)
         child = self._replayer if wire.role_of(job) == wire.REPLAYER else self._reader
         return await child.run(job, on_event)
 
     async def stop(self) -> None:
-        await asyncio.gather(self._reader.stop(), self._replayer.stop(), self._coordinator.stop())
+        children = (self._reader, self._background, self._replayer, self._coordinator)
+        await asyncio.gather(*(child.stop() for child in children))

@@ -92,6 +92,11 @@ def middle(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
+def end(text: str, width: int) -> str:
+    """The text within `width` cells, its end cut: of a sentence the beginning tells."""
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
 def wrapped(text: str, width: int, taken: int = 0) -> list[str]:
     """The text in lines of `width`, the first one shorter by what is `taken` of it."""
     lines, room = [""], max(8, width - taken)
@@ -101,6 +106,14 @@ def wrapped(text: str, width: int, taken: int = 0) -> list[str]:
             room = width
         lines[-1] += f" {word}" if lines[-1] else word
     return lines
+
+
+def span(seconds_past: float) -> str:
+    """`3 s`, `4 min`, `2 h`, `3 days`."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds_past >= 2 * size:
+            return f"{int(seconds_past // size)} {unit}"
+    return f"{int(seconds_past)} s"
 
 
 def ago(seconds_past: float) -> str:
@@ -167,11 +180,13 @@ class Answer:
     facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Counts first, then why."""
+    is_claim: bool = False
+    """`where` is a sentence that may take two lines, not the tensor where something begins."""
 
     @property
     def sentence(self) -> str:
         """The whole answer on one line, as `y` copies it."""
-        first = f"first at {self.where}" if self.token == "first" else self.where
+        first = f"first at {self.where}" if self.token == "first" and not self.is_claim else self.where
         return " · ".join([f"{self.word} {first}", *self.facts])
 
 

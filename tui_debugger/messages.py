@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from textual.message import Message
 
 from tui_debugger.state import Scope
@@ -70,7 +73,15 @@ class FilterClosed(Message):
 
 
 class FindingOpened(Message):
-    """Enter on a finding: the file it names, and the step it speaks of."""
+    """Enter on a finding of the diagnosis."""
+
+    def __init__(self, finding: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.finding = finding
+
+
+class ProblemOpened(Message):
+    """Enter on a problem met while reading: the file it names, and the step it speaks of."""
 
     def __init__(self, where: str, step: int | None) -> None:
         super().__init__()

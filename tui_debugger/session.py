@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -17,8 +18,10 @@ from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
 from tui_debugger.closer import Closer
+from tui_debugger.diagnosing import Diagnosing
 from tui_debugger.errands import Latest
 from tui_debugger.flag_choices import asked_flags
+from tui_debugger.health import Health
 from tui_debugger.parities import Paritying
 from tui_debugger.state import Mark, Part, Scope, run_line
 from tui_debugger.tensor_rows import TensorRow, comparison_rows
@@ -30,7 +33,7 @@ WINDOW = 32
 _PROBLEMS_LOGGED = 50
 
 
-class Session(Paritying, Closer):
+class Session(Paritying, Closer, Diagnosing):
     """The flows of one screen."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -46,6 +49,7 @@ class Session(Paritying, Closer):
     ) -> None:
         """Open one dump, or a pair and look for the first divergence; `listed` is A's run document, when known."""
         state = self.state
+        state.health = Health()
         state.a_path, state.b_path, state.snapshot = a, b, None
         state.a = state.b = state.record = state.comparison = state.inspected = None
         state.rows, state.shown, state.shows_record = [], [], True
@@ -82,6 +86,7 @@ class Session(Paritying, Closer):
         elif records:
             wanted = (i for i, record in enumerate(records) if asked is not None and asked.covers(record["key"]))
             await self.show_record(next(wanted, first), before.get("tensor"))
+        self.look_behind()
 
     async def _open(self, path: Path, listed: Document | None = None) -> Document:
         run = listed or await self._run(Job("open", {"path": str(path)}), f"opening {path}")
@@ -173,6 +178,16 @@ class Session(Paritying, Closer):
         """Show a record's own tensors. While one is read, only the latest asked for waits."""
         await self._records.do(lambda: self._show_record(index, tensor))
 
+    async def show_place(self, where: Mapping[str, Any]) -> bool:
+        """Show what a finding points to: its record, tensor, sample and position. False where A has no such record."""
+        index = self.record_at(where)
+        if index is None:
+            return False
+        await self.show_record(index, where.get("tensor"))
+        if where.get("sample") is not None and self.state.row is not None and self.state.shows_record:
+            await self.inspect(token=[where["sample"], where.get("position")])
+        return True
+
     async def _show_record(self, index: int, tensor: str | None) -> None:
         state = self.state
         assert state.a is not None
@@ -182,17 +197,23 @@ class Session(Paritying, Closer):
         document = await self._guard(self._run(job, f"reading {fmt.scope(record['key'])}"))
         if document is not None:
             state.show_record(document)
-            state.selected = next((i for i, row in enumerate(state.rows) if row.name == tensor), state.selected)
+            state.select_named(tensor)
             self._changed(Part.TENSORS, Part.ANSWER, Part.RUNS)
             await self.inspect()
 
-    async def inspect(self, at: list[int] | None = None, part: str | None = None) -> None:
-        """Show statistics and values of the selected tensor. While one inspection runs, only the latest waits."""
-        self.state.place_asked, self.state.here = at is not None or part is not None, at
+    async def inspect(
+        self, at: list[int] | None = None, part: str | None = None, token: list[int | None] | None = None
+    ) -> None:
+        """Show statistics and values of the selected tensor. While one inspection runs, only the latest waits.
+
+        `token` is [sample, position or None] in place of a raw index.
+        """
+        self.state.place_asked = at is not None or part is not None or token is not None
+        self.state.here = at
         self.give_up_closer()
         params = self._inspection_of_selected(at)
         if params is not None:
-            await self._inspections.do(lambda: self._inspect({**params, "part": part}))
+            await self._inspections.do(lambda: self._inspect({**params, "part": part, "token": token}))
 
     async def _inspect(self, params: dict[str, Any]) -> None:
         job = Job("inspect", {**params, "tokens": self.state.sheet == "tokens"})

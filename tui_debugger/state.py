@@ -17,11 +17,15 @@ from replay_core.jobs import Document, Sample
 from replay_core.replay.flags import MATRIX
 from tui_debugger import format as fmt
 from tui_debugger.flag_choices import default_flags
+from tui_debugger.health import Health
+from tui_debugger.live import LiveRun
 from tui_debugger.parity_view import ParityView
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows, scopes
 from tui_debugger.tolerance import Tolerance
 
 SAMPLES_KEPT = 900
+#: Dialects of runs that are lines and curves.
+_LOGS = frozenset({"log", "metrics", "curves", "grpo_notes"})
 
 
 class Part(Enum):
@@ -184,6 +188,10 @@ class State:
     trouble: str | None = None
     """The first line of the last error, until something works again."""
     step_verdicts: dict[int | None, str] = field(default_factory=dict)
+    health: Health = field(default_factory=Health)
+    """What the diagnosis of A says."""
+    live_run: LiveRun | None = None
+    """A is followed while it is written."""
     rows: list[TensorRow] = field(default_factory=list)
     shown: list[int] = field(default_factory=list)
     """Indexes of `rows` the filter lets through, in the order they are drawn."""
@@ -239,6 +247,17 @@ class State:
         self.refilter()
         self.selected = self.shown[0] if self.shown else 0
 
+    def select_named(self, tensor: str | None) -> None:
+        """Select the row of a tensor, by the file's name or what it is; where there is none, leave the selection."""
+        named = (i for i, row in enumerate(self.rows) if tensor in (row.name, row.entry.get("canonical")))
+        found = next(named, None) if tensor is not None else None
+        if found is None:
+            return
+        self.selected = found
+        if found not in self.shown:
+            self.filter = ""
+            self.refilter()
+
     def _wanted(self) -> Callable[[str], object]:
         """The filter, a regular expression on `VERDICT name`; a text where it is none."""
         self.filter_error = None
@@ -293,6 +312,11 @@ class State:
     def is_marked(self, kind: str, name: str) -> bool:
         return any(mark.kind == kind and mark.name == name for mark in self.marks)
 
+    @property
+    def is_log(self) -> bool:
+        """Whether what is open is lines and curves alone: nothing to compare or to replay, but trends."""
+        return self.a is not None and set(str(self.a.get("dialect")).split(" + ")) <= _LOGS
+
     def findings(self) -> list[dict[str, Any]]:
         """What is wrong with what was read and compared: severity, claim, where."""
         found = []
@@ -326,10 +350,22 @@ class State:
             return fmt.Answer(
                 "RLDBG", "muted", "no dump open", [], ["Two runs of one micro-batch should agree: where do they part?"]
             )
+        wrong = self.health.answer()
+        if wrong is not None:
+            return wrong
+        if self.is_log:
+            return self.health.clean() or fmt.Answer(
+                "READY", "muted", self.health.note() or "read", [], [run_line(self.a)]
+            )
         keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
         notes.append("c compares with another dump, r replays this record (5: its flags), m runs every combination")
         if self.comparison:
             keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
+        note = self.health.note()
+        if note and self.health.document is not None:
+            return fmt.Answer("READY", "muted", note, [keys], notes)
+        if note:
+            notes[0] = f"{note} · {notes[0]}"
         return fmt.Answer("READY", "muted", keys, [], notes)
 
     def _done_so_far(self) -> str:

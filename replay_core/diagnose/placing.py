@@ -123,6 +123,38 @@ class Rows:
             return 1 if ref.alignment == "next" else 0
         return width - columns
 
+    def index_of(self, ref: TensorRef, sample: int, position: int | None = None) -> list[int] | None:
+        """The raw index of a sample's token in a tensor, or of where the sample begins; None where it has none."""
+        if not ref.shape or not 0 <= sample < len(self):
+            return None
+        rest = [0] * (len(ref.shape) - 1)
+        if ref.rows is not None:
+            return [self._ragged_place(ref, sample, position), *rest]
+        if ref.shape[0] != len(self):
+            return None
+        if position is None or len(ref.shape) < 2 or self.slots is None or self.width is None:
+            return [sample, *rest]
+        shift = self._shift(ref) if len(ref.shape) == 2 else 0
+        if shift is None or not 0 <= position < len(self.slots[sample]):
+            return [sample, *rest]
+        column = int(self.slots[sample][position]) - shift
+        return [sample, min(max(0, column), ref.shape[1] - 1), *rest[1:]]
+
+    def _ragged_place(self, ref: TensorRef, sample: int, position: int | None) -> int:
+        """Where a token lies among the entries of all rows one after the other."""
+        assert ref.rows is not None
+        length = self.lengths[sample]
+        if self.pack is not None:
+            return sum(self.lengths[:sample]) + min(max(0, position or 0), length - 1)
+        sizes = [int(size) for size in ref.rows]
+        held = np.arange(sizes[sample])
+        if self.keep is not None and self.keep[sample].size == sizes[sample]:
+            held = np.flatnonzero(self.keep[sample])
+        if position is None or not held.size:
+            return sum(sizes[:sample])
+        before = 1 if ref.alignment == "next" and held.size == length else length - held.size
+        return sum(sizes[:sample]) + int(held[min(max(0, position - before), held.size - 1)])
+
     def _place_padded(self, ref: TensorRef, rows: Sequence[Array]) -> Placed | None:
         shift = self._shift(ref)
         if shift is None or self.slots is None:

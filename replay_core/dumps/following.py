@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from replay_core.dumps.opening import open_run
 from replay_core.records import Record, RecordKey, Run
@@ -18,7 +21,23 @@ _UNSETTLED_NS = 50_000_000
 #: Files that new lines are added to.
 _GROWING = frozenset({".jsonl", ".log", ".json", ".txt"})
 
+#: How many of the last steps tell the pace, and how many files of a step are asked for their times.
+_PACE_STEPS, _PACE_FILES = 8, 32
+
 _Stamp = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Whether a run still grows: its last step, seconds since anything of it was written, seconds a step takes.
+
+    None where it has no steps, or no files with times; `pace_s` also where the last steps are fewer than three, or
+    lie in one file.
+    """
+
+    last_step: int | None
+    silent_s: float | None
+    pace_s: float | None
 
 
 class Follower:
@@ -65,6 +84,20 @@ class Follower:
         self.run = found
         self._files = _growing(found)
         return came
+
+    def pulse(self) -> Pulse:
+        """How the run is doing, by the times of the files of its last steps: some `stat` calls, however long it is."""
+        by_step: dict[int, list[Path]] = {}
+        for record in self.run.records:
+            if record.key.step is not None:
+                by_step.setdefault(record.key.step, []).append(record.path)
+        last = sorted(by_step)[-_PACE_STEPS:]
+        written = [max(_stamp(path)[1] for path in set(by_step[step][-_PACE_FILES:])) for step in last]
+        if not written:
+            return Pulse(None, None, None)
+        gaps = [(later - before) / 1e9 for before, later in pairwise(written) if later > before > 0]
+        silent_s = max(0.0, (time.time_ns() - max(written)) / 1e9) if max(written) > 0 else None
+        return Pulse(last[-1], silent_s, median(gaps) if len(gaps) > 1 else None)
 
     def _forget_overwritten(self) -> None:
         stamps: dict[int, _Stamp] = {}

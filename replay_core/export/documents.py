@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
     from replay_core.compare.context import Around
+    from replay_core.dumps.following import Pulse
     from replay_core.measure.pair import PairFigures
     from replay_core.measure.statistics import Statistics
 
@@ -38,9 +39,10 @@ def document(kind: str, **body: Any) -> Document:
     }
 
 
-def run_document(run: Run, checked: str) -> Document:
-    """`checked`: how far opening looked: names, headers or bytes."""
+def run_document(run: Run, checked: str, only: Collection[Record] | None = None) -> Document:
+    """`checked`: how far opening looked: names, headers or bytes. `only` these of its records are listed."""
     marked = marks(run)
+    listed = None if only is None else {id(record) for record in only}
     return document(
         "run",
         path=str(run.path),
@@ -54,12 +56,28 @@ def run_document(run: Run, checked: str) -> Document:
                 "problems": marked.get(place, []),
             }
             for place, record in enumerate(run.records)
+            if listed is None or id(record) in listed
         ],
         problems=_problems(run.problems),
         checked=checked,
         notes=run.notes,
         flags=run.flags,
         models={"*" if step is None else str(step): reference for step, reference in run.models.items()},
+    )
+
+
+def following_document(run: Run, came: list[Record], pulse: Pulse, *, changed: bool, whole: bool) -> Document:
+    """What has come to a run that is followed: `run` lists the records of `came`, or all where they are `whole`."""
+    listed = {**run_document(run, "names", None if whole else came), "unreadable": 0} if changed else None
+    return document(
+        "following",
+        path=str(run.path),
+        run=listed,
+        whole=whole,
+        total=len(run.records),
+        last_step=pulse.last_step,
+        silent_s=pulse.silent_s,
+        pace_s=pulse.pace_s,
     )
 
 

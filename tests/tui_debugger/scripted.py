@@ -20,6 +20,13 @@ def document(name: str) -> Document:
     return found
 
 
+def streamed(diagnosis: Document, on_event: OnEvent) -> Document:
+    """A diagnosis as a reader sends it: its series ahead of it, one by one."""
+    for one in diagnosis["series"]:
+        on_event(Partial({"series": [one]}))
+    return {**diagnosis, "series": []}
+
+
 class ScriptedEngine:
     """Answers every job from `documents/`. `answers` overrides a kind with a document, an error or a function."""
 
@@ -55,7 +62,7 @@ class ScriptedEngine:
         return copy.deepcopy(answer)
 
     async def _open(self, job: Job, _on_event: OnEvent) -> Document:
-        for name in ("run_a", "run_b"):
+        for name in ("run_a", "run_b", "run_log"):
             if document(name)["path"] == job.params["path"]:
                 return document(name)
         raise NotADumpError(
@@ -92,6 +99,17 @@ class ScriptedEngine:
         if self.gate is not None:
             await self.gate.wait()
         return document("parity")
+
+    async def _diagnose(self, job: Job, on_event: OnEvent) -> Document:
+        answer = document("diagnosis_log" if job.params["path"].endswith(".log") else "diagnosis")
+        return streamed({**answer, "path": job.params["path"]}, on_event)
+
+    async def _explain(self, job: Job, _on_event: OnEvent) -> Document:
+        return {
+            "kind": "explanation",
+            "id": job.params["id"],
+            "text": f"{job.params['id']} looks at log-probabilities.",
+        }
 
     async def _compare(self, job: Job, on_event: OnEvent) -> Document:
         answer = document("comparison")

@@ -6,8 +6,9 @@ from tui_debugger import keymap
 from tui_debugger.actions import ACTIONS, PANES, for_bar, of_screen
 from tui_debugger.screens.debugger import DebuggerScreen
 from tui_debugger.screens.matrix import MatrixScreen
+from tui_debugger.screens.trends import TrendsScreen
 
-SCREENS = {"debugger": DebuggerScreen, "matrix": MatrixScreen}
+SCREENS = {"debugger": DebuggerScreen, "matrix": MatrixScreen, "trends": TrendsScreen}
 
 
 def test_every_action_is_a_method_of_its_screens() -> None:
@@ -46,5 +47,5 @@ def test_no_key_means_two_things() -> None:
 
 
 def test_the_bar_always_offers_help_and_quit() -> None:
-    for pane in (*PANES, "start", "matrix"):
+    for pane in (*PANES, "start", "matrix", "trends"):
         assert {"help", "quit"} <= {action.id for action in for_bar(pane)}

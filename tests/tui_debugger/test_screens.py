@@ -17,6 +17,10 @@ from tests.tui_debugger.scripted import ScriptedEngine, document
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = ((80, 24), (160, 48))
 
+LOG = Path("/runs/train.log")
+#: Scenes of a run whose diagnosis finds something.
+SHIFTED = ("shifted", "shifted-findings", "shifted-open", "evidence", "trends")
+
 SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
     "empty": ((), ()),
     "record": ((A,), ()),
@@ -32,6 +36,13 @@ SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
     "sorted": ((A, B), ("S",)),
     "marked": ((A, B), ("space", "j", "space")),
     "flags": ((A,), ("5", "p")),
+    "shifted": ((A,), ()),
+    "shifted-findings": ((A,), ("7",)),
+    "shifted-open": ((A,), ("7", "G", "enter")),
+    "evidence": ((A,), ("7", "f")),
+    "trends": ((A,), ("C", "j")),
+    "log-trends": ((LOG,), ()),
+    "log-evidence": ((LOG,), ("f",)),
     "help": ((A, B), ("question_mark",)),
     "filter": ((A, B), ("slash", *"DIFF.*mlp")),
     "strip": ((A, B), ("enter", "right", "right")),
@@ -50,7 +61,8 @@ def test_screen_is_the_golden_one(scene: str, size: tuple[int, int]) -> None:
     dumps, keys = SCENES[scene]
 
     async def run() -> str:
-        async with opened(*dumps, size=size) as (app, pilot):
+        engine = ScriptedEngine(diagnose=document("diagnosis_shifted")) if scene in SHIFTED else ScriptedEngine()
+        async with opened(*dumps, size=size, engine=engine) as (app, pilot):
             await press(app, pilot, *keys)
             return screen(app)
 

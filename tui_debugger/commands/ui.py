@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from replay_core.errors import RequestError
+from replay_core.errors import NotADumpError, RequestError
 from replay_core.jobs import Document
 from tui_debugger import snapshot
 from tui_debugger.peek import steps_in
@@ -23,17 +23,21 @@ LISTED_AT_ONCE = 100
 @click.option("--ascii", "ascii_only", is_flag=True, help="No character outside ASCII.")
 @click.option("--no-mouse", is_flag=True, help="Do not ask the terminal for mouse reports.")
 @click.option("--theme", help="Name of a theme.")
+@click.option("--follow", is_flag=True, help="Look at A again every second while it is written.")
 def command(
     a: Path | None = None,
     b: Path | None = None,
     ascii_only: bool = False,
     no_mouse: bool = False,
     theme: str | None = None,
+    follow: bool = False,
 ) -> int:
     """Open the screen on dump A, or on the first divergence of A and B."""
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
-    if a is not None and not snapshot.is_document(a):
+    if follow:
+        listed = _begun(a)
+    elif a is not None and not snapshot.is_document(a):
         # A long run is listed by the reader, while its steps already stand on the screen.
         listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else _listed(a)
     if b is not None:
@@ -43,7 +47,23 @@ def command(
     gc.disable()
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
-    return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked)
+    return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
+
+
+def _begun(path: Path | None) -> Document | None:
+    """A run that is to be followed; None where its folder is there and nothing in it that can be read yet.
+
+    Raises:
+        RequestError: there is no run to follow, or it is a saved document.
+    """
+    if path is None or snapshot.is_document(path):
+        raise RequestError("nothing to follow", expected="the path of a run that is being written", found=str(path))
+    try:
+        return _listed(path)
+    except NotADumpError:
+        if path.is_dir() and not any(path.iterdir()):
+            return None
+        raise
 
 
 def _listed(path: Path) -> Document:

@@ -8,18 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.style import Style
 from rich.text import Text
 from textual import on
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
+from tui_debugger.health import MARKS, problem_step, worse
 from tui_debugger.messages import RecordHighlighted, RecordOpened
 from tui_debugger.state import Scope, State
 from tui_debugger.widgets.paint import paint, verdict_token
 from tui_debugger.widgets.rows import Rows
 
 _EMPTY = "The records of a dump stand here, by step. o opens one."
-_STEP = re.compile(r"\bstep (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +48,23 @@ class Problems:
         self._steps: Counter[int | None] = Counter()
         for problem in problems:
             index = by_path.get(str(problem.get("where")))
-            said = _STEP.search(f"{problem.get('what')}")
+            said = problem_step(f"{problem.get('what')}")
             if index is not None:
                 self._records[index] += 1
-            if index is not None or said:
-                step = records[index]["key"].get("step") if index is not None else int(said.group(1)) if said else None
-                self._steps[step] += 1
+            if index is not None or said is not None:
+                self._steps[records[index]["key"].get("step") if index is not None else said] += 1
 
     def of_record(self, index: int) -> int:
         return self._records[index]
 
     def of_step(self, step: int | None) -> int:
         return self._steps[step]
+
+
+def _alike(one: Spot, other: Spot) -> bool:
+    """Whether two lines, of the same run before and after it grew, stand for the same thing."""
+    same_place = (one.depth, one.scope) == (other.depth, other.scope)
+    return same_place and (not one.records or not other.records or one.records[0] == other.records[0])
 
 
 def _matcher(text: str) -> Callable[[str], object] | None:
@@ -82,6 +88,7 @@ class StepsPane(Rows):
         self._stages: set[str | None] = set()
         self._filter = ""
         self._wrong = Problems([], [])
+        self._health: dict[int | None, tuple[str, int]] = {}
         self._marked: set[str] = set()
         self._lines: list[Spot] = []
         self._peeked: list[int] = []
@@ -91,6 +98,7 @@ class StepsPane(Rows):
         """Draw the run; what is open stays open while only verdicts change."""
         self._verdicts = dict(state.step_verdicts)
         self._marked = {mark.name for mark in state.marks if mark.kind == "record"}
+        self._health = state.health.at_steps()
         if state.a is None:
             self._drawn, self._records = None, []
             self._lines, self._peeked = [], state.peeked
@@ -98,7 +106,9 @@ class StepsPane(Rows):
             self.set_count(len(self._peeked), min(self.cursor, len(self._peeked)))
             return
         if self._drawn is not state.a or self._filter != state.step_filter:
-            is_new = self._drawn is not state.a
+            drawn = self._drawn
+            # A run that is followed grows: what is open stays open, and the cursor where it is.
+            is_new = not (isinstance(drawn, dict) and drawn.get("path") == state.a.get("path"))
             self._drawn, self._filter = state.a, state.step_filter
             self._plant(state, is_new=is_new)
         shown, total = sum(len(spot.records) for spot in self._lines if not spot.depth), len(self._records)
@@ -118,6 +128,7 @@ class StepsPane(Rows):
                 by_step.setdefault(record["key"].get("step"), []).append(index)
         if is_new:
             self._open = {Scope(step) for step in by_step if len(by_step) == 1 or step == state.scope.step}
+        here = self.here
         steps = sorted(by_step, key=lambda step: (step is None, step or 0))
         self._lines = []
         for step in steps:
@@ -126,7 +137,8 @@ class StepsPane(Rows):
             self._lines.append(spot)
             if spot.opens and spot.scope in self._open:
                 self._lines += self._below(spot)
-        self.set_count(len(self._lines), min(self.cursor, max(0, len(self._lines) - 1)))
+        same = (row for row, spot in enumerate(self._lines) if here is not None and _alike(spot, here))
+        self.set_count(len(self._lines), next(same, min(self.cursor, max(0, len(self._lines) - 1))))
 
     def _below(self, spot: Spot) -> list[Spot]:
         """The lines under one: ranks and micro-batches, or the dump points of a single one, and what is open."""
@@ -170,6 +182,7 @@ class StepsPane(Rows):
         parts = [fmt.scope(key), str(key.get("role")), str(key.get("stage"))]
         if self._wrong.of_record(index) or self._wrong.of_step(key.get("step")):
             parts.append("PROBLEM")
+        parts.append(self._health.get(key.get("step"), ("", 0))[0].upper())
         return " ".join([*parts, self._verdicts.get(key.get("step"), "")])
 
     def _stage(self, index: int) -> str:
@@ -196,12 +209,29 @@ class StepsPane(Rows):
         if not spot.depth and (word := self._verdicts.get(spot.scope.step)):
             text.append("  ")
             text.append(word, paint(self, verdict_token(word)))
-        wrong = sum(map(self._wrong.of_record, spot.records)) if spot.depth else self._wrong.of_step(spot.scope.step)
-        if wrong:
-            text.append(f"  !{wrong}", paint(self, "missing"))
+        mark = self._mark(spot)
+        if mark is not None:
+            text.append("  ")
+            text.append(*mark)
         if str(spot.scope) in self._marked and (not spot.depth or spot.scope.micro is not None):
             text.append("  +", paint(self, "key"))
         return text
+
+    def _mark(self, spot: Spot) -> tuple[str, Style] | None:
+        """What is wrong there: the worst severity as a shape and a letter, and how many. None where nobody looked."""
+        wrong = sum(map(self._wrong.of_record, spot.records)) if spot.depth else self._wrong.of_step(spot.scope.step)
+        severity, count = ("warning" if wrong else ""), wrong
+        if not spot.depth:
+            if not wrong and spot.scope.step not in self._health:
+                return None
+            found, found_count = self._health.get(spot.scope.step, ("", 0))
+            severity, count = worse(severity, found), count + found_count
+            if not severity and self._verdicts.get(spot.scope.step):
+                return None  # beside a verdict a ✓ would read as one
+        elif not wrong:
+            return None
+        word, token = MARKS[severity]
+        return f"{word}{count if count > 1 else ''}", paint(self, token)
 
     # ── keys ─────────────────────────────────────────────────────────────────────────────────────
 

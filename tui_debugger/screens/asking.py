@@ -144,15 +144,22 @@ class Asking(Screen[None]):
             if not text.isdigit() or int(text) not in steps:
                 self.say(f"there is no step {text}: {steps[0]} to {steps[-1]}", "error")
                 return
-            step = int(text)
-            if state.b is not None:
-                self.work(self.session.compare(Scope(step)), "job")
-                return
-            records = (state.a or {})["records"]
-            index = next(i for i, record in enumerate(records) if record["key"].get("step") == step)
-            self.work(self.session.show_record(index), "look")
+            self.go_to_step(int(text))
 
         self._ask("Go to step", f"{steps[0]} to {steps[-1]}, {len(steps):,} of them", go)
+
+    def go_to_step(self, step: int) -> bool:
+        """Compare a step of a pair, or show the first record of a run's; False where there is none."""
+        state = self.session.state
+        records = (state.a or {}).get("records") or []
+        index = next((i for i, record in enumerate(records) if record["key"].get("step") == step), None)
+        if index is None:
+            return False
+        if state.b is not None:
+            self.work(self.session.compare(Scope(step)), "job")
+        else:
+            self.work(self.session.show_record(index), "look")
+        return True
 
 
 async def quietly(work: Coroutine[Any, Any, Any]) -> None:

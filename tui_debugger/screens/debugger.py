@@ -17,7 +17,6 @@ from tui_debugger.flag_choices import FLAGS
 from tui_debugger.messages import (
     FilterChanged,
     FilterClosed,
-    FindingOpened,
     FlagPressed,
     RecordHighlighted,
     RecordOpened,
@@ -28,9 +27,9 @@ from tui_debugger.messages import (
 from tui_debugger.panes.start import StartList
 from tui_debugger.panes.steps import StepsPane
 from tui_debugger.panes.tensors import TensorsPane
-from tui_debugger.screens.asking import Asking, Watching
+from tui_debugger.screens.asking import Watching
+from tui_debugger.screens.examining import Examining
 from tui_debugger.screens.finding import Finding
-from tui_debugger.screens.moving import Moving
 from tui_debugger.session import Session
 from tui_debugger.state import Mark, Part, Scope, State
 from tui_debugger.tolerance import Tolerance
@@ -49,7 +48,7 @@ _REDRAW_S = 1 / 15
 _LIVE_S = 1 / 4
 
 
-class DebuggerScreen(Finding, Moving, Asking):
+class DebuggerScreen(Finding, Examining):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
     AUTO_FOCUS = ""
@@ -289,6 +288,9 @@ class DebuggerScreen(Finding, Moving, Asking):
             self.work(self.session.compare_cells(dict(one.what), dict(other.what)), "job")
 
     def action_cancel(self) -> None:
+        if self.state.busy is None and self.state.health.doing:
+            self.workers.cancel_group(self, "diagnose")
+            return
         if self.state.busy is None:
             self.say("nothing runs; q quits")
         for group in ("job", "judge"):
@@ -380,12 +382,6 @@ class DebuggerScreen(Finding, Moving, Asking):
         elif event.index is not None:
             self.work(self.session.show_record(event.index), "look")
             self._focus_pane("tensors")
-
-    @on(FindingOpened)
-    def _finding_opened(self, event: FindingOpened) -> None:
-        self._focus_pane("steps")
-        if not self.query_one(StepsPane).go_to(event.step, event.where):
-            self.say("it belongs to no record that is listed")
 
     @on(StartChosen)
     def _start_chosen(self, event: StartChosen) -> None:

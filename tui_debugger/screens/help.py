@@ -24,7 +24,9 @@ _WORDS = (
     ("SHAPE", "shape", "cannot be laid over each other"),
     ("MISSING", "missing", "only one side has it"),
     ("PADDING", "padding", "differs only where the attention mask is 0"),
-    ("!2", "missing", "in Steps: two problems of the dump lie there; 7 Findings says which"),
+    ("✗E", "first", "in Steps: an error was found there; 7 Findings says which, f shows its evidence"),
+    ("▲W2", "missing", "in Steps: two warnings, or problems met while reading"),
+    ("✓", "muted", "in Steps: diagnosed, and no rule that could look found a warning"),
     ("+", "key", "marked with space; = compares two marked"),
 )
 

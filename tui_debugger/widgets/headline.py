@@ -16,6 +16,9 @@ from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Fixed
 from tui_debugger.widgets.paint import paint, verdict_token
 
+#: Lines of the answer.
+_LINES = 3
+
 
 class TitleLine(Fixed):
     """`rldbg  A ↔ B · step 0 · flags that differ`"""
@@ -36,6 +39,8 @@ class TitleLine(Fixed):
         text = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         names, tail = self._names(), str(state.scope)
         judged = self._judged()
+        if state.live_run is not None:
+            tail = f"{tail} · {state.live_run}" if tail else str(state.live_run)
         room = max(12, (width - 10 - len(tail) - len(judged) - 6 * len(names)) // max(1, len(names)))
         for i, (letter, name) in enumerate(names):
             text.append(" ↔ " if i else " ", paint(self, "muted"))
@@ -110,13 +115,17 @@ class Headline(Fixed):
         text = Text(no_wrap=True, overflow="ellipsis", end="")
         text.append(badge, self.get_component_rich_style("headline--badge"))
         text.append(" ")
-        if answer.token == "first":
+        is_place = answer.token == "first" and not answer.is_claim
+        if is_place:
             text.append("first at ")
         room = width - text.cell_len
         said = [fmt.safe(fact) for fact in answer.facts]
         facts, where = " · ".join(said), fmt.safe(answer.where)
-        text.append(fmt.middle(where, room) if answer.token == "first" else where, paint(self, "strong"))
         notes = [fmt.safe(note) for note in answer.notes if note]
+        if answer.is_claim:
+            self.put(self._claim(text, where, said, notes, indent, width))
+            return
+        text.append(fmt.middle(where, room) if is_place else where, paint(self, "strong"))
         if facts and len(where) + len(facts) + 3 <= room:
             text.append(f" · {facts}")
         elif facts:
@@ -127,9 +136,34 @@ class Headline(Fixed):
             self._note(text, note)
         self.put(text)
 
+    def _claim(self, text: Text, claim: str, facts: list[str], notes: list[str], indent: str, width: int) -> Text:
+        """A sentence on up to two lines with as many facts behind it as fit, and the notes on what lines are left."""
+        room = width - len(indent)
+        lines = _cut(claim, room, _LINES - 1)
+        strong = paint(self, "strong")
+        text.append(lines[0], strong)
+        for line in lines[1:]:
+            text.append(f"\n{indent}{line}", strong)
+        while facts and len(lines[-1]) + 3 + len(" · ".join(facts)) > room:
+            facts = facts[:-1]
+        if facts:
+            text.append(f" · {' · '.join(facts)}")
+        for line in _cut(" · ".join(notes), room, _LINES - len(lines)):
+            text.append(f"\n{indent}")
+            self._note(text, line)
+        return text
+
     def _note(self, text: Text, note: str) -> None:
         for word in note.split(" "):
             text.append(f"{word} ", paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
+
+
+def _cut(text: str, width: int, count: int) -> list[str]:
+    """The text in at most `count` lines; what is left out of the last is a …."""
+    lines = fmt.wrapped(text, width)
+    if len(lines) <= count:
+        return lines
+    return [*lines[: count - 1], fmt.end(" ".join(lines[count - 1 :]), width)]
 
 
 def fitting(facts: list[str], width: int) -> str:

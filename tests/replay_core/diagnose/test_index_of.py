@@ -1,0 +1,49 @@
+"""A token of a finding leads to its own place in the file: the value there is the value the rule looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from replay_core import pages
+from replay_core.diagnose.placing import rows_of
+from replay_core.dumps import open_run
+from tests.fixtures import FIXTURES, needs_fixtures
+
+
+@needs_fixtures
+@pytest.mark.parametrize(
+    "name", ["faults/healthy", "verl", "openrlhf", "areal", "slime", "trl", "nexrl/self_hosted_fp32"]
+)
+def test_every_placed_value_stands_at_the_index_of_its_token(name: str) -> None:
+    looked = 0
+    for record in open_run(FIXTURES / name).records[:12]:
+        rows = rows_of(record)
+        if rows is None:
+            continue
+        for ref in record.tensors():
+            placed = rows.place(ref) if ref.is_readable else None
+            if placed is None:
+                continue
+            flat = np.asarray(pages.array(ref), dtype=np.float64)
+            for sample, (values, said) in enumerate(zip(placed.values, placed.said, strict=True)):
+                for position in np.flatnonzero(said)[[0, -1]] if said.any() else ():
+                    index = rows.index_of(ref, sample, int(position))
+                    assert index is not None
+                    assert len(index) == len(ref.shape)
+                    if rows.slots is None and ref.rows is None:
+                        continue  # a padded tensor beside ragged tokens: its row is found, its column is not
+                    np.testing.assert_equal(flat[tuple(index)], values[position], err_msg=f"{ref.name} {index}")
+                    looked += 1
+    assert looked > 20
+
+
+@needs_fixtures
+def test_a_token_that_is_not_there_leads_to_its_sample_or_nowhere() -> None:
+    (record,) = open_run(FIXTURES / "faults" / "healthy" / "batch.pt").records
+    rows = rows_of(record)
+    assert rows is not None
+    ref = next(ref for ref in record.tensors() if ref.name == "old_log_probs")
+    assert rows.index_of(ref, 3, 10_000) == [3, 0]
+    assert rows.index_of(ref, 3) == [3, 0]
+    assert rows.index_of(ref, len(rows)) is None

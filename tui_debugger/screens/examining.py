@@ -1,0 +1,198 @@
+"""What is wrong, and going there: findings, their evidence, trends, a run that is followed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from textual import on
+
+from tui_debugger.messages import FindingOpened, ProblemOpened
+from tui_debugger.panes.steps import StepsPane
+from tui_debugger.screens.asking import Asking, quietly
+from tui_debugger.screens.moving import Moving
+from tui_debugger.state import Part, Scope
+
+if TYPE_CHECKING:
+    from tui_debugger.panes.findings import FindingsPane
+    from tui_debugger.screens.debugger import DebuggerScreen
+
+
+class Examining(Moving, Asking):
+    """The actions of findings, trends and following."""
+
+    _findings: FindingsPane
+
+    def begin_behind(self) -> None:
+        """Let the session run what nobody waits for."""
+        self.session.behind = self._behind
+
+    def _behind(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.run_worker(quietly(work), group="diagnose", exclusive=True)
+
+    # ── findings ─────────────────────────────────────────────────────────────────────────────────
+
+    def action_diagnose(self) -> None:
+        if self.session.state.a is None:
+            self.say("no dump is open: o opens one")
+            return
+        self._behind(self.session.diagnose())
+
+    def action_finding(self) -> None:
+        finding = self._findings.finding if self.active == "findings" else None
+        self.show_finding(finding or self.session.state.health.worst)
+
+    def show_finding(self, finding: Mapping[str, Any] | None) -> None:
+        if finding is None:
+            self.say(self.session.state.health.note() or "nothing diagnosed yet: o opens a dump or a log")
+            return
+        from tui_debugger.screens.evidence import EvidenceScreen  # nobody waits for it who finds nothing wrong
+
+        self.app.push_screen(EvidenceScreen(cast("DebuggerScreen", self), finding))
+
+    @on(FindingOpened)
+    def _finding_opened(self, event: FindingOpened) -> None:
+        self.go_to_finding(event.finding)
+
+    def go_to_finding(self, finding: Mapping[str, Any]) -> None:
+        """Go where the finding's evidence lies: a line of a log, a tensor, a step."""
+        where = finding["where"]
+        if where.get("line") is not None and where.get("path"):
+            from tui_debugger.screens.logview import LogScreen
+
+            self.app.push_screen(LogScreen(Path(where["path"]), line=int(where["line"])))
+            return
+        self.come_to_front()
+        self.work(self._go_to(where, finding), "look")
+
+    def come_to_front(self) -> None:
+        """Leave what lies on top of the panes."""
+        while self.app.screen is not self:
+            self.app.pop_screen()
+
+    async def _go_to(self, where: Mapping[str, Any], finding: Mapping[str, Any]) -> None:
+        steps = finding.get("steps") or []
+        place = {**where, "step": where.get("step") if where.get("step") is not None else next(iter(steps), None)}
+        if any(place.get(name) is not None for name in ("step", "path")) and await self.session.show_place(place):
+            named = self.session.state.row is not None and place.get("tensor") is not None
+            self._focus_pane("inspect" if named and place.get("sample") is not None else "tensors")
+            self.redraw(Part.TENSORS, Part.RUNS)
+        else:
+            self.show_finding(finding)
+
+    @on(ProblemOpened)
+    def _problem_opened(self, event: ProblemOpened) -> None:
+        self._focus_pane("steps")
+        if not self.query_one(StepsPane).go_to(event.step, event.where):
+            self.say("it belongs to no record that is listed")
+
+    def do_next_step(self, command: str) -> bool:
+        """Do on the screen what a finding's next step says, where the screen can: replay or compare."""
+        asked = parsed(command)
+        state = self.session.state
+        self.come_to_front()
+        if asked is None or state.a is None:
+            return False
+        verb, words, options = asked
+        if verb == "compare" and len(words) > 1:
+            self.work(self.session.compare_with(Path(words[1]).expanduser()), "job")
+            return True
+        if verb != "replay":
+            return False
+        numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdigit()}
+        index = self.session.record_at(numbers) if numbers else None
+        if index is not None:
+            state.scope = Scope.of(state.a["records"][index]["key"])
+        for name, value in flags_of(options).items():
+            state.flags[name] = value
+        if "temperature" in options:
+            state.temperature = float(options["temperature"])
+        model = options.get("model", "")
+        if model and not model.isupper():
+            state.model = model
+        self.redraw(Part.FLAGS)
+        if "matrix" in options:
+            self.act_on("matrix")
+        elif state.model is None and not state.a.get("models"):
+            self._ask("Model to replay with", "a directory, a cached hub id, or random:llama-tiny",
+                      self._replay_with, path=True)  # fmt: skip
+        else:
+            self.act_on("replay")
+        return True
+
+    def _replay_with(self, model: str) -> None:
+        self.session.state.model = model
+        self.act_on("replay")
+
+    def act_on(self, name: str, *arguments: Any) -> None:
+        raise NotImplementedError
+
+    # ── trends ───────────────────────────────────────────────────────────────────────────────────
+
+    def action_trends(self) -> None:
+        from tui_debugger.screens.trends import TrendsScreen  # as late as the others
+
+        if self.session.state.a is None:
+            self.say("no run is open: o opens a dump or a log")
+            return
+        self.app.push_screen(TrendsScreen(cast("DebuggerScreen", self)))
+
+    # ── following ────────────────────────────────────────────────────────────────────────────────
+
+    def action_follow(self) -> None:
+        state = self.session.state
+        if state.live_run is not None:
+            self.workers.cancel_group(self, "follow")
+            self.say("no longer followed")
+        elif state.a_path is None or state.snapshot is not None:
+            self.say("no run is open that could grow: o opens one")
+        else:
+            self.follow(state.a_path)
+
+    def follow(self, path: Path) -> None:
+        self.run_worker(quietly(self.session.follow(path)), group="follow", exclusive=True)
+
+
+def parsed(command: str) -> tuple[str, list[str], dict[str, str]] | None:
+    """`rldbg VERB WORDS --option value` as (verb, words, options); None where it is no command of rldbg's."""
+    try:
+        parts = shlex.split(command, comments=True)
+    except ValueError:
+        return None
+    if len(parts) < 2 or parts[0] != "rldbg":
+        return None
+    verb, rest = parts[1], parts[2:]
+    words: list[str] = []
+    options: dict[str, str] = {}
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            words.append(word)
+            continue
+        value = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+        options.setdefault(word[2:], value)
+    return verb, words, options
+
+
+def flags_of(options: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a replay among a command's options."""
+    flags: dict[str, Any] = {}
+    if "packing" in options:
+        flags["packing"] = options["packing"] != "off"
+    if options.get("rows-per-forward", "").isdigit():
+        flags["rows_per_forward"] = int(options["rows-per-forward"])
+    for name in ("logits", "attention", "compile", "dtype"):
+        if options.get(name):
+            flags[name] = options[name]
+    return flags
+
+
+def can_do(command: str) -> bool:
+    """Whether `do_next_step` knows what to do with a command."""
+    asked = parsed(command)
+    return asked is not None and (
+        (asked[0] == "compare" and len(asked[1]) > 1)
+        or (asked[0] == "replay" and "against" not in asked[2] and "backward" not in asked[2])
+    )
