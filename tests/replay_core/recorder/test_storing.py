@@ -70,7 +70,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path):
     def fail(file: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left on device: .*x.pt"):
+    with pytest.raises(OSError, match=r"No space left on device: .*x\.pt"):
         commit(tmp_path / "loss" / "x.pt", fail)
     assert list((tmp_path / "loss").iterdir()) == []
 
