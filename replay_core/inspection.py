@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,16 @@ def _decoded(
         "pieces": decoder.pieces([int(value) for value in shown]),
         "samples": [decoder.text([int(value) for value in row]) for row in samples],
     }
+
+
+def holders(records: list[Record], name: str) -> list[Record]:
+    """The records that hold a tensor of that name; one that cannot be read holds none."""
+    holding = []
+    for record in records:
+        with contextlib.suppress(RldbgError):
+            if record.get(name) is not None:
+                holding.append(record)
+    return holding
 
 
 def find_tensor(named: Named) -> TensorRef:

@@ -88,7 +88,7 @@ def show_tensor(
     from replay_core.inspection import shown_tensor
 
     run = open_run(path, *more)
-    record = find_record(run, None, **selection)
+    record = find_record(run, None, holding=name, **selection)
     return shown_tensor((run, record, name), at=at, part=part, tokenizer=tokenizer)
 
 
@@ -104,14 +104,18 @@ def _all_statistics(record: Record) -> dict[str, Any]:
     }
 
 
-def find_record(run: Run, key: RecordKey | None = None, **selection: Any) -> Record:
-    """The record of a key, or the only one a selection leaves."""
+def find_record(run: Run, key: RecordKey | None = None, *, holding: str | None = None, **selection: Any) -> Record:
+    """The record of a key, or the only one a selection leaves; of several, the only one that holds a tensor."""
     if key is not None:
         matching = [record for record in run.records if record.key == key]
         if not matching:
             raise SelectionError(f"there is no record of {key}", file=str(run.path), hint=f"rldbg ls {run.path}")
         return matching[0]
     chosen = run.select(**selection)
+    if holding is not None and len(chosen) > 1:
+        from replay_core.inspection import holders
+
+        chosen = holders(chosen, holding) or chosen
     if len(chosen) > 1:
         keys = [str(record.key) for record in chosen]
         more = f" and {len(keys) - 6} more" if len(keys) > 6 else ""

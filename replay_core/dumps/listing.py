@@ -48,8 +48,10 @@ class Listing:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: The walk stopped before the end: more names than any dump has.
-        self.is_cut = False
+        #: What was not looked at: the place, and why.
+        self.skipped: list[tuple[str, str]] = []
+        #: Linked folders, which are not followed.
+        self.linked: list[str] = []
         text = os.path.abspath(path)
         if os.path.isdir(text):
             self.folders = list(self._walk(text, 0, [0]))
@@ -66,19 +68,28 @@ class Listing:
                 # Opening a pipe would wait for its writer, a device for whatever it does.
                 elif entry.is_file():
                     names.append(entry.name)
+                elif entry.is_symlink():
+                    self._link(entry)
         seen[0] += len(names) + len(below)
         if seen[0] > MAX_NAMES:
-            self.is_cut = True
+            self.skipped.append((path, f"more than {MAX_NAMES:,} names: nothing from here on was looked at"))
             return
         yield Folder(path, sorted(names))
         if depth == MAX_DEPTH:
-            self.is_cut = self.is_cut or bool(below)
+            if below:
+                self.skipped.append((path, f"folders more than {MAX_DEPTH} deep were not looked into"))
             return
         for name in sorted(below):
             try:
                 yield from self._walk(f"{path}/{name}", depth + 1, seen)
-            except PermissionError:
-                self.is_cut = True
+            except OSError as error:
+                self.skipped.append((f"{path}/{name}", f"the folder cannot be read: {error.strerror}"))
+
+    def _link(self, entry: os.DirEntry[str]) -> None:
+        if os.path.isdir(entry.path):
+            self.linked.append(entry.path)
+        elif not os.path.exists(entry.path):
+            self.skipped.append((entry.path, "a link to a file that is not there"))
 
 
 _known: dict[Path, Listing] = {}

@@ -69,6 +69,8 @@ DIALECTS: tuple[Dialect, ...] = (
 WHOLE: tuple[Dialect, ...] = (native,)
 #: Dialects that take what is left.
 LAST: tuple[Dialect, ...] = (loose_rows, loose)
+#: Endings of files that would have to be unpacked first.
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz")
 #: Dialects that know a file by what it holds, whatever it is called.
 BY_CONTENT: tuple[Dialect, ...] = (areal, verl, roll, slime, skyrl, open_instruct, trl_inputs, grpo_events)
 
@@ -133,14 +135,44 @@ def _parts(path: Path) -> list[Run]:
     except OSError as error:
         raise DumpError(f"cannot read the directory: {error.strerror}", file=str(error.filename or path)) from None
     if parts:
+        _say_what_was_left(path, parts[0])
         return parts
     raise NotADumpError(
         "no dialect knows this path as a dump",
         file=str(path),
         expected="a directory or file of " + ", ".join(dict.fromkeys(dialect.name for dialect in DIALECTS)),
         found=_contents(path),
-        hint="name the directory your framework wrote, or one of its files",
+        hint="compressed files are not read: unpack them first"
+        if _packed(path)
+        else "name the directory your framework wrote, or one of its files",
     )
+
+
+def _say_what_was_left(path: Path, run: Run) -> None:
+    """Add to the run what under its directory was not looked at, so that nothing is left out without a word."""
+    if not path.is_dir():
+        return
+    found = listing.listing(path)
+    run.problems += [Problem(where, what) for where, what in found.skipped]
+    if found.linked:
+        run.notes.append(f"linked folders are not followed: {_few(found.linked)}")
+    if packed := _packed(path):
+        run.notes.append(f"compressed files are not read: {_few(packed)}")
+
+
+def _packed(path: Path) -> list[str]:
+    return [
+        f"{folder.path}/{name}"
+        for folder in listing.listing(path).folders
+        if not folder.suffixes.isdisjoint(COMPRESSED)
+        for name in folder.names
+        if name.endswith(COMPRESSED)
+    ]
+
+
+def _few(paths: list[str]) -> str:
+    names = [os.path.basename(path) for path in paths]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _index(dialect: Dialect, path: Path) -> Index:

@@ -240,7 +240,7 @@ class Recorder:
                 if isinstance(error, OSError):
                     raise _told(error) from error
                 raise
-            self._give_up(str({**key}), error)
+            self._give_up(_spelled(key), error)
 
     def admit(self, held: Held) -> Path | None:
         """Take a record: its key is now used. Its file, or None where it is held back or has none."""
@@ -254,7 +254,7 @@ class Recorder:
             raise RecordExistsError(
                 "a record of this key is already on disk; nothing recorded is ever overwritten",
                 file=str(target),
-                found=", ".join(f"{part} {value}" for part, value in key.items() if value is not None),
+                found=_spelled(key),
                 hint="micro runs on across mini-batches and epochs: micro=record.running(epoch, minibatch, micro)"
                 if restarts
                 else "give the second write its own micro number, or record into a new directory",
@@ -291,7 +291,7 @@ class Recorder:
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
-            self._give_up(str({**key}), error)
+            self._give_up(_spelled(key), error)
 
     def _write(self, held: Held, file: Path | None) -> None:
         held.snapshots.ready()
@@ -338,6 +338,10 @@ class Recorder:
                 stacklevel=2,
             )
         self.lost.append(Lost(key, why))
+
+
+def _spelled(key: Mapping[str, Any]) -> str:
+    return ", ".join(f"{part} {value}" for part, value in key.items() if value is not None)
 
 
 def _told(error: BaseException) -> RldbgError:

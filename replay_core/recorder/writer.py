@@ -34,6 +34,11 @@ def commit(path: Path, write: Callable[[IO[bytes]], None]) -> int:
             os.fsync(file.fileno())
             size = file.tell()
         _link(temporary, path)
+    except OSError as error:
+        # A failed write names no file of its own.
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

@@ -10,7 +10,7 @@ from replay_core import desk, workbench
 from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
 from replay_core.records import RecordKey, Selection
-from tests.builders import write_pair
+from tests.builders import write_dump, write_pair
 
 
 @pytest.fixture
@@ -103,3 +103,14 @@ def test_a_diagnosis_is_a_job_of_the_reader(pair: tuple[Path, Path]):
 def test_an_unknown_rule_is_refused_before_anything_is_read(tmp_path: Path):
     with pytest.raises(RequestError, match="D99"):
         workbench.diagnose(tmp_path / "nothing", rules=["D99"])
+
+
+def test_a_tensor_that_one_record_of_the_selection_holds_names_its_record(tmp_path: Path) -> None:
+    dump = write_dump(
+        tmp_path / "dump",
+        {"forward_data": {"log_probs": torch.zeros(2, 3)}, "loss": {"loss": torch.tensor(1.0)}},
+    )
+    shown = workbench.show_tensor(dump, "log_probs", step=Selection.parse(0))
+    assert shown["a"]["key"]["stage"] == "forward_data"
+    with pytest.raises(SelectionError, match="2 records match"):
+        workbench.show_tensor(dump, "nothing_of_this_name", step=Selection.parse(0))

@@ -38,6 +38,8 @@ _INERT = (
     "verl.protocol.DataProto",
     "roll.distributed.scheduler.protocol.DataProto",
     "skyrl.backends.skyrl_train.training_batch.TrainingInputBatch",
+    # The module's name while the trainer was a package of its own.
+    "skyrl_train.training_batch.TrainingInputBatch",
     "tensordict._td.TensorDict",
     "tensordict.TensorDict",
     "tensordict.tensorclass.NonTensorData",
@@ -197,6 +199,7 @@ def _table() -> dict[str, Symbol]:
         "_io.BytesIO": _bytes_io,
         "copyreg._reconstructor": _reconstructor,
         "skyrl.backends.skyrl_train.training_batch._rebuild_tensor_batch": _tensor_batch,
+        "skyrl_train.training_batch._rebuild_tensor_batch": _tensor_batch,
     }
     calls |= {
         "builtins.set": _set, "builtins.frozenset": _frozenset, "builtins.bytearray": _bytes,

@@ -12,6 +12,8 @@ from replay_core.errors import NotADumpError
 #: Enough to tell a legacy torch stream from another pickle.
 HEAD = 32
 
+#: gzip, zstandard, bzip2, xz.
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 #: msgpack has no magic: a list, or a mapping whose first key is a text.
 _MSGPACK_LIST = frozenset((*range(0x91, 0xA0), 0xDC, 0xDD))
 _MSGPACK_MAPPING = {**dict.fromkeys(range(0x81, 0x90), 1), 0xDE: 3, 0xDF: 5}
@@ -44,6 +46,7 @@ def kind_of(head: bytes, file: str) -> str:
         file=file,
         expected="a torch zip or legacy stream, a pickle of protocol 2-5, safetensors, numpy, JSON, parquet or msgpack",
         found=f"the first bytes {head!r}",
+        hint="it is compressed: unpack it first" if head.startswith(_COMPRESSED) else None,
     )
 
 

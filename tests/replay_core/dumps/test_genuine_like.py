@@ -302,3 +302,21 @@ def test_a_number_some_samples_lack_is_one_column(tmp_path: Path) -> None:
     reward = field(opened(tmp_path), "reward")
     assert (reward.shape, reward.alignment) == ((2,), "sample")
     assert np.isnan(pages.array(reward)[1])
+
+
+def test_skyrls_batch_opens_under_the_name_its_module_had_as_a_package_of_its_own(tmp_path: Path) -> None:
+    ids_BT = np.arange(8, dtype=np.int64).reshape(2, 4)
+    field = {"format": "numpy", "data": ids_BT.tobytes(), "shape": (2, 4), "dtype": "int64"}
+    state = pickle.dumps({"batch_dict": {"sequences": field, "values": None}, "batch_size": 2, "metadata": {}}, 2)
+    module = b"cskyrl_train.training_batch\n"
+    stream = (
+        b"\x80\x02" + module + b"_rebuild_tensor_batch\n(" + module + b"TrainingInputBatch\n" + state[2:-1] + b"tR."
+    )
+    folder = tmp_path / "dumped_data"
+    folder.mkdir()
+    (folder / "global_step_7_training_input.pkl").write_bytes(stream)
+    run = open_run(tmp_path)
+    assert (run.dialect, run.steps(), run.problems) == ("skyrl", [7], [])
+    found = run.records[0].get("input_ids")
+    assert found is not None
+    assert np.array_equal(pages.array(found), ids_BT)

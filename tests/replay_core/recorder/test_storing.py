@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 from pathlib import Path
@@ -61,6 +62,15 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
+        commit(tmp_path / "loss" / "x.pt", fail)
+    assert list((tmp_path / "loss").iterdir()) == []
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path):
+    def fail(file: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device: .*x\.pt"):
         commit(tmp_path / "loss" / "x.pt", fail)
     assert list((tmp_path / "loss").iterdir()) == []
 
