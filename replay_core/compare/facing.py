@@ -48,9 +48,10 @@ class Side:
                 self.problems.append(Problem(str(record.path), error.message))
                 self.unreadable += 1
                 continue
-            self.problems += record.problems
-            # A file that an index names and that is not there, or is cut short: its tensors are listed and lost.
-            self.unreadable += bool(record.problems) and any(ref.dtype == "none" for ref in tensors)
+            if record.problems and any(ref.dtype == "none" for ref in tensors):
+                # A file that an index names and that is not there, or is cut short: its tensors are listed and lost.
+                self.problems += record.problems
+                self.unreadable += 1
             # Of two fields with one meaning (`sequences` beside `input_ids`) the one called so has the name.
             ordered = sorted(tensors, key=lambda ref: ref.name != (ref.canonical or ref.name))
             for ref in ordered:
