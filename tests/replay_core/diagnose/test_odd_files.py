@@ -20,7 +20,7 @@ VERL = "step:1 - actor/pg_loss:0.1 - actor/grad_norm:0.2\nstep:2 - actor/pg_loss
 LOGS = {
     "NUL bytes between lines": (VERL.replace("\n", "\n\0\0\0\n", 1).encode(), "D21"),
     "UTF-16, as PowerShell writes it": (VERL.encode("utf-16"), "D21"),
-    "reprs of tensors": (b"step 3: {'train/loss': tensor(nan, device='cuda:0'), 'lr': tensor(1.)}\n", "D21"),
+    "reprs of tensors": (b"step 3: {'train/loss': tensor(nan, device='cuda:0'), 'train/kl': tensor(.1)}\n", "D21"),
     "a gradient that breaks before the loss": (
         b"{'loss': 0.1, 'grad_norm': nan}\n{'loss': nan, 'grad_norm': nan}\n{'loss': nan, 'grad_norm': nan}\n",
         "D21",
