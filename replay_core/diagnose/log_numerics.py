@@ -118,7 +118,8 @@ def _gradient(
 
     place = where if isinstance(where, Where) else Where()
     finite = series.finite
-    if not finite and len(series.points) > 1 and has_loss:
+    losses = [point for each in part.signals() if each.signal in _LOSSES for point in _points(part, each)]
+    if not finite and len(series.points) > 1 and has_loss and all(math.isfinite(point.value) for point in losses):
         return Finding(
             "D22",
             "error",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,7 @@ def is_trl(names: Iterable[str]) -> bool:
     return any(_TRL.match(name) for name in names)
 
 
+@lru_cache(maxsize=4096)  # a log says the same names at every step
 def named(raw: str, trl: bool = False) -> Name | None:
     """What a framework's name means; None for names of nothing known, and for metrics of an evaluation.
 

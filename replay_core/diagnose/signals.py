@@ -220,6 +220,7 @@ class Signals:
                 file = str(record.path)
                 part = by_file.setdefault(file, Part([file], not _COUNTED.isdisjoint(run.notes)))
                 _take(part, record)
+                record.release()  # a log of a million values is kept as numbers, not as fields
         parts: list[Part] = []
         for part in by_file.values():
             if not part._points and not part.told:

@@ -34,6 +34,20 @@ class Line:
     rank: int | None = None
 
 
+def is_text(head: bytes) -> bool:
+    """Whether a file's first bytes are text. A log may hold NUL bytes: a disk that lost power leaves them, and so does
+    a shell that writes UTF-16.
+    """
+    text = head.removeprefix(b"\xff\xfe").replace(b"\0", b"")
+    if b"\0" in head and b"\n" not in text:
+        return False
+    try:
+        # A character may be cut at the end of what was read.
+        return bool(text[:-3].decode() or text)
+    except UnicodeDecodeError:
+        return False
+
+
 def lines_of(path: Path) -> Iterator[Line]:
     """Every line that holds something, in file order.
 
@@ -43,7 +57,7 @@ def lines_of(path: Path) -> Iterator[Line]:
     number = 1
     with open(path, "rb") as file:
         for raw in iter(lambda: file.readline(MAX_LINE), b""):
-            for piece in raw.decode(errors="replace").split("\r"):
+            for piece in raw.replace(b"\0", b"").decode(errors="replace").split("\r"):
                 if piece.strip():
                     yield line_of(number, piece)
             number += raw.endswith(b"\n")

@@ -21,7 +21,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import KEPT, Event, Watch
-from replay_core.dumps.log_lines import lines_of
+from replay_core.dumps.log_lines import is_text, lines_of
 from replay_core.dumps.metric_lines import is_aside, metric_line
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
@@ -37,7 +37,7 @@ _HEAD = 1 << 20
 _FAR = 1 << 26
 _LIKELY = re.compile(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
-    rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:np\.\w+\()?-?[\d.n]"
+    rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
     rb"|out of memory\. Tried to allocate|OutOfMemoryError|allocate memory: you tried|oom-kill"
     rb"|torch\._dynamo hit|Recompiling function|Graph break"
@@ -85,7 +85,9 @@ def _is_log(file: Path, look: int) -> bool:
     try:
         with open(file, "rb") as opened:
             head = opened.read(4096)
-            if b"\0" in head or _LIKELY.search(head + opened.read(look)) is None:
+            if b"\0" in head and not is_text(head):
+                return False
+            if _LIKELY.search((head + opened.read(look)).replace(b"\0", b"")) is None:
                 return False
         return not _log(file).is_empty
     except (OSError, DumpError):
@@ -235,6 +237,7 @@ def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: li
 _WORDS = {"kl": "kl_loss", "kl_penalty": "kl_loss", "total": "metrics.total", "loss": "loss", "warnings": "warnings"}
 
 
+@lru_cache(maxsize=4096)  # a log says the same names at every step
 def _canonical(field: str) -> str:
     known = naming.canonical(field, _WORDS)
     return known if known in naming.MEANINGS or field in _WORDS else f"metrics.{field}"

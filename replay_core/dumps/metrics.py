@@ -26,6 +26,8 @@ name = "metrics"
 
 _WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
+#: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
+_TRAINED = re.compile(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
 _STEP_IN_NAME = re.compile(r"step[_=-]?(\d+)")
 #: ms-swift writes the step beside the last one: "9/547".
 SWIFT_STEP = "global_step/max_steps"
@@ -46,6 +48,10 @@ def _files(path: Path) -> Iterator[Path]:
             if _LINES.search(text):
                 row = first_row(folder.file(file))
                 if row is not None and _is_flat(row):
+                    yield folder.file(file)
+            elif path.is_file() and file.endswith(".jsonl"):
+                row = first_row(folder.file(file))
+                if row is not None and _is_flat(row) and any(map(_TRAINED.search, row)):
                     yield folder.file(file)
             elif _WHOLE.search(text) and _history(folder.file(file), None):
                 yield folder.file(file)

@@ -35,6 +35,7 @@ from replay_core.dumps import (
 )
 from replay_core.dumps.completeness import being_written, holes
 from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.row_tables import ROW_DIALECTS
 from replay_core.dumps.several import runs_inside, said_once
 from replay_core.errors import DumpError, NotADumpError, RequestError
@@ -293,12 +294,7 @@ def _duplicates(records: list[Record]) -> list[Problem]:
 
 def _is_text(path: Path) -> bool:
     with open(path, "rb") as file:
-        head = file.read(4096)
-    try:
-        # A character may be cut at the end of what was read.
-        return b"\0" not in head and bool(head[:-3].decode() or head)
-    except UnicodeDecodeError:
-        return False
+        return is_text(file.read(4096))
 
 
 def _contents(path: Path) -> str:

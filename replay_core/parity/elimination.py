@@ -30,7 +30,7 @@ def _line(ev: Evidence) -> list[Found]:
     flat = [(side, each[0]) for side, each in ranges.items() if each is not None and each[0] == each[1]]
     if len(flat) == 1 and ev.masked.n > 1:
         side, number = flat[0]
-        why = f"{side}'s values are one number ({number:.6g}) everywhere, the other's are not: no correlation exists"
+        why = f"{side}'s values are one number ({number:.6g}) everywhere, the other's are not: they do not correlate"
         return [("weights", why, {"constant": number})]
     fit = ev.fit
     if fit is None or fit.why is None:
@@ -94,7 +94,7 @@ def _scatter(ev: Evidence) -> Found:
         )
         return "dropout", why, numbers
     sure = "equal prefixes have equal values on both sides, so nothing is drawn at random; " if ruled_out else ""
-    correlated = "no correlation is defined" if r is None else f"Pearson {r:.3f}"
+    correlated = "they do not correlate" if r is None else f"Pearson {r:.3f}"
     why = f"{sure}every token parts from the first on, {correlated}, and no line explains it: different weights"
     return "weights", why, numbers
 

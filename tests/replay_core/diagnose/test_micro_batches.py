@@ -385,18 +385,3 @@ def test_uneven_micro_batches_over_the_tokens_of_the_step_are_right(tmp_path: Pa
     assert finding is not None
     assert finding.severity == "info"
     assert "tokens of the step" in finding.claim
-
-
-# ---- masks at the edge
-
-
-def test_a_full_width_mask_of_the_next_token_is_looked_at(tmp_path: Path) -> None:
-    """A replay writes its mask as wide as its tokens, and about the next one: its last column is about none."""
-
-    def wide(_step: int, batch: dict[str, Any]) -> None:
-        batch["response_mask"] = torch.nn.functional.pad(batch["response_mask"][:, 1:], (0, 1))
-
-    recorder = record(tmp_path / "run", fields=wide)
-    found = look(recorder, "D18")
-    assert "D18" in found.checked, why_skipped(found, "D18")
-    assert not found.findings

@@ -61,7 +61,7 @@ def test_a_run_with_an_unreadable_record_is_3():
 
 
 def diagnosis(*severities: str, checked: int = 3) -> dict[str, Any]:
-    findings = [{"severity": severity} for severity in severities]
+    findings = [{"severity": severity, "echo_of": None} for severity in severities]
     return {"kind": "diagnosis", "findings": findings, "checked": ["D01"] * checked}
 
 
@@ -79,3 +79,12 @@ def test_a_finding_fails_from_the_severity_asked_for(severity: str, fail_on: str
 def test_a_diagnosis_that_looked_at_nothing_is_no_clean_bill():
     assert exit_code(diagnosis()) == ExitCode.AGREES
     assert exit_code(diagnosis(checked=0)) == ExitCode.BAD_BYTES
+
+
+def test_an_echo_decides_no_exit_code() -> None:
+    def diagnosis(*findings: tuple[str, str | None]) -> dict[str, object]:
+        found = [{"severity": severity, "echo_of": echo} for severity, echo in findings]
+        return {"kind": "diagnosis", "findings": found, "checked": ["D01"]}
+
+    assert exit_code(diagnosis(("error", None), ("error", "D01"))) == ExitCode.DIVERGES
+    assert exit_code(diagnosis(("info", None), ("warning", "D01"))) == ExitCode.AGREES

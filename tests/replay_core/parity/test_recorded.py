@@ -234,6 +234,10 @@ def test_many_points_are_sampled_and_it_is_said(tmp_path: Path):
     assert (found["shown"], found["total"], found["sampled"]) == (2000, 3000, True)
 
 
+def _drawn(values: torch.Tensor) -> torch.Tensor:
+    return torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
+
+
 def _both(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """The genuine pair whose heads differ by a bias, weights beside them, and Megatron's values changed."""
     shutil.copytree(ROLL / "fp32_sharedhead", directory)
@@ -261,7 +265,7 @@ def test_a_bias_of_the_head_hides_no_order_and_no_shift(tmp_path: Path):
     [
         ("a factor", lambda values: values * 1.5, "scale"),
         ("another sign", lambda values: -values, "scale"),
-        ("other values", lambda values: torch.randn(values.shape, generator=torch.manual_seed(0)), "weights"),
+        ("other values", _drawn, "weights"),
         ("one number", lambda values: torch.full_like(values, 0.7), "weights"),
     ],
 )  # fmt: skip
