@@ -288,6 +288,9 @@ class DebuggerScreen(Finding, Moving, Asking):
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
     def action_export(self) -> None:
+        if self.state.live and self.state.busy is not None:
+            self.say(f"{self.state.busy} · e writes it when it has ended")
+            return
         self.work(self._export(), "export")
 
     async def _export(self) -> None:
