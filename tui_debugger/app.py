@@ -143,6 +143,8 @@ class RldbgApp(App[None]):
     async def _begin(self) -> None:
         a, b = self._paths
         await self.debugger.mount_rest()
+        if not self.debugger.is_whole:
+            return
         if not gc.isenabled():  # the command held it back; what stands here now stays
             gc.freeze()
             gc.enable()

@@ -131,6 +131,7 @@ def test_exit_codes_of_what_is_asked_rightly(arguments: list[str], code: int, rl
         ([], "terminal"),
         (["a"], "rldbg ls"),
         (["a", "b"], "rldbg compare"),
+        (["a", "b", "other"], "several directories of one run: rldbg ls"),
         (["replay", "a", "--step", "9", "--model", "random:llama-tiny"], "no record of step 9"),
         (["replay", "a", "--step", "0,1"], "one step"),
         (["replay", "a", "--model", "random:nothing"], "random:llama-tiny"),

@@ -11,6 +11,7 @@ import pytest
 from replay_core.errors import ChildDiedError, RldbgError, TruncatedError
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
+from tui_debugger.state import Busy
 
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
 
@@ -197,6 +198,21 @@ def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
             assert len(app.session.state.shown) == 34
 
     asyncio.run(run())
+
+
+def test_a_comparison_that_still_runs_is_not_exported_without_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            app.session.state.live, app.session.state.busy = True, Busy("comparing step 0")
+            await press(app, pilot, "e")
+            assert "comparing step 0 · e writes it when it has ended" in toasts(app)
+
+    asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:

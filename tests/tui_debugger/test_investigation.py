@@ -81,7 +81,7 @@ def test_from_the_pair_to_the_reopened_snapshot(
     pane.keys("G")
     pane.wait_for("leak: segments 1..")
     pane.keys("Enter")
-    pane.wait_for("DIFF  first at", first)
+    pane.wait_for("DIFF  first at", first, " of ", "in order of computation")  # judged to its end, not only found
     pane.keys("7")
     pane.wait_for("7 Findings")
     pane.keys("e")

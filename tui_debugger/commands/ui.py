@@ -20,6 +20,7 @@ LISTED_AT_ONCE = 100
 @click.command("ui", hidden=True)
 @click.argument("a", type=click.Path(path_type=Path), required=False)
 @click.argument("b", type=click.Path(path_type=Path), required=False)
+@click.argument("more", type=click.Path(path_type=Path), nargs=-1)
 @click.option("--ascii", "ascii_only", is_flag=True, help="No character outside ASCII.")
 @click.option("--no-mouse", is_flag=True, help="Do not ask the terminal for mouse reports.")
 @click.option("--theme", help="Name of a theme.")
@@ -27,12 +28,21 @@ LISTED_AT_ONCE = 100
 def command(
     a: Path | None = None,
     b: Path | None = None,
+    more: tuple[Path, ...] = (),
     ascii_only: bool = False,
     no_mouse: bool = False,
     theme: str | None = None,
     follow: bool = False,
 ) -> int:
     """Open the screen on dump A, or on the first divergence of A and B."""
+    if more:
+        every = " ".join(str(path) for path in (a, b, *more))
+        raise RequestError(
+            "the screen opens one dump, or two that it compares",
+            expected="one path or two",
+            found=f"{2 + len(more)} paths",
+            hint=f"several directories of one run: rldbg ls {every}, or rldbg diagnose {every}",
+        )
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:

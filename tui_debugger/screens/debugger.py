@@ -110,10 +110,14 @@ class DebuggerScreen(Finding, Examining):
 
         self._flags, self._findings, self._log = FlagsPane(self.actions), FindingsPane(), LogPane()
         self._inspect, self._telemetry = InspectPane(), TelemetryPane()
+        if not self.is_attached:
+            return  # left already: a hand that is quicker than the second paint
         with self.app.batch_update():
-            await self.query_one("#left").mount(self._flags)
-            await self.query_one("#centre").mount(self._findings, self._log)
-            await self.query_one("#right").mount(self._inspect, self._telemetry)
+            await asyncio.gather(
+                self.query_one("#left").mount(self._flags),
+                self.query_one("#centre").mount(self._findings, self._log),
+                self.query_one("#right").mount(self._inspect, self._telemetry),
+            )
         self.is_whole = True
         self._mark_active()
         self.redraw(*Part)
@@ -299,6 +303,9 @@ class DebuggerScreen(Finding, Examining):
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
     def action_export(self) -> None:
+        if self.state.live and self.state.busy is not None:
+            self.say(f"{self.state.busy} · e writes it when it has ended")
+            return
         self.work(self._export(), "export")
 
     async def _export(self) -> None:

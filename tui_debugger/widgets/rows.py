@@ -82,9 +82,12 @@ class Rows(ScrollView, can_focus=True):
 
     def move_cursor(self, row: int) -> None:
         """Put the cursor on a row and bring it into sight."""
+        before = self.cursor
         self.set_reactive(Rows.cursor, max(0, min(row, self.count - 1)))
         self._bring_into_sight()
-        self.refresh()
+        # Two lines are other than before. Where the list scrolls too, that draws all of it.
+        for line in {before, self.cursor}:
+            self.refresh_line(line + self.head_lines)
 
     def _fit(self) -> None:
         self.virtual_size = Size(self.size.width, self.count + self.head_lines)

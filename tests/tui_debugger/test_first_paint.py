@@ -1,0 +1,79 @@
+"""What is on the screen first, and what a key draws."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.tui_debugger.driving import A, B, opened, press
+from tui_debugger.app import RldbgApp
+from tui_debugger.panes.tensors import TensorRows
+from tui_debugger.screens.debugger import DebuggerScreen
+
+
+def test_the_steps_are_painted_before_the_other_panes_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    display, mount = RldbgApp._display, DebuggerScreen.mount_rest
+
+    def displayed(self: RldbgApp, screen: Any, renderable: Any) -> None:
+        if renderable is not None and not self._batch_count:
+            seen.append("paint")
+        display(self, screen, renderable)
+
+    async def mounted(self: DebuggerScreen) -> None:
+        seen.append("the rest")
+        await mount(self)
+
+    monkeypatch.setattr(RldbgApp, "_display", displayed)
+    monkeypatch.setattr(DebuggerScreen, "mount_rest", mounted)
+
+    async def look() -> None:
+        async with opened(A):
+            pass
+
+    asyncio.run(look())
+    assert seen.count("the rest") == 1
+    assert seen.index("paint") < seen.index("the rest")
+
+
+def test_leaving_before_every_pane_is_mounted_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = DebuggerScreen.mount_rest
+
+    async def left(self: DebuggerScreen) -> None:
+        self.app.exit(return_code=0)
+        await mount(self)
+
+    monkeypatch.setattr(DebuggerScreen, "mount_rest", left)
+
+    async def leave() -> RldbgApp:
+        app = RldbgApp(A)
+        async with app.run_test() as pilot:
+            await pilot.pause(0.1)
+        return app
+
+    app = asyncio.run(leave())
+    assert app.return_code == 0
+    assert app._exception is None
+
+
+def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = set()
+    line = TensorRows.line
+
+    def noted(self: TensorRows, row: int, width: int) -> Any:
+        drawn.add(row)
+        return line(self, row, width)
+
+    async def step() -> tuple[int, int]:
+        async with opened(A, B) as (app, pilot):
+            rows = app.debugger.query_one(TensorRows)
+            monkeypatch.setattr(TensorRows, "line", noted)
+            before = rows.cursor
+            await press(app, pilot, "j")
+            return before, rows.cursor
+
+    before, after = asyncio.run(step())
+    assert after == before + 1
+    assert drawn == {before, after}
