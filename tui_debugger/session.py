@@ -146,6 +146,8 @@ class Session(Paritying, Closer, Diagnosing):
         """Judge again; the closer look does not keep it waiting."""
         self.give_up_closer()
         await super().judge_by(tolerance)
+        if self.judging_by is None and self.state.comparison is not None:
+            await self.inspect()
 
     def place(self) -> dict[str, Any]:
         """Where the user is, for the next session."""
@@ -367,7 +369,8 @@ class Session(Paritying, Closer, Diagnosing):
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
         answer = self.state.answer()
         self._log(answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": "))
-        await self.inspect()
+        if not keep_row:
+            await self.inspect()
 
     # ── exporting ────────────────────────────────────────────────────────────────────────────────
 

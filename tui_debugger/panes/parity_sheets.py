@@ -97,7 +97,7 @@ def bands(widget: Widget, rows: Sequence[Mapping[str, Any]], width: int) -> Text
     text, muted = Text(), paint(widget, "muted")
     if not rows:
         return text.append("No published band is about this data.", muted)
-    text.append(f"{'':<19}{'expected':>10}{'seen':>9}{'with padding':>14}", muted)
+    text.append(f"{'':<19}{'expected':>10}{'seen':>8}{'with pad':>9}", muted)
     data: str | None = None
     for number, row in enumerate(rows):
         seen = row["masked"]
@@ -108,8 +108,8 @@ def bands(widget: Widget, rows: Sequence[Mapping[str, Any]], width: int) -> Text
         text.append(f"\n  {str(row['measure']).replace('_', ' '):<17}")
         band = f"{row['low']:g}-{row['high']:g}"
         text.append(f"{band:>10}", muted)
-        text.append(f"{_figure(seen, 4):>9}", paint(widget, "close" if inside else "strong"))
-        text.append(f"{_figure(row['unmasked'], 4):>14}", paint(widget, "padding"))
+        text.append(f"{_figure(seen, 4):>8}", paint(widget, "close" if inside else "strong"))
+        text.append(f"{_figure(row['unmasked'], 4):>9}", paint(widget, "padding"))
         text.append("  inside" if inside else "  CONTRADICTED", paint(widget, "muted" if inside else "missing"))
         following = rows[number + 1]["note"] if number + 1 < len(rows) else None
         if row["note"] != following:
