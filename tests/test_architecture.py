@@ -40,11 +40,11 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("screens",),
     ("panes",),
     ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
-    ("replaying",),  # of the session, what runs a model
+    ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
     ("errands",),  # of the session, how a job is sent and what its events change
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek"),
     ("state",),
-    ("tensor_rows", "flag_choices"),  # what a line of a list is
+    ("tensor_rows", "flag_choices", "health", "live", "trend_rows"),  # what a line of a list is
     ("terminal", "settings"),
     ("format", "paths", "actions"),
 )
