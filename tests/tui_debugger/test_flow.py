@@ -25,7 +25,8 @@ def test_a_pair_opens_on_its_first_diverging_tensor() -> None:
             top = screen(app).splitlines()[1]
             assert "DIFF  first at " + FIRST in top
             assert "sample 1 position 0 · a=0.0123 b=-0.0456 · origin layers.0.self_attn" in top
-            assert engine.jobs[-1].params["at_a"] == [1, 0, 17]
+            inspections = [job.params for job in engine.jobs if job.kind == "inspect"]
+            assert inspections[-1]["at_a"] == [1, 0, 17]
 
     asyncio.run(run())
 
