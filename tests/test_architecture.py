@@ -43,11 +43,11 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
     ("parities", "closer"),  # of the session, two critics side by side; how a pair's differences are spread
     ("rejudging",),  # of the session, another tolerance
-    ("replaying",),  # of the session, what runs a model
+    ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
     ("errands",),  # of the session, how a job is sent and what its events change
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek"),
     ("state",),
-    ("tensor_rows", "flag_choices", "parity_view", "tolerance"),  # what a line of a list, a setting, a parity is
+    ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows"),  # what a line is
     ("terminal", "settings"),
     ("format", "paths", "actions"),
 )

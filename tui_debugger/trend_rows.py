@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tui_debugger import format as fmt
-from tui_debugger.reports.trends import SHOWN
-from tui_debugger.widgets.plot import numbers
+
+#: What a glance looks at first; every series is in the document.
+SHOWN = (
+    "loss", "pg_loss", "reward", "kl", "entropy", "clip_fraction", "grad_norm", "response_length", "logprob_diff",
+    "step_seconds", "iter_ms", "memory_gb",
+)  # fmt: skip
+
+
+def numbers(values: Sequence[Any]) -> list[float]:
+    """A document's numbers; `nan` and `inf` stand there as texts, null is nan."""
+    return [math.nan if value is None else float(value) for value in values]
 
 
 @dataclass(frozen=True, slots=True)

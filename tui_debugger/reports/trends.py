@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tui_debugger import format as words
+from tui_debugger.trend_rows import SHOWN
 
-#: What a glance looks at first; every series is in the document.
-SHOWN = (
-    "loss", "pg_loss", "reward", "kl", "entropy", "clip_fraction", "grad_norm", "response_length", "logprob_diff",
-    "step_seconds", "iter_ms", "memory_gb",
-)  # fmt: skip
 #: Fewer points are no trend.
 POINTS = 3
 #: Signals listed without `--all`.

@@ -84,7 +84,7 @@ class TrendRows(Rows):
         quiet = "" if one.moves or one.stands_out else "muted"
         text.append(f"{fmt.middle(label, name):<{name}} ", paint(self, "strong" if one.stands_out else quiet))
         text.append(f"{fmt.middle(one.first_to_last, ends):>{ends}}  ", paint(self, quiet))
-        text.append_text(bars(one.values, one.marks, room, lambda token: paint(self, token)))
+        text.append_text(bars(one.values, one.marks, room, lambda token: paint(self, quiet or token)))
         left = width - text.cell_len - 2
         if one.said and left > 12:
             text.append(f"  {fmt.end(fmt.safe(one.said), left)}", paint(self, "first"))

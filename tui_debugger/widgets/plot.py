@@ -23,11 +23,6 @@ _LABEL = 9
 Paint = Callable[[str], Style]
 
 
-def numbers(values: Sequence[Any]) -> list[float]:
-    """A document's numbers; `nan` and `inf` stand there as texts, null is nan."""
-    return [math.nan if value is None else float(value) for value in values]
-
-
 def bars(values: Sequence[float], marks: Collection[int], width: int, paint: Paint) -> Text:
     """One line of bars, the values that stand out in another colour."""
     text = Text()

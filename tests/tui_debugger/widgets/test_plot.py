@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
 
-from tui_debugger.widgets.plot import bars, numbers, plot
+from tui_debugger.trend_rows import numbers
+from tui_debugger.widgets.plot import bars, plot
 
 
 def paint(token: str) -> Style:
