@@ -70,6 +70,12 @@ class RldbgError(Exception):
             lines += ["", f"hint: {self.hint}"]
         return "\n".join(lines)
 
+    @property
+    def in_one_line(self) -> str:
+        """What is wrong, expected and found: for a list of problems, which names the file beside it."""
+        given = [(label, value) for label, value in (("expected", self.expected), ("found", self.found)) if value]
+        return "; ".join([self.message, *(f"{label} {value}" for label, value in given)])
+
     def to_mapping(self) -> dict[str, Any]:
         """The error as JSON-able data, `type` naming the class."""
         fields = ("message", "file", "tensor", "expected", "found", "hint")

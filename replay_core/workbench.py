@@ -46,18 +46,12 @@ def open_dump(
                 # Names are what a listing keeps: containers of text hold every value they have read.
                 record.release()
             except RldbgError as error:
-                unreadable.append(Problem(str(record.path), _one_line(error)))
+                unreadable.append(Problem(str(record.path), error.in_one_line))
     known = {problem.where for problem in unreadable}
     listed = [problem for problem in [*run.problems, *found] if problem.where not in known]
     run.problems = [*dict.fromkeys(listed), *unreadable]
     doc = documents.run_document(run, "headers" if headers else "names")
     return {**doc, "unreadable": len(unreadable)}
-
-
-def _one_line(error: RldbgError) -> str:
-    parts = [error.message]
-    parts += [f"{label} {value}" for label, value in (("expected", error.expected), ("found", error.found)) if value]
-    return "; ".join(parts)
 
 
 def show_record(path: Path, key: RecordKey | None, *more: Path, stats: bool = False, **selection: Any) -> Document:
@@ -389,11 +383,10 @@ def parity(
 def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> Document:
     """A parity document of the values that two dumps hold (or one directory that holds two critics'); nothing runs."""
     from replay_core.export.parity import parity_document
-    from replay_core.parity.correlation import NEARLY_IDENTICAL
     from replay_core.parity.pipeline import read_parity
 
-    chosen = NEARLY_IDENTICAL if threshold is None else threshold
-    return parity_document(read_parity(a, b, threshold=chosen, on_event=on_event))
+    asked = {} if threshold is None else {"threshold": threshold}
+    return parity_document(read_parity(a, b, on_event=on_event, **asked))
 
 
 def parity_examples() -> tuple[Path, Path]:

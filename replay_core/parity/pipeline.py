@@ -91,7 +91,9 @@ def run_parity(
     return found
 
 
-def read_parity(path_a: Path, path_b: Path, *, threshold: float, on_event: OnEvent = ignore) -> Parity:
+def read_parity(
+    path_a: Path, path_b: Path, *, threshold: float = NEARLY_IDENTICAL, on_event: OnEvent = ignore
+) -> Parity:
     """Judge the values that two dumps hold; nothing is run.
 
     Raises:

@@ -30,6 +30,7 @@ from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.examining import Examining
 from tui_debugger.screens.finding import Finding
+from tui_debugger.screens.taking import Taking
 from tui_debugger.session import Session
 from tui_debugger.state import Mark, Part, Scope, State
 from tui_debugger.tolerance import Tolerance
@@ -48,7 +49,7 @@ _REDRAW_S = 1 / 15
 _LIVE_S = 1 / 4
 
 
-class DebuggerScreen(Finding, Examining):
+class DebuggerScreen(Finding, Examining, Taking):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
     AUTO_FOCUS = ""
@@ -301,48 +302,6 @@ class DebuggerScreen(Finding, Examining):
             self.workers.cancel_group(self, group)
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
-
-    def action_export(self) -> None:
-        if self.state.live and self.state.busy is not None:
-            self.say(f"{self.state.busy} · e writes it when it has ended")
-            return
-        self.work(self._export(), "export")
-
-    async def _export(self) -> None:
-        try:
-            # A long list takes a second to write: the keys go on meanwhile.
-            written = await asyncio.to_thread(self.session.export, Path.cwd())
-        except (OSError, ValueError) as error:
-            self.say(f"cannot export: {error}", "error")
-            return
-        names = "\n".join(str(path) for path in written)
-        self.say(f"wrote {names}" if written else "nothing to export: open a dump first")
-        for path in written:
-            self.log_line(f"wrote {path}")
-
-    def action_copy(self) -> None:
-        named = {
-            "inspect": lambda: self._inspect.text,
-            "findings": lambda: self._findings.text,
-        }
-        self.copy(named.get(self.active, str)() or self.state.answer().sentence)
-
-    def copy(self, text: str) -> None:
-        self.work(self._copy(text), "copy")
-
-    async def _copy(self, text: str) -> None:
-        self.app.copy_to_clipboard(text)
-        from tui_debugger import clipboard
-
-        in_tmux = await clipboard.tmux_buffer(text)
-        self.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
-
-    def action_open_log(self) -> None:
-        from tui_debugger.screens.logview import LogScreen  # as late as the others
-
-        cell = self.state.cells[-1].document if self.state.cells else {}
-        log = cell.get("log")
-        self.app.push_screen(LogScreen(Path(log)) if log else LogScreen(None, self._log.kept))
 
     def action_theme(self) -> None:
         from tui_debugger.screens.themes import ThemeScreen  # textual's OptionList: 5 ms
