@@ -115,7 +115,7 @@ def test_steps_can_be_filtered_by_what_their_line_says() -> None:
 
     async def run() -> None:
         async with opened(A, engine=ScriptedEngine(open=run_a)) as (app, pilot):
-            assert "!1" in screen(app)
+            assert "step 3  ▲W" in screen(app)
             await press(app, pilot, "1", "slash", *"PROBLEM", "enter")
             shown = screen(app)
             assert "step 3" in shown
