@@ -201,5 +201,5 @@ def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
         capture_output=True, text=True, check=True, cwd=home, timeout=60,
         env={**environment, **({"RLDBG_RECORD": str(tmp_path / "dump")} if asked else {})},
     )  # fmt: skip
-    assert ("recorded 2 model calls, 2 losses, 2 steps" in said.stderr) is asked
+    assert ("2 model calls, 2 losses, 2 steps" in said.stderr) is asked
     assert (tmp_path / "dump" / "manifest.json").exists() is asked
