@@ -246,6 +246,7 @@ def run_ui(
         0; 70 after a crash; 128 + number after a signal; of a parity what its document means (1: they disagree).
     """
     terminal.survive_broken_input()
+    terminal.end_when_the_terminal_is_gone()
     settings = read_settings()
     ascii = ascii or settings.ascii or not terminal.speaks_utf8()
     app = RldbgApp(

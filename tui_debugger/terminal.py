@@ -11,6 +11,9 @@ from __future__ import annotations
 import codecs
 import functools
 import os
+import select
+import signal
+import threading
 from typing import Any
 
 from rich.cells import cell_len
@@ -83,3 +86,20 @@ class AsciiFilter(LineFilter):
             segment if segment.control or segment.text.isascii() else Segment(plain(segment.text), segment.style)
             for segment in segments
         ]
+
+
+def end_when_the_terminal_is_gone(fd: int = 0) -> None:
+    """Send this process SIGHUP when its terminal vanishes without the kernel doing so.
+
+    A pty that is not the controlling terminal (started by a tool, its parent killed) goes without a signal, and
+    the thread that reads keys would then spin on it for ever.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(fd, 0)  # asks for nothing: hang-up and error are told all the same
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    if os.isatty(fd):
+        threading.Thread(target=watch, name="rldbg-terminal", daemon=True).start()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,3 +227,21 @@ def _runs(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_a_terminal_that_vanishes_without_a_signal_ends_the_screen(tmp_path: Path) -> None:
+    """A pty that is nobody's controlling terminal: the kernel sends no SIGHUP when its other end is closed."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", _RUN], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color", "HOME": str(tmp_path)},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        assert os.read(ours, 1)  # it draws
+        time.sleep(2)
+        os.close(ours)
+        assert child.wait(timeout=30) == 128 + signal.SIGHUP
+    finally:
+        child.kill()
+        child.wait()
