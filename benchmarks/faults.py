@@ -16,6 +16,7 @@ import torch
 from replay_core.compare.verdict import Verdict
 
 BATCH, WIDTH, HIDDEN = 4, 64, 128
+PARAM = "param.layers.5.mlp.up_proj.weight"
 MLP, GRAD, LOGPROBS = "layers.5.mlp.output", "grad.layers.5.mlp.up_proj.weight", "policy_logprobs"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -186,6 +187,43 @@ def bf16_entropy(noise: float) -> tuple[dict[str, Any], dict[str, Any]]:
     return {MLP: hidden(BF16), "entropy": entropy}, {MLP: one_ulp(hidden(BF16)), "entropy": other}
 
 
+def params(change: Callable[[Tensor], Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """bf16 weights rounded from fp32 ones, and from what `change` makes of these."""
+    weight = gradient(0.02)
+    return {PARAM: weight.to(BF16)}, {PARAM: change(weight).to(BF16)}
+
+
+def last_bits() -> tuple[dict[str, Any], dict[str, Any]]:
+    a, _ = params(torch.clone)
+    return a, {PARAM: one_ulp(a[PARAM])}
+
+
+def through_int8(weight: Tensor) -> Tensor:
+    largest = weight.abs().amax(-1, keepdim=True)
+    return (weight / largest * 127).round() * largest / 127
+
+
+def an_update(weight: Tensor, lr: float = 1e-5) -> Tensor:
+    """As Adam does it: every element by the learning rate."""
+    return weight + lr * torch.randn(weight.shape, generator=torch.Generator().manual_seed(12)).sign()
+
+
+def noisy_channel(factor: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """End-to-end noise of a kernel change, 1.5 %, and one channel times a factor besides."""
+    a = hidden()
+    b = a + 0.015 * torch.randn(a.shape, generator=torch.Generator().manual_seed(13))
+    b[..., 5] *= factor
+    return module(a.to(BF16), b.to(BF16))
+
+
+def sample_among_noise(by: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Noise of .02 nats in every sample, and one of them wrong besides."""
+    generator = torch.Generator().manual_seed(14)
+    other = logprobs() + 0.02 * torch.randn(BATCH, WIDTH, generator=generator)
+    other[3] += by * torch.randn(WIDTH, generator=generator)
+    return logs(logprobs(), other)
+
+
 def ids(dtype: torch.dtype, off: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """Token ids, on one side stored as floats."""
     stored = changed(batch()["input_ids"], (2, 40), batch()["input_ids"][2, 40] + off).to(dtype)
@@ -232,6 +270,8 @@ HARMLESS = [
     Fault("a gradient of 1e-30 where the other is zero", GRAD,
           lambda: grads(torch.zeros(128, 64), gradient(1e-30)), Verdict.CLOSE),
     Fault("a gradient of zeros on both sides", GRAD, lambda: grads(gradient(0.0), gradient(0.0)), Verdict.SAME),
+    Fault("last bits of bf16 weights", PARAM, last_bits, Verdict.CLOSE),
+    Fault("1.5 % of noise in bf16", MLP, lambda: noisy_channel(1.0), Verdict.CLOSE),
     Fault("bf16 noise of logprobs", LOGPROBS,
           lambda: logs(logprobs(), logprobs() + 0.02 * torch.randn(BATCH, WIDTH, generator=torch.Generator())),
           Verdict.CLOSE),
@@ -312,5 +352,9 @@ REAL = [
           lambda: grads(gradient(1e-30), changed(gradient(1e-30), slice(64, None), 0.0)), Verdict.DIFF),
     Fault("a gradient of 1e-6 where the other is zero", GRAD,
           lambda: grads(torch.zeros(128, 64), gradient(1e-6)), Verdict.DIFF),
+    Fault("bf16 weights that went through int8", PARAM, lambda: params(through_int8), Verdict.DIFF),
+    Fault("bf16 weights stale by one update of 1e-5", PARAM, lambda: params(an_update), Verdict.DIFF),
+    Fault("one channel 4 % too large among noise", MLP, lambda: noisy_channel(1.04), Verdict.DIFF),
+    Fault("one sample's logprobs wrong among noise", LOGPROBS, lambda: sample_among_noise(0.15), Verdict.DIFF),
     Fault("a leak into the second sample of a pack", MLP, leak, Verdict.DIFF, batch=False),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ from replay_core.compare.verdict import Context, Verdict, judge
 from replay_core.errors import DumpError
 from replay_core.measure.pair import PairFigures
 from replay_core.records import Record, RecordKey, Run, TensorRef
+
+#: What people call dtypes where a run says what it computed in.
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+#: Projections that a block's norm feeds, in models that norm first.
+_FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 
 
 @dataclass(slots=True)
@@ -88,6 +95,13 @@ class Judge:
         self._compared: dict[Place, set[str]] = defaultdict(set)
         #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
         self._shown: dict[Place, str] = {}
+        #: Whether what the last norm of a block returned was bitwise equal.
+        self._norm_same: dict[tuple[Place, str], bool] = {}
+        #: How far what was CLOSE in a micro-batch is off.
+        self._noise: dict[Place, float] = defaultdict(float)
+        self._mean_error: dict[Place, float] = defaultdict(float)
+        #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
+        self._past_fp32: set[Place] = set()
 
     def ahead(self, work: Sequence[tuple[TensorPair, Facing]]) -> Iterator[tuple[TensorPair, Facing]]:
         """The pairs of a list in its order, the next ones being read while one is judged."""
@@ -104,6 +118,8 @@ class Judge:
         row = self._both(pair, facing, pair.a[1], pair.b[1])
         if row.skipped is None:
             self._compared[row.place].add(row.name)
+        if row.name.endswith("norm.output"):
+            self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
             module = (row.place, naming.module_of(row.name))
             self._inputs_same[module] = self._inputs_same.get(module, True) and row.verdict is Verdict.SAME
@@ -142,6 +158,8 @@ class Judge:
             return
         row.figures, row.unmasked = found.figures, found.unmasked
         shown = self._shown.get(row.place)
+        if shown is None and row.name.endswith("entropy") and row.place in self._past_fp32:
+            shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
         computed = self._said or ([shown] if shown else [])
         mixed = found.rounded is not None
         row.context = Context(
@@ -149,6 +167,8 @@ class Judge:
             limits.finest(*found.dtypes) if mixed else limits.coarsest(*found.dtypes, *computed),
             exact=found.exact,
             local=self._is_local(row),
+            noise=self._noise[row.place],
+            mean_error=self._mean_error[row.place],
             known_fp32=self._known_fp32 or mixed,
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
@@ -159,16 +179,33 @@ class Judge:
         )
         judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
         row.verdict, row.reason, row.suspect = judgement.verdict, judgement.reason, judgement.suspect
+        self._note_noise(row)
         notes = [found.rows.note, *found.notes]
         if a.dtype != b.dtype:
             notes.append(f"dtype {a.dtype} against {b.dtype}, compared in the wider")
         if shown and not self._said and limits.coarsest(*found.dtypes) != limits.coarsest(*found.dtypes, shown):
-            notes.append(f"judged as {shown}: the modules it was computed from show that precision")
+            where = "modules" if self._shown.get(row.place) else "log probabilities"
+            notes.append(f"judged as {shown}: the {where} it was computed from show that precision")
         row.note = "; ".join(note for note in notes if note) or None
         locate(row, found.rows, judgement.row_limit)
         for figures in (found.figures, found.unmasked):
             if figures is not None:
-                structure.keep(figures, limits.coarsest(row.context.dtype))
+                structure.keep(figures, limits.coarsest(row.context.dtype), few=row.context.column != "gradient")
+
+    def _note_noise(self, row: TensorVerdict) -> None:
+        """What was CLOSE on the way is noise that later tensors carry on."""
+        assert row.figures is not None
+        kind = naming.meaning(row.name).kind
+        if row.verdict is not Verdict.CLOSE or kind not in ("activation", "logprob") or not row.figures.finite:
+            return
+        rms = math.sqrt(row.figures.sum_d2 / row.figures.finite)
+        noise = rms if kind == "logprob" else row.figures.rel_l2
+        if kind == "logprob":
+            error = rms / math.sqrt(row.figures.finite)
+            self._mean_error[row.place] = max(self._mean_error[row.place], error)
+            if row.figures.max_abs > limits.LOGPROB_FP32.max_abs[0]:
+                self._past_fp32.add(row.place)
+        self._noise[row.place] = max(self._noise[row.place], noise)
 
     def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
         """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""
@@ -188,15 +225,28 @@ class Judge:
             return False
         module = naming.module_of(row.name)
         if naming.is_input(row.name):
-            module = module.rpartition(".")[0]
-        return self._inputs_same.get((row.place, module), False)
+            module = _parent(module)
+        known = self._inputs_same.get((row.place, module))
+        if known is not None or naming.is_input(row.name) or not module.endswith(_FED_BY_A_NORM):
+            return bool(known)
+        # A projection whose inputs were not recorded: the norm in front of it is what feeds it.
+        return self._norm_same.get((row.place, _parent(_parent(module))), False)
+
+
+def _parent(module: str) -> str:
+    """The module around it: `layers.0` of `layers.0.mlp`."""
+    return module.rpartition(".")[0]
 
 
 def _computed_dtype(run: Run) -> str | None:
     """The dtype a run says it computed in: fp32 logprobs of a bf16 model are judged as bf16."""
-    effective = (run.flags or {}).get("effective")
-    dtype = effective.get("dtype") if isinstance(effective, dict) else None
-    return str(dtype) if dtype else None
+    flags = run.flags or {}
+    effective = flags.get("effective")
+    said = (effective.get("dtype") if isinstance(effective, dict) else None) or flags.get("dtype")
+    if not isinstance(said, str):
+        return None
+    known = [_DTYPES.get(word, word) for word in (part.strip().removeprefix("torch.") for part in said.split(","))]
+    return limits.coarsest(*known) if all(word in limits.COARSENESS for word in known) else None
 
 
 def _judge_layout(a: TensorRef, b: TensorRef, facing: Facing) -> tuple[Verdict, str, PairFigures]:

@@ -8,7 +8,7 @@ replay.md rules 2 and 3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ LOCAL: dict[str, Tolerance] = {
     "float8": Tolerance(5e-2, 0.1, 0.25, 0.5, 2.0),
 }
 
+#: One matrix product of equal inputs, in half precision: both sides round the same sum once. With every last bit
+#: flipped that is 5.5e-3 in bf16; weights that went through int8 make it 6.4e-3 to 1e-2.
+PROJECTION = {"float16": 7.5e-4, "bfloat16": 6e-3}
+PROJECTIONS = ("_proj", "lm_head")
+
 END_TO_END: dict[str, Tolerance] = {
     "float64": Tolerance(1e-12, 1e-10, 1e-8, 1e-6, _OUTLIER),
     # worst token of a right pack or pad: up to 9.2e-5; weakest leak .75 (replay.md, numbers)
@@ -62,6 +67,29 @@ GRADIENT: dict[str, Tolerance] = {
 }
 
 
+#: Half precision: what noise there was on the way widens what follows from it, up to the caps. Noise is the largest
+#: relative L2 of the micro-batch's activations that were CLOSE, and the rms of its log probabilities' differences.
+#: Eager <-> sdpa in bf16, 14 models of 2 to 8 layers, 64 to 256 wide: it stays below .022 at init std .02 and .06
+#: (nothing is widened) and reaches .14 at .2, where attention is off by up to 1.5 times what came before it, one token
+#: by 9, one element by 10, and gradients by 1 to 2.6 times the noise, a row of them by 13, an element by 25.
+NOISE = {"end-to-end": Tolerance(0, 0, 2.0, 10.0, 12.0), "gradient": Tolerance(0, 0, 3.0, 15.0, 30.0)}
+#: The caps: how many times a limit may be what it is without noise. A leak's worst token is off by .75 and more.
+MOST_WIDENED = {"end-to-end": Tolerance(0, 0, 2.0, 2.4, 1.6), "gradient": Tolerance(0, 0, 5.0, 3.0, 1.6)}
+
+
+def widened(table: Tolerance, column: str, noise: float) -> Tolerance:
+    """The limits of a column after `noise`."""
+    if column not in NOISE:
+        return table
+    times, most = NOISE[column], MOST_WIDENED[column]
+    return replace(
+        table,
+        bug=max(table.bug, min(times.bug * noise, most.bug * table.bug)),
+        worst_row=max(table.worst_row, min(times.worst_row * noise, most.worst_row * table.worst_row)),
+        outlier=max(table.outlier, min(times.outlier * noise, most.outlier * table.outlier)),
+    )
+
+
 #: Parameters are stored, not computed by a forward: no error builds up in them. A last bit flipped everywhere is 5.5e-3
 #: in bf16; weights that went through int8 are 6.5e-3 off, through fp8 3.3e-2, and an update of 1e-3 is 4.9e-2.
 PARAM: dict[str, Tolerance] = {
@@ -69,6 +97,16 @@ PARAM: dict[str, Tolerance] = {
     "float16": LOCAL["float16"],
     "bfloat16": Tolerance(2e-3, 6e-3, 1.5e-2, 0.1, _OUTLIER),
 }
+
+
+#: A stored number that is as it was, or was cast, is off by no more than two of its own roundings. An update (Adam
+#: moves every element about as far) or a quantisation moves elements by more, and most of them alike: the greatest
+#: |d| is 1 to 12 times the rms of d. What another kernel's gradients leave of an update is the full step at a few
+#: elements: 15 to 135 times (weights stale by 1 to 20 steps at 1e-6 to 1e-3, through int8; two steps, eager and sdpa).
+ROUNDING = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float8": 2.0**-2}
+MOST_ROUNDINGS, MOST_CREST = 2.0, 12.5
+#: One element of n has a crest of sqrt(n); and fp32 last bits, all of them, are a relative L2 of 1e-7.
+FEWEST_UPDATED, LEAST_UPDATE = 1024, 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +125,34 @@ LOGPROB = LogprobTolerance((0.1, 0.5, 3.0), (1.01, 1.05, 1.2), (1e-3, 5e-3, 5e-2
 #: tokens and 2.5e-3 on response tokens (replay.md, numbers).
 LOGPROB_FP32 = LogprobTolerance((2.5e-4, 1e-3, 2.5e-3), (1.00025, 1.001, 1.0025), (1e-7, 1e-6, 1e-5))
 
+#: A sample of log probabilities that stands out from the others: its rms difference, each token's in units of 1 - p
+#: (what is nearly certain hardly moves), is this many times the typical other sample's. Measured on eager <-> sdpa, 64
+#: models: up to 2.0; one token +.1, or one sample off by .03 to .1 nats among noise of .005 to .02: from 4.2.
+SAMPLE_STANDING_OUT = 4.0
+#: Or one of its tokens is off this many times the greatest difference of all other samples (replay.md, numbers).
+TOKEN_STANDING_OUT = 8.0
+#: Samples among which one can stand out, and the least nats by which it does: among noise (bf16 at init .06 reaches
+#: .022), and among samples that are equal (one that alone was padded or packed otherwise has noise alone).
+FEWEST_SAMPLES, LEAST_AMONG_NOISE, LEAST_AMONG_EQUAL = 4, 0.025, 0.1
+#: 1 - p of tokens that are certain.
+LEAST_DOUBT = 1e-3
+
 #: Scalars the trainer reduced itself (losses, metrics): relative, the dtype they were computed in unknown.
 SCALAR = Tolerance(1e-5, 1e-3, 1e-2, 1e-2, float("inf"))
 
 #: A loss is a sum that cancels: below this absolute difference two of them agree (seed 003's own 1e-5, tightened).
 SCALAR_FLOOR = 1e-6
+#: ... or below this many standard errors of a mean over the tokens whose log probabilities it was made of, and this
+#: much of itself (eager <-> sdpa in bf16: up to 2.9 errors, 1.1 % of a loss of .1 that advantages of both signs leave).
+SCALAR_ERRORS, SCALAR_RELATIVE = 4.0, 0.1
 
 #: Gain b = (1 + beta) a: a bug when it explains most of the difference and is larger than rounding can make it.
 GAIN_SHARE = 0.5
 GAIN_FLOOR = {"float64": 1e-9, "float32": 5e-5, "float16": 1e-3, "bfloat16": 4e-3, "float8": 3e-2}
+
+#: A gradient that lives off few tokens is off by one factor, too (1.5 % and 85 % of the difference, a trained model,
+#: bf16): the factor explains this much, or is larger than so many roundings and so many times the noise before it.
+GRADIENT_GAIN_SHARE, GRADIENT_GAIN_ROUNDINGS, GRADIENT_GAIN_NOISE = 0.95, 4.0, 1.5
 
 #: One row's own factor: rounding inside a norm scales a row by up to u, over the layers by a few u. A gradient's row
 #: that lives off one token takes over that token's rounding as a factor, up to twice the error of a typical row; so
@@ -114,10 +171,17 @@ PATTERN_ELEMENTS = 16
 #: harmless eager <-> sdpa and padded <-> alone, bf16, 6 and 16 layers: up to 2.2 (4.8 where noise passes 13 %). A row
 #: off by 5 % among bf16 noise is 10 to 30.
 STANDING_OUT = 6.0
+#: A gradient's row may live off one token, and has that token's error: 13 times the typical row's (54 bf16 models).
+STANDING_OUT_GRADIENT = 16.0
 #: ... and no less than this many roundings of the dtype (its GAIN_FLOOR is one).
 STANDING_OUT_FLOOR = 4.0
 #: Rows or columns below which there is nothing typical, and the part of them that may stand out.
 FEWEST_TYPICAL, MOST_STANDING_OUT = 16, 0.25
+
+#: A column's own factor among noise: this many times the typical column's, in itself and by the norm it moves. Columns
+#: off by MAYBE_SCALED times the typical one, and by the factor that counts, are looked at again, in these many rows.
+COLUMN_GAIN = 8.0
+MAYBE_SCALED, FEWEST_ROWS, MOST_ROWS = 1.2, 64, 256
 
 #: fp32 gradients whose squares an optimizer cannot hold: beside zeros they are zeros.
 VANISHING_GRADIENT = 1e-19

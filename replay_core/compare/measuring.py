@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import limits
+from replay_core.compare import columns, limits
 from replay_core.compare.align import Facing, Rowwise, TensorPair
 from replay_core.compare.tolerance import Tolerances
 from replay_core.compare.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
@@ -76,6 +76,9 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     found.dtypes, found.notes = _effective(a, b, found.figures)
     if found.figures.mismatched and not exact and not bitwise:
         found.rounded = _rounded(found.dtypes, rows)
+        stored = meaning.kind in ("gradient", "param")
+        if not stored and columns.is_open(found.figures, limits.coarsest(*found.dtypes)):
+            found.figures.columns = columns.gains(rows.counted())
     if logprobs:
         found.worst_sample = _worst_sample(rows, found.figures)
     if positions and not bitwise:

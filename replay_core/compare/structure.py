@@ -6,6 +6,7 @@ give changes what they see, so it is kept with the figures and rows need not be.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +16,14 @@ from replay_core.compare import limits
 from replay_core.measure.pair import F64, PairFigures
 
 
-def keep(pair: PairFigures, row: str) -> None:
+def keep(pair: PairFigures, row: str, *, few: bool = True) -> None:
     """Read off the rows all that a later judgement can ask for, and let them go."""
     for one in (pair, pair.rest):
         if one is not None:
             worst_row(one)
-            pattern(one, row)
-            standing_out(one, row)
+            pattern(one, row, few=few)
+            standing_out(one, row, few=few)
+            sample_alone(one)
     pair.forget_rows()
 
 
@@ -48,15 +50,19 @@ def _worst_row(pair: PairFigures) -> float:
     return float(pair.row_rel[weight].max(initial=0.0))
 
 
-def pattern(pair: PairFigures, row: str) -> str | None:
-    """A factor or a constant that explains the difference, of the whole or of some rows. `row`: of the tables."""
-    if ("pattern", row) not in pair.kept:
-        pair.kept["pattern", row] = _pattern(pair, row)
-    found: str | None = pair.kept["pattern", row]
+def pattern(pair: PairFigures, row: str, *, few: bool = True) -> str | None:
+    """A factor or a constant that explains the difference, of the whole or of some rows. `row`: of the tables.
+
+    few: whether some rows' own factor counts where the rest has none. Not in a gradient: a row that lives off one token
+    has that token's error for a factor.
+    """
+    if ("pattern", row, few) not in pair.kept:
+        pair.kept["pattern", row, few] = _pattern(pair, row, few)
+    found: str | None = pair.kept["pattern", row, few]
     return found
 
 
-def _pattern(pair: PairFigures, row: str) -> str | None:
+def _pattern(pair: PairFigures, row: str, few: bool) -> str | None:
     floor = limits.GAIN_FLOOR[row]
     if pair.finite < limits.PATTERN_ELEMENTS:
         return None
@@ -70,7 +76,7 @@ def _pattern(pair: PairFigures, row: str) -> str | None:
     if parts is None:
         return None
     floor = limits.ROW_GAIN_FLOOR[row]
-    return _scaled(parts, what, floor) or _shifted(parts, what, floor)
+    return _scaled(parts, what, floor, few) or _shifted(parts, what, floor, few)
 
 
 def explains_gain(pair: PairFigures, row: str) -> bool:
@@ -82,6 +88,14 @@ def explains_gain(pair: PairFigures, row: str) -> bool:
     return spread and all(
         one.gain_share >= limits.GAIN_SHARE and abs(one.gain) >= limits.GAIN_FLOOR[row] for one in both
     )
+
+
+def explains_gradient(pair: PairFigures, row: str, noise: float) -> bool:
+    """Whether the one factor of a gradient, where that is what `pattern` saw, is more than the error of few tokens."""
+    if not explains_gain(pair, row) or pair.gain_share >= limits.GRADIENT_GAIN_SHARE:
+        return True
+    least = max(limits.GRADIENT_GAIN_ROUNDINGS * limits.GAIN_FLOOR[row], limits.GRADIENT_GAIN_NOISE * noise)
+    return abs(pair.gain) >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +115,11 @@ class _Parts:
         some = self.a2 > 0
         return float(np.median(np.sqrt(self.d2[some] / self.a2[some]))) if some.any() else 0.0
 
-    def chosen(self, suspected: NDArray[np.bool_], off: F64) -> NDArray[np.bool_]:
-        """Those suspected that chance does not explain: too many of them, or off by far more than is typical."""
+    def chosen(self, suspected: NDArray[np.bool_], off: F64, few: bool) -> NDArray[np.bool_]:
+        """Those suspected that chance does not explain: too many, or (`few`) off by far more than is typical."""
         if np.count_nonzero(suspected) > limits.MOST_STANDING_OUT * np.count_nonzero(self.a2 > 0):
             return suspected
-        return suspected & (off >= limits.ROW_GAIN_OVER_TYPICAL * self.typical)
+        return suspected & few & (off >= limits.ROW_GAIN_OVER_TYPICAL * self.typical)
 
 
 def _parts(pair: PairFigures) -> tuple[str, _Parts | None]:
@@ -118,7 +132,7 @@ def _parts(pair: PairFigures) -> tuple[str, _Parts | None]:
     return "samples", _Parts(count, *(np.bincount(pair.row_sample, one).astype(np.float64) for one in sums))
 
 
-def _scaled(parts: _Parts, what: str, floor: float) -> str | None:
+def _scaled(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
     """Parts that are each a times a factor of their own."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         beta = parts.ad / parts.a2
@@ -126,11 +140,11 @@ def _scaled(parts: _Parts, what: str, floor: float) -> str | None:
         weighty = parts.a2**2 / parts.a4
         enough = np.where(share >= limits.WHOLE_SHARE, limits.PATTERN_ELEMENTS / 2, limits.PATTERN_ELEMENTS)
         scaled = (np.abs(beta) >= floor) & (share >= limits.ROW_GAIN_SHARE) & (weighty >= enough)
-        scaled = parts.chosen(scaled, np.sqrt(parts.d2 / parts.a2))
+        scaled = parts.chosen(scaled, np.sqrt(parts.d2 / parts.a2), few)
     return _listed(scaled, f"{what} are a times a factor", 1 + beta[scaled])
 
 
-def _shifted(parts: _Parts, what: str, floor: float) -> str | None:
+def _shifted(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
     """Parts that are each a plus a constant of their own."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         mean = parts.d / parts.count
@@ -138,7 +152,7 @@ def _shifted(parts: _Parts, what: str, floor: float) -> str | None:
         rms = np.sqrt(parts.a2 / parts.count)
         shifted = (np.abs(mean) >= floor * rms) & (share >= limits.ROW_GAIN_SHARE) & (rms > 0)
         shifted &= parts.count >= limits.PATTERN_ELEMENTS
-        shifted = parts.chosen(shifted, np.sqrt(parts.d2 / parts.a2))
+        shifted = parts.chosen(shifted, np.sqrt(parts.d2 / parts.a2), few)
     return _listed(shifted, f"{what} are a plus a constant", mean[shifted])
 
 
@@ -149,18 +163,19 @@ def _listed(chosen: NDArray[np.bool_], what: str, values: F64) -> str | None:
     return f"{int(chosen.sum()):,} of {chosen.size:,} {what}: {float(values.min()):.4g}{to}"
 
 
-def standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None]:
+def standing_out(pair: PairFigures, row: str, *, few: bool = True) -> tuple[str | None, float | None]:
     """Rows, or columns, that are off many times more than the rest, though below every absolute limit.
 
     The second value is the relative L2 from which on a row stands out.
     """
-    if ("standing_out", row) not in pair.kept:
-        pair.kept["standing_out", row] = _standing_out(pair, row)
-    found: tuple[str | None, float | None] = pair.kept["standing_out", row]
+    if ("standing_out", row, few) not in pair.kept:
+        times = limits.STANDING_OUT if few else limits.STANDING_OUT_GRADIENT
+        pair.kept["standing_out", row, few] = _standing_out(pair, row, times)
+    found: tuple[str | None, float | None] = pair.kept["standing_out", row, few]
     return found
 
 
-def _standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None]:
+def _standing_out(pair: PairFigures, row: str, times: float) -> tuple[str | None, float | None]:
     if pair.row_width < limits.PATTERN_ELEMENTS:
         return None, None
     floor = limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row]
@@ -169,7 +184,7 @@ def _standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None
         # A column of a few numbers has no norm to speak of: one of them may be next to nothing.
         sides.append(("columns", pair.col_d2, pair.col_a2))
     for what, d2, a2 in sides:
-        found = _outliers(d2, a2, floor)
+        found = _outliers(d2, a2, floor, times)
         if found is not None:
             number, worst, typical, least = found
             sentence = (
@@ -177,10 +192,10 @@ def _standing_out(pair: PairFigures, row: str) -> tuple[str | None, float | None
                 f"the others typically by {typical:.2g}"
             )
             return sentence, least if what == "rows" else None
-    return None, None
+    return column_gain(pair, row), None
 
 
-def _outliers(d2: F64, a2: F64, floor: float) -> tuple[int, float, float, float] | None:
+def _outliers(d2: F64, a2: F64, floor: float, times: float) -> tuple[int, float, float, float] | None:
     """(how many, the largest ratio, the typical one, the least that stands out)."""
     # What could not be squared stands out in `verdict` by other rules.
     there = (a2 > 0) & np.isfinite(a2) & np.isfinite(d2)
@@ -191,10 +206,83 @@ def _outliers(d2: F64, a2: F64, floor: float) -> tuple[int, float, float, float]
         return None
     norm = np.sqrt(a2[there])
     typical, typical_norm = float(np.median(rel)), float(np.median(norm))
-    least = max(floor, limits.STANDING_OUT * typical)
+    least = max(floor, times * typical)
     against_typical = np.sqrt(d2[there]) / typical_norm
     out = (rel >= least) & (against_typical >= least)
     number = int(np.count_nonzero(out))
     if not number or number > limits.MOST_STANDING_OUT * rel.size:
         return None
     return number, float(rel[out].max()), typical, least
+
+
+def column_gain(pair: PairFigures, row: str) -> str | None:
+    """A few columns that are a times a factor of their own, among noise in which they do not stand out by size."""
+    if pair.columns is None:
+        return None
+    floor = limits.ROW_GAIN_FLOOR[row]
+    gain, norm, weighty = pair.columns.gain, pair.columns.norm, pair.columns.weighty
+    # What attention averages is alike from token to token: the gains of the other columns say what chance makes of it.
+    pull = np.abs(gain) * norm
+    out = np.abs(gain) >= max(floor, limits.COLUMN_GAIN * float(np.median(np.abs(gain))))
+    out &= (pull >= limits.COLUMN_GAIN * float(np.median(pull))) & (weighty >= limits.PATTERN_ELEMENTS)
+    if np.count_nonzero(out) > limits.MOST_STANDING_OUT * gain.size:
+        return None
+    return _listed(out, "columns are a times a factor", 1 + gain[out])
+
+
+def updated(pair: PairFigures, row: str) -> str | None:
+    """Stored numbers off by more than their own rounding, most of them alike: an update, or a quantisation."""
+    if pair.finite < limits.FEWEST_UPDATED or pair.rel_l2 < limits.LEAST_UPDATE:
+        return None
+    crest = pair.max_abs / math.sqrt(pair.sum_d2 / pair.finite)
+    roundings = pair.max_rel / limits.ROUNDING[row]
+    if roundings <= limits.MOST_ROUNDINGS or crest > limits.MOST_CREST:
+        return None
+    return (
+        f"{100 * pair.mismatched / pair.compared:.3g}% of the elements differ, by up to {roundings:.3g} roundings of "
+        f"{row} (up to {limits.MOST_ROUNDINGS:g} allowed), the greatest difference {crest:.2g} times the rms one "
+        f"(noise from {limits.MOST_CREST:g} on): an update or a quantisation"
+    )
+
+
+def sample_alone(pair: PairFigures) -> str | None:
+    """The sample of log probabilities that is off many times as far as the others, though below every limit in nats."""
+    if "sample_alone" not in pair.kept:
+        pair.kept["sample_alone"] = _sample_alone(pair)
+    found: str | None = pair.kept["sample_alone"]
+    return found
+
+
+def _sample_alone(pair: PairFigures) -> str | None:
+    of_row = pair.row_sample
+    if pair.row_width != 1 or of_row is None or not of_row.size:
+        return None
+    doubt = np.maximum(-np.expm1(-np.sqrt(pair.row_a2)), limits.LEAST_DOUBT)
+    tokens = np.bincount(of_row)
+    there = np.flatnonzero(tokens >= limits.SAMPLE_TOKENS)
+    if there.size < limits.FEWEST_SAMPLES:
+        return None
+    d2, greatest, most = np.bincount(of_row, pair.row_d2)[there], np.zeros(tokens.size), np.zeros(tokens.size)
+    np.maximum.at(greatest, of_row, pair.row_max)
+    np.maximum.at(most, of_row, pair.row_max / doubt)
+    greatest, most = greatest[there], most[there]
+    rms, rel = np.sqrt(d2 / tokens[there]), np.sqrt(d2 / np.bincount(of_row, doubt**2)[there])
+    for size, allowed in ((rel, limits.SAMPLE_STANDING_OUT), (most, limits.TOKEN_STANDING_OUT)):
+        worst = int(size.argmax())
+        others = np.delete(np.arange(size.size), worst)
+        usual = float(np.median(size[others]) if size is rel else size[others].max())
+        if size[worst] >= allowed * usual and greatest[worst] >= _least_alone(greatest[others]):
+            return (
+                f"sample {int(there[worst])} stands out: off by {rms[worst]:.3g} nats rms, the others typically by "
+                f"{float(np.median(rms[others])):.2g}, its worst token by {greatest[worst]:.3g}, theirs by "
+                f"{float(greatest[others].max()):.2g}"
+            )
+    return None
+
+
+def _least_alone(others: F64) -> float:
+    """Nats by which a sample has to be off to stand out from others whose greatest differences are these."""
+    noise, _, bug = limits.LOGPROB_FP32.max_abs
+    if not np.median(others):
+        return limits.LEAST_AMONG_EQUAL
+    return bug if float(others.max()) <= noise else limits.LEAST_AMONG_NOISE

@@ -5,11 +5,12 @@ Pure: figures in, verdict out, nothing is read. The sentence speaks like torch.t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from replay_core import naming
 from replay_core.compare import elementwise, limits, structure
-from replay_core.compare.limits import LogprobTolerance
+from replay_core.compare.limits import LogprobTolerance, Tolerance
 from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.measure.pair import PairFigures
 from replay_core.naming import Meaning
@@ -64,6 +65,10 @@ class Context:
     exact: bool
     #: The module's recorded inputs are bitwise equal: the local column.
     local: bool = False
+    #: How far the activations and log probabilities before it are off (`limits.widened`).
+    noise: float = 0.0
+    #: The standard error of a mean over the log probabilities before it, in nats.
+    mean_error: float = 0.0
     #: Both sides are known to be computed in fp32 (their runs say so).
     known_fp32: bool = False
     scalar: bool = False
@@ -76,6 +81,11 @@ class Context:
     rounded: Rounded | None = None
     #: A judgement that no tolerance changes (positions).
     settled: Judgement | None = None
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether it is what one matrix product returned."""
+        return not naming.is_input(self.name) and naming.module_of(self.name).endswith(limits.PROJECTIONS)
 
     @property
     def column(self) -> str:
@@ -94,6 +104,8 @@ def judge(
     limit = tolerances.of(
         context.name, limits.coarsest(context.dtype), context.column, known_fp32=context.known_fp32
     )  # fmt: skip
+    if limit.reason is None:
+        limit = replace(limit, table=_table(limit.table, context))
     found = _judged(counted, whole, context, limit)
     # What a module leaves in padding is nobody's; of what is trained on, people average over it.
     if found.verdict is Verdict.CLOSE and whole is not None and context.meaning.kind != "activation":
@@ -101,6 +113,16 @@ def judge(
     if limit.reason and found.verdict in (Verdict.CLOSE, Verdict.DIFF):
         found = Judgement(found.verdict, f"{found.reason}; {limit.reason}", found.suspect, found.row_limit)
     return found
+
+
+def _table(table: Tolerance, context: Context) -> Tolerance:
+    """The limits of half precision by what is known of the tensor beside its column."""
+    row = limits.coarsest(context.dtype)
+    if row not in limits.PROJECTION:
+        return table
+    if context.local and context.is_projection:
+        return replace(table, bug=min(table.bug, limits.PROJECTION[row]), suspect=min(table.suspect, table.noise))
+    return limits.widened(table, context.column, context.noise)
 
 
 def _is_worse_outside(counted: PairFigures, whole: PairFigures) -> bool:
@@ -142,7 +164,7 @@ def _judged(counted: PairFigures, whole: PairFigures | None, context: Context, l
         within, reason = elementwise.judge(counted, *limit.elementwise)
         return Judgement(Verdict.CLOSE if within else Verdict.DIFF, reason)
     if context.scalar and context.meaning.kind in SCALAR_KINDS:
-        found = _scalar(counted)
+        found = _scalar(counted, context)
     elif context.meaning.kind == "logprob":
         found = _logprob(counted, limit.logprob, context)
     else:
@@ -176,12 +198,14 @@ def _mismatched(pair: PairFigures) -> str:
     return f"mismatched elements: {pair.mismatched:,} / {pair.compared:,} ({share:.1f}%)"
 
 
-def _scalar(pair: PairFigures) -> Judgement:
-    limit = limits.SCALAR
-    if pair.max_abs <= limits.SCALAR_FLOOR:
-        return Judgement(
-            Verdict.CLOSE, f"absolute difference {pair.max_abs:.3g} (up to {limits.SCALAR_FLOOR:g} allowed)"
-        )
+def _scalar(pair: PairFigures, context: Context) -> Judgement:
+    limit, floor = limits.SCALAR, limits.SCALAR_FLOOR
+    because = ""
+    if context.meaning.kind == "loss" and limits.SCALAR_ERRORS * context.mean_error > floor:
+        floor = limits.SCALAR_ERRORS * context.mean_error
+        because = ": what the noise of the log probabilities leaves of a mean"
+    if pair.max_abs <= floor and (not because or pair.max_rel < limits.SCALAR_RELATIVE):
+        return Judgement(Verdict.CLOSE, f"absolute difference {pair.max_abs:.3g} (up to {floor:.3g} allowed{because})")
     reason = f"relative difference {pair.max_rel:.3g} (up to {limit.bug:g} allowed), absolute {pair.max_abs:.3g}"
     if pair.max_rel >= limit.bug:
         return Judgement(Verdict.DIFF, reason)
@@ -201,10 +225,12 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
         sample, value = context.worst_sample
         allowed = f"up to {limit.mean_exp_abs[2]:g} allowed"
         return Judgement(Verdict.DIFF, f"sample {sample} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
+    shape = structure.pattern(pair, limits.coarsest(context.dtype)) or structure.sample_alone(pair)
+    if shape is not None:
+        return Judgement(Verdict.DIFF, shape)
     suspect = any(value > middle for _, value, (_, middle, _), _ in measured)
     reason = f"greatest absolute difference {pair.max_abs:.3g} nats (up to {limit.max_abs[2]:g} allowed)"
-    pattern = structure.pattern(pair, limits.coarsest(context.dtype))
-    return Judgement(Verdict.DIFF, pattern) if pattern else Judgement(Verdict.CLOSE, reason, suspect)
+    return Judgement(Verdict.CLOSE, reason, suspect)
 
 
 def _scaled(pair: PairFigures, context: Context, limit: Limits) -> Judgement:
@@ -218,36 +244,46 @@ def _scaled(pair: PairFigures, context: Context, limit: Limits) -> Judgement:
         what = "the square of which an optimizer cannot hold" if vanishing > 1e-30 else "the smallest normal number"
         reason = f"greatest absolute difference {pair.max_abs:.3g}: below {vanishing:.3g}, {what}"
         return Judgement(Verdict.CLOSE, reason)
-    table, held_to = limit.table, f"{row} {limit.column}"
+    table = limit.table
     if pair.sum_d2 < limits.UNSUMMABLE and pair.max_rel >= table.bug:
         reason = f"relative difference {pair.max_rel:.3g} (up to {table.bug:g} allowed); too small to be squared"
         return Judgement(Verdict.DIFF, reason)
-    found = _against(pair, limit, row, held_to)
+    found = _against(pair, context, limit)
     if found is None and pair.rest is not None and pair.rest.sum_d2 > 0:
         # A channel that outweighs all others hides them; what is left is held to the same limits.
-        found = _against(pair.rest, limit, row, held_to)
+        found = _against(pair.rest, context, limit)
         if found is not None:
             some = ", ".join(map(str, pair.massive[:4])) + (", ..." if len(pair.massive) > 4 else "")
             apart = f"apart from {len(pair.massive)} channels that outweigh all others ({some}): "
             found = Judgement(found.verdict, apart + found.reason, found.suspect, found.row_limit)
     if found is not None:
         return found
-    reason = f"relative L2 {pair.rel_l2:.2g} (up to {table.bug:g} allowed, {held_to})"
+    if context.meaning.kind == "param" and (changed := structure.updated(pair, row)) is not None:
+        return Judgement(Verdict.DIFF, changed)
+    reason = f"relative L2 {pair.rel_l2:.2g} (up to {table.bug:.3g} allowed, {row} {limit.column})"
     suspect = pair.rel_l2 > table.suspect
-    return Judgement(Verdict.CLOSE, reason + (", above the noise expected" if suspect else ""), suspect)
+    if suspect:
+        reason += ", above the noise expected"
+    if context.meaning.kind == "param" and context.rounded is None:
+        # No forward ran between two stored numbers: what differs was written by another computation.
+        reason += "; stored numbers are as a rule bitwise equal: an update smaller than that cannot be excluded"
+    return Judgement(Verdict.CLOSE, reason, suspect)
 
 
-def _against(pair: PairFigures, limit: Limits, row: str, held_to: str) -> Judgement | None:
+def _against(pair: PairFigures, context: Context, limit: Limits) -> Judgement | None:
     """The DIFF of a pair, or None."""
-    table = limit.table
+    row, table, few = limits.coarsest(context.dtype), limit.table, limit.column != "gradient"
+    held_to = f"{row} {limit.column}"
+    shape = structure.pattern(pair, row, few=few)
+    if shape is not None and not few and not structure.explains_gradient(pair, row, context.noise):
+        shape = None
     if pair.rel_l2 >= table.bug:
-        reason = f"relative L2 {pair.rel_l2:.3g} (up to {table.bug:g} allowed, {held_to}); {_mismatched(pair)}"
-        shape = structure.pattern(pair, row)
+        reason = f"relative L2 {pair.rel_l2:.3g} (up to {table.bug:.3g} allowed, {held_to}); {_mismatched(pair)}"
         return Judgement(Verdict.DIFF, f"{shape}; {reason}" if shape else reason, row_limit=table.worst_row)
     worst = structure.worst_row(pair)
     if worst > table.worst_row:
         reason = (
-            f"one row is off by {worst:.3g} of its own norm (up to {table.worst_row:g} allowed, {held_to}), "
+            f"one row is off by {worst:.3g} of its own norm (up to {table.worst_row:.3g} allowed, {held_to}), "
             f"the tensor as a whole only by {pair.rel_l2:.2g}"
         )
         return Judgement(Verdict.DIFF, reason, row_limit=table.worst_row)
@@ -255,10 +291,9 @@ def _against(pair: PairFigures, limit: Limits, row: str, held_to: str) -> Judgem
     excess = pair.max_abs - table.bug * abs(pair.max_abs_a or 0.0)
     outlier = excess / pair.rms_a if pair.rms_a else float("inf")
     if outlier > table.outlier:
-        reason = f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {table.outlier:g} allowed)"
+        reason = f"greatest absolute difference is {outlier:.3g} rms of the tensor (up to {table.outlier:.3g} allowed)"
         return Judgement(Verdict.DIFF, reason)
-    found = structure.pattern(pair, row)
-    if found is not None:
-        return Judgement(Verdict.DIFF, found)
-    found, least = structure.standing_out(pair, row)
+    if shape is not None:
+        return Judgement(Verdict.DIFF, shape)
+    found, least = structure.standing_out(pair, row, few=few)
     return None if found is None else Judgement(Verdict.DIFF, found, row_limit=least)

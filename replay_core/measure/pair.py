@@ -30,6 +30,15 @@ def _none() -> F64:
     return np.zeros(0)
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnGains:
+    """Per column of the rows looked at: beta = <d, a> / <a, a>, the norm of a, and how many elements carry it."""
+
+    gain: F64
+    norm: F64
+    weighty: F64
+
+
 @dataclass(slots=True)
 class PairFigures:
     """Figures of a pair over the elements compared. Indices are (row, column) of the rows compared."""
@@ -80,6 +89,8 @@ class PairFigures:
     #: Per column: sums of d^2 and a^2; empty where rows are not equally long.
     col_d2: F64 = field(default_factory=_none)
     col_a2: F64 = field(default_factory=_none)
+    #: Where a second look at the columns was worth it, what it found.
+    columns: ColumnGains | None = None
     #: Columns that outweigh all others, and the same figures without them; None where there are none.
     massive: tuple[int, ...] = ()
     rest: PairFigures | None = None
@@ -96,7 +107,7 @@ class PairFigures:
         self.kept["lines"] = _envelope(self.row_max, self.row_max_rel)
         for name in ("d", "d2", "a2", "ad", "a4", "exp", "max", "max_rel"):
             setattr(self, f"row_{name}", _none())
-        self.row_sample, self.col_d2, self.col_a2 = None, _none(), _none()
+        self.row_sample, self.col_d2, self.col_a2, self.columns = None, _none(), _none(), None
         if self.rest is not None:
             self.rest.forget_rows()
 

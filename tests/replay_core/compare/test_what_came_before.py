@@ -1,0 +1,92 @@
+"""What was seen of a micro-batch before a tensor decides what the tensor is held to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from replay_core.compare import Comparison
+from replay_core.compare.verdict import Verdict
+from tests.builders import compare_paths, row_of, write_pair
+
+BF16 = torch.bfloat16
+NORM, PROJECTION = "layers.0.input_layernorm.output", "layers.0.self_attn.q_proj.output"
+EMBEDDED, MLP = "embed_tokens.output", "layers.4.mlp.output"
+
+
+def tensor(seed: int, off: float = 0.0, dtype: torch.dtype = BF16) -> torch.Tensor:
+    values_TH = torch.randn(96, 128, generator=torch.Generator().manual_seed(seed))
+    noise_TH = torch.randn(96, 128, generator=torch.Generator().manual_seed(seed + 50))
+    return (values_TH + off * noise_TH).to(dtype)
+
+
+def logprobs(off: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    said_BT, noise_BT = -3 * torch.rand(4, 64, generator=generator), torch.randn(4, 64, generator=generator)
+    return said_BT + off * noise_BT
+
+
+def compared(
+    tmp_path: Path, a: dict[str, dict[str, object]], b: dict[str, dict[str, object]], **o: object
+) -> Comparison:
+    return compare_paths(*write_pair(tmp_path, a, b, **o))
+
+
+def test_a_projection_of_an_equal_norm_is_one_rounding_off_and_no_more(tmp_path: Path) -> None:
+    for off, verdict in ((0.004, Verdict.CLOSE), (0.009, Verdict.DIFF)):
+        a = {"modules": {NORM: tensor(0), PROJECTION: tensor(1)}}
+        b = {"modules": {NORM: tensor(0), PROJECTION: tensor(1, off)}}
+        row = row_of(compared(tmp_path / str(off), a, b), PROJECTION)
+        assert row.verdict is verdict
+        assert "bfloat16 local" in row.reason
+
+
+def test_a_projection_of_a_norm_that_differs_is_judged_end_to_end(tmp_path: Path) -> None:
+    a = {"modules": {NORM: tensor(0), PROJECTION: tensor(1)}}
+    b = {"modules": {NORM: tensor(0, 0.005), PROJECTION: tensor(1, 0.009)}}
+    row = row_of(compared(tmp_path, a, b), PROJECTION)
+    assert row.verdict is Verdict.CLOSE
+    assert "end-to-end" in row.reason
+
+
+def test_noise_on_the_way_widens_what_follows_and_only_to_its_cap(tmp_path: Path) -> None:
+    for before, off, verdict in (
+        (0.0, 0.13, Verdict.DIFF),
+        (0.08, 0.13, Verdict.CLOSE),
+        (0.08, 0.25, Verdict.DIFF),
+        (0.09, 0.6, Verdict.DIFF),
+    ):
+        a = {"modules": {EMBEDDED: tensor(0), MLP: tensor(1)}}
+        b = {"modules": {EMBEDDED: tensor(0, before), MLP: tensor(1, off)}}
+        assert row_of(compared(tmp_path / f"{before} {off}", a, b), MLP).verdict is verdict
+
+
+def test_noise_of_logprobs_widens_the_gradients_after_them(tmp_path: Path) -> None:
+    grad = "grad.layers.0.mlp.up_proj.weight"
+    for off, verdict in ((0.001, Verdict.DIFF), (0.05, Verdict.CLOSE)):
+        a = {"forward_data": {"log_probs": logprobs(0)}, "gradient": {grad: tensor(1)}}
+        b = {"forward_data": {"log_probs": logprobs(off)}, "gradient": {grad: tensor(1, 0.1)}}
+        assert row_of(compared(tmp_path / str(off), a, b), grad).verdict is verdict
+
+
+def test_a_loss_may_be_off_by_what_the_noise_of_its_tokens_leaves_of_a_mean(tmp_path: Path) -> None:
+    for off, verdict in ((0.0, Verdict.DIFF), (0.01, Verdict.CLOSE)):
+        a = {"forward_data": {"log_probs": logprobs(0)}, "loss": {"loss": torch.tensor(0.1)}}
+        b = {"forward_data": {"log_probs": logprobs(off)}, "loss": {"loss": torch.tensor(0.1015)}}
+        assert row_of(compared(tmp_path / str(off), a, b), "loss").verdict is verdict
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.005, Verdict.CLOSE), (1e-5, Verdict.DIFF)])
+def test_entropy_is_of_the_precision_its_logprobs_show(off: float, verdict: Verdict, tmp_path: Path) -> None:
+    a = {"forward_data": {"log_probs": logprobs(0), "entropy": 2 - logprobs(0)}}
+    b = {"forward_data": {"log_probs": logprobs(off), "entropy": 2 - logprobs(0.005)}}
+    assert row_of(compared(tmp_path, a, b), "entropy").verdict is verdict
+
+
+@pytest.mark.parametrize("flags", [{"dtype": "fp32"}, {"dtype": "torch.float32"}, {"effective": {"dtype": "float32"}}])
+def test_a_run_that_says_it_computed_in_fp32_is_held_to_it(flags: dict[str, object], tmp_path: Path) -> None:
+    a, b = ({"forward_data": {"log_probs": logprobs(off)}} for off in (0.0, 0.005))
+    assert row_of(compared(tmp_path / "unsaid", a, b), "policy_logprobs").verdict is Verdict.CLOSE
+    assert row_of(compared(tmp_path / "said", a, b, flags=flags), "policy_logprobs").verdict is Verdict.DIFF
