@@ -9,17 +9,15 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.batch import Batch, Placed, positions_of, samples_of, token_numbers
+from replay_core.compare.chunks import row_width, rows_of_a_chunk
 from replay_core.compare.facing import Facing, Pairing, Side, face
 from replay_core.compare.shapes import explain_shapes, padding_between
 from replay_core.layout import Bools, Ints
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
 
-__all__ = ["CHUNK", "Facing", "Rowwise", "ShapesDifferError", "Side", "TensorPair", "face", "is_layout_only",
+__all__ = ["Facing", "Rowwise", "ShapesDifferError", "Side", "TensorPair", "face", "is_layout_only",
            "lays_out", "pair_tensors"]  # fmt: skip
-
-#: Elements of one chunk that is gathered and measured.
-CHUNK = pages.CHUNK
 
 _LAYOUT_NAMES = ("attention_mask", "cu_seqlens")
 
@@ -328,13 +326,13 @@ class Rowwise:
             return
         width = _inner(self.a.shape, self.axes_a)
         rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, width)
-        step = max(1, CHUNK // max(1, width))
+        step = rows_of_a_chunk(width)
         for start in range(0, self.rows_a.size, step):
             yield rows_a(self.rows_a[start : start + step]), rows_b(self.rows_b[start : start + step])
 
     def whole(self) -> Iterator[tuple[Rows, Rows]]:
         width = self.width
-        step = max(1, CHUNK // width) * width
+        step = rows_of_a_chunk(width) * width
         chunks = zip(pages.flat_chunks(self.a, step), pages.flat_chunks(self.b, step), strict=True)
         for (_, chunk_a), (_, chunk_b) in chunks:
             across = min(width, chunk_a.size)  # the end of a long vector is a shorter row
@@ -343,7 +341,7 @@ class Rowwise:
     @property
     def width(self) -> int:
         """Elements of a row of `whole`."""
-        return _row_width(self.a.shape)
+        return row_width(self.a.shape)
 
     def samples(self) -> Ints | None:
         """The sample of every row of `counted`, where the layout, the ragged rows or the shape tell."""
@@ -382,12 +380,6 @@ class Rowwise:
 
 def _inner(shape: tuple[int, ...], axes: int) -> int:
     return int(np.prod(shape[axes:], dtype=np.int64))
-
-
-def _row_width(shape: tuple[int, ...]) -> int:
-    """A row is the last axis; a vector is one row, as far as it fits a chunk."""
-    width = max(1, shape[-1] if shape else 1)
-    return min(width, CHUNK) if len(shape) == 1 else width
 
 
 def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

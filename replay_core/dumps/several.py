@@ -17,8 +17,8 @@ def runs_inside(path: Path, records: Sequence[Record]) -> list[Path]:
 
     They are if every record lies in one of its folders, and every folder repeats a key of another one.
     """
-    if not path.is_dir():
-        return []
+    if len({record.key for record in records}) == len(records) or not path.is_dir():
+        return []  # nothing repeats, and paths are not taken apart for it
     folders: dict[str, list[Record]] = {}
     for record in records:
         try:

@@ -24,6 +24,8 @@ from replay_core.records import Fields, Problem, RecordKey, TensorRef
 name = "dtensor"
 
 _FILE = re.compile(r"(?P<base>.*?)[_.-]?(?:rank|r)[_=-]?(?P<rank>\d{1,6})\.(?:pt|pth|bin)")
+#: A name of the kind without its digits, of which a folder has few.
+_SHAPE = re.compile(r".*(?:rank|r)[_=-]?\d*\.(?:pt|pth|bin)")
 _STEP = re.compile(r"(?:global_step|step|iter)[_=-]?(\d{1,18})")
 _WORLD = re.compile(r"world_size_(\d{1,6})")
 
@@ -36,6 +38,8 @@ def _groups(path: Path) -> Iterator[tuple[Folder, dict[int, str]]]:
     """Ranks' files that belong together, where the first of them holds a DTensor."""
     for folder in listing(path).folders:
         if not any("rank" in shape or shape.startswith("r.") for shape in folder.shapes):
+            continue
+        if not any(map(_SHAPE.fullmatch, folder.shapes)):
             continue
         groups: dict[str, dict[int, str]] = {}
         for entry in folder.names:

@@ -22,8 +22,14 @@ def number(value: Any) -> int | float | str | bool | None:
     return real
 
 
+#: Most of a document; asking what else they might be takes longer than the rest of it.
+_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
+
+
 def clean(value: Any) -> Any:
     """A tree in which every number went through `number`, tuples are lists and keys are texts."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, dict):
         return {str(key): clean(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from replay_core.measure.equality import is_plain_float, unequal, unequal_bits
 from replay_core.measure.precision import Precision
 from replay_core.measure.statistics import as_real
-from replay_core.measure.sums import Sums, massive_columns, smooth_sums, sums
+from replay_core.measure.sums import Sums, Total, massive_columns, smooth_sums, sums
 
 Rows = NDArray[Any]
 F64 = NDArray[np.float64]
@@ -271,7 +271,7 @@ class _Pass:
     def __init__(self, *, exact: bool, logprobs: bool, bitwise: bool, limits: tuple[float, float] | None) -> None:
         self.exact, self.logprobs, self.bitwise, self.limits = exact, logprobs, bitwise, limits
         self.pair = PairFigures(beyond=None if limits is None else 0, limits=limits)
-        self.total, self.rest = Sums(), Sums()
+        self.total, self.rest = Total(), Total()
         self.massive: NDArray[np.intp] | None = None
         self.start = 0
 
@@ -316,10 +316,12 @@ class _Pass:
             column = int(unequal(a_RC[row], b_RC[row]).argmax())
             pair.first_at = (self.start + row, column)
             pair.first_a, pair.first_b = float(a_RC[row, column]), float(b_RC[row, column])
-        if total.max_abs > pair.max_abs and total.max_at is not None:
-            row, column = total.max_at
+        row = int(total.row_max.argmax())
+        if total.row_max[row] > pair.max_abs:
+            x, y = a_RC[row].astype(np.float64), b_RC[row].astype(np.float64)
+            column = int(np.abs(y - x).argmax())
             pair.max_abs_at = (self.start + row, column)
-            pair.max_abs_a, pair.max_abs_b = float(a_RC[row, column]), float(b_RC[row, column])
+            pair.max_abs_a, pair.max_abs_b = float(x[column]), float(y[column])
             pair.max_abs = abs(pair.max_abs_b - pair.max_abs_a)
         pair.mismatched += total.mismatched
         self._add(total, rest)
@@ -345,10 +347,16 @@ class _Pass:
             x, y = np.where(both, x, 0.0), np.where(both, y, 0.0)
         pair.finite += int(np.count_nonzero(both))
         assert self.massive is not None
-        total, rest, d = sums(x, y, self.massive)
-        if total.max_abs > pair.max_abs and total.max_at is not None:
-            row, column = total.max_at
-            pair.max_abs, pair.max_abs_at = total.max_abs, (self.start + row, column // parts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            d = y - x
+        if not np.isfinite(d).all():
+            # A difference of finite doubles may pass the largest one.
+            d = np.nan_to_num(d)
+        total, rest = sums(x, d, self.massive)
+        row = int(total.row_max.argmax())
+        if total.row_max[row] > pair.max_abs:
+            column = int(np.abs(d[row]).argmax())
+            pair.max_abs, pair.max_abs_at = float(total.row_max[row]), (self.start + row, column // parts)
             pair.max_abs_a, pair.max_abs_b = float(x[row, column]), float(y[row, column])
         if self.logprobs:
             total.row_exp = np.exp(np.minimum(np.abs(d), 700)).sum(axis=1)
@@ -378,7 +386,6 @@ class _Pass:
         self.total.add(total)
         if rest is not None:
             self.rest.add(rest)
-        self.pair.max_rel = max(self.pair.max_rel, float(total.row_max_rel.max(initial=0.0)))
 
 
 def _first(mask: NDArray[np.bool_]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,29 @@ def test_what_a_massive_channel_hides_is_measured_apart(dtype: type):
     assert np.allclose(pair.col_a2, (x * x).sum(axis=0), rtol=1e-5)
     assert pair.max_abs == np.abs(y - x).max()
     assert pair.mismatched == int((x != y).sum())
+
+
+@pytest.mark.parametrize("columns", [2, 3, 512, 1030, 1031, 2048])
+def test_columns_and_places_of_bf16_are_those_of_the_tensor_however_it_is_read(columns: int):
+    """bf16 is read two at a time: what is known of a column must not move to its neighbour."""
+    torch.manual_seed(columns)
+    a = torch.randn(16, columns).bfloat16()
+    b = (a.float() * (1 + 0.01 * torch.randn_like(a.float()))).bfloat16()
+    massive = columns - 1
+    a[:, massive], b[:, massive] = a[:, massive] * 1024, b[:, massive] * 1024
+    b[11, massive // 2] += 4096
+    left, right = (side.view(torch.int16).numpy().view(BF16) for side in (a, b))
+    pair = figures([(left[:9], right[:9]), (left[9:], right[9:])])
+    d, x = b.double() - a.double(), a.double()
+    assert pair.massive == ((massive,) if columns >= 64 else ())
+    assert pair.max_abs_at is not None
+    assert pair.max_abs == d[pair.max_abs_at].abs() == d.abs().max()
+    for name, exact in (("d2", d.square()), ("a2", x.square())):
+        assert np.allclose(getattr(pair, f"col_{name}"), exact.sum(0), rtol=2e-6)
+        assert np.allclose(getattr(pair, f"row_{name}"), exact.sum(1), rtol=2e-6)
+    assert np.allclose(pair.row_max, d.abs().amax(1), rtol=1e-7)
+    assert np.allclose(pair.row_max_rel, torch.where(d == 0, 0, d.abs() / x.abs()).amax(1), rtol=1e-6)
+    assert pair.mismatched == int((a != b).sum())
 
 
 def test_one_huge_element_or_many_large_channels_are_not_massive():
