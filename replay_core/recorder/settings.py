@@ -45,7 +45,7 @@ class Settings:
         asynchronous: write in a thread, so that the trainer waits for the copy to the host alone.
         queue_bytes: host memory that waiting records may hold; when it is full, the trainer waits.
         on_error: "raise", or "warn": say what went wrong and go on without the record.
-        max_keep: keep the newest so many steps, remove older ones; None keeps all.
+        max_keep: keep the newest so many steps, remove older ones and the checkpoints only they needed; None keeps all.
         pin_steps: steps that `max_keep` neither removes nor counts.
     """
 
