@@ -248,8 +248,10 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
         mapping = None if section is None else OmegaConf.to_container(section, resolve=True)
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
         where = getattr(error, "full_key", None)
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
         raise RequestError(
-            f"the configuration cannot be read: {str(error).splitlines()[0]}",
+            f"the configuration cannot be read: {str(error).splitlines()[0]}{line}",
             file=str(path),
             expected=f"a YAML file with a `{key}:` section",
             found=f"{where}" if where else None,

@@ -99,7 +99,13 @@ class Snapshots:
                 "only dense tensors can be recorded",
                 tensor=name,
                 found=f"a {kind or str(value.layout).removeprefix('torch.')} tensor",
-                hint="it has no values to record" if value.is_meta else "record value.to_dense()",
+                hint="it has no values to record"
+                if value.is_meta
+                else "record value.to_padded_tensor(0.0), or its rows"
+                if value.is_nested
+                else "record value.dequantize()"
+                if value.is_quantized
+                else "record value.to_dense()",
             )
         value = value.detach()
         if type(value) is not torch.Tensor:

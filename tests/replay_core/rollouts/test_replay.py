@@ -57,6 +57,35 @@ def test_training_driven_by_the_record_is_the_recorded_training_bit_for_bit(
     assert (tmp_path / "again" / last).read_bytes() == (tmp_path / "first" / last).read_bytes()
 
 
+@pytest.mark.parametrize("restored", [True, False])
+def test_with_dropout_the_random_numbers_belong_to_what_is_driven(restored: bool, tmp_path: Path) -> None:
+    def train(dump: Path, replay: RolloutReplay | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 8))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        recorder = Recorder(dump)
+        for step in range(4):
+            with recorder.step(step) as record:
+                if replay is None:
+                    ids = torch.multinomial(torch.ones(4, 8), 6, replacement=True)
+                    record("trajectory", input_ids=ids, rng_after=torch.get_rng_state())
+                else:
+                    batch = replay.batch(step)
+                    assert batch is not None
+                    ids = batch["input_ids"]
+                    if restored:
+                        torch.set_rng_state(batch["rng_after"])
+                model(ids).logsumexp(-1).mean().backward()
+                record.gradients(model)
+                optimizer.step()
+                optimizer.zero_grad()
+        return [weight.detach() for weight in model.parameters()]
+
+    first = train(tmp_path / "first", None)
+    again = train(tmp_path / "again", RolloutReplay(tmp_path / "first"))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)) is restored
+
+
 def test_values_come_back_as_they_were_recorded(tmp_path: Path) -> None:
     batch = RolloutReplay(record_steps(tmp_path / "dump", [0])).batch(0)
     assert batch is not None

@@ -220,7 +220,7 @@ dist.destroy_process_group()
     (tmp_path / "train.py").write_text(script)
     words = ["record", "--dir", "dump", "--", sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     answer = subprocess.run(
-        [sys.executable, "-m", "tui_debugger", *words, "--master_port", "0", "train.py"],
+        [sys.executable, "-m", "tui_debugger", *words, "--standalone", "train.py"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
