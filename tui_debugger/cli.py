@@ -46,6 +46,13 @@ class _Commands(click.Group):
         command: click.Command | None = import_module(module).command if module else None
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        mine = {option for param in self.get_params(ctx) for option in param.opts}
+        if args and args[0].startswith("-") and args[0].partition("=")[0] not in mine:
+            # The screen's options may stand before its paths: `rldbg --follow RUN`.
+            args = ["ui", *args]
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _PER_TOKEN = {
 }
 #: A zip entry, its padding to 64 bytes, and the pickle's words for a field.
 _PER_FIELD = 512
+#: The archive around a record's fields, and its line in the index.
+_PER_FILE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +39,25 @@ class Forecast:
     by_stage: dict[str, int] = field(default_factory=dict)
     #: Stages that are recorded and whose size nothing given tells.
     unknown: tuple[str, ...] = ()
+    #: The level, where it is one that writes no files.
+    index_alone: str | None = None
+    #: What the bytes are of.
+    of_what: str = "a recorded step"
 
     @property
     def steps_that_fit(self) -> int | None:
         return self.free_bytes // self.step_bytes if self.step_bytes else None
 
     def __str__(self) -> str:
+        if self.index_alone:
+            lines = f"level {self.index_alone} writes lines of the index and no files, some 250 bytes a tensor"
+            return f"{lines}; {_size(self.free_bytes)} free"
         stages = ", ".join(
             f"{stage} {_size(size)}" for stage, size in sorted(self.by_stage.items(), key=lambda e: -e[1])
         )
         unknown = f"; not known beforehand: {', '.join(self.unknown)}" if self.unknown else ""
         fit = "" if self.steps_that_fit is None else f", room for {self.steps_that_fit:,} steps"
-        step = f"a recorded step takes about {_size(self.step_bytes)} ({stages}){unknown}"
+        step = f"{self.of_what} takes about {_size(self.step_bytes)} ({stages}){unknown}"
         return f"{step}; {_size(self.free_bytes)} free{fit}"
 
     @classmethod
@@ -62,7 +72,7 @@ class Forecast:
             micros: micro-batches in a step.
         """
         if not settings.enabled or settings.level != "full":
-            return cls(0, _free(directory))
+            return cls(0, _free(directory), index_alone=settings.level if settings.enabled else None)
         stages = (
             sorted(settings.stages) if settings.stages is not None else [*_PER_TOKEN, "param", "gradient", "modules"]
         )
@@ -75,6 +85,21 @@ class Forecast:
             else:
                 by_stage[stage] = size
         return cls(sum(by_stage.values()), _free(directory), by_stage, tuple(unknown))
+
+    @classmethod
+    def of_records(cls, settings: Settings, directory: Path, records: Mapping[str, Iterable[Any]]) -> Forecast:
+        """The forecast of a step with one call of its model, where the tensors themselves are at hand.
+
+        Args:
+            records: stage -> the tensors (and anything else, which counts as one field) of its record.
+        """
+        by_stage = {
+            stage: _PER_FILE + sum(_PER_FIELD + int(getattr(value, "nbytes", 0)) for value in fields)
+            for stage, fields in records.items()
+        }
+        index_alone = settings.level if settings.level != "full" else None
+        what = "a step with one call of the model"
+        return cls(sum(by_stage.values()), _free(directory), by_stage, index_alone=index_alone, of_what=what)
 
 
 def _stage(stage: str, settings: Settings, model: Any, tokens: int) -> int | None:

@@ -198,10 +198,14 @@ class Calls:
 
 
 def named_arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by the names `forward` gives them."""
+    """A call's arguments by the names `forward` gives them; a wrapper (DDP) takes whatever the model in it takes."""
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    within = getattr(model, "module", None)
+    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL and hasattr(within, "forward"):
+        return named_arguments(within, args, kwargs)
     names = [
         parameter.name
-        for parameter in inspect.signature(model.forward).parameters.values()
+        for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     named = {names[at] if at < len(names) else f"argument_{at}": value for at, value in enumerate(args)}

@@ -12,6 +12,7 @@ write of a key raises RecordExistsError.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,8 @@ class Recorder:
         self._process = os.getpid()
         self._backlog = Backlog(self.settings.queue_bytes, self._failed)
         self._rotation = Rotation(self.directory, self.settings)
+        #: Whether this process saves checkpoints: then it takes them away too.
+        self._checkpointed = False
         self._manifest: Manifest | None = None
         if self.settings.enabled:
             models = {} if model is None else {"*": str(model)}
@@ -138,7 +141,18 @@ class Recorder:
             if incident is not None:
                 self.commit_held(incident)
         if self.settings.max_keep is not None:
-            self._do(lambda: self._rotation.close(step.step, step.rank, step.role), 0)
+            self._do(lambda: self._rotate(step), 0)
+
+    def _rotate(self, step: StepRecorder) -> None:
+        self._rotation.close(step.step, step.rank, step.role)
+        if self._manifest is None or not self._checkpointed:
+            return
+        spare = self._rotation.spare_checkpoints(self._manifest.read()["models"])
+        if spare:
+            # First the word, then the weights: a reader is never pointed at half of them.
+            self._update(lambda manifest: [manifest["models"].pop(number, None) for number in spare])
+        for directory in spare.values():
+            shutil.rmtree(directory, ignore_errors=True)
 
     def commit_held(self, why: dict[str, Any]) -> None:
         """Write what the black box holds, and say in the manifest why."""
@@ -186,6 +200,7 @@ class Recorder:
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         os.replace(unfinished, target)
+        self._checkpointed = True
         reference = str(target.relative_to(self.directory))
 
         def change(manifest: dict[str, Any]) -> None:

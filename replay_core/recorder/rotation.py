@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from replay_core.recorder.index import removal_of
@@ -13,7 +14,10 @@ _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro\d+)?\.(?:pt|jsonl|saf
 
 
 class Rotation:
-    """Each rank takes away only what it wrote itself, its steps counted alone. Checkpoints stay."""
+    """Each rank takes away only what it wrote itself, its steps counted alone.
+
+    A checkpoint goes once no step that is kept, of any rank, would be replayed from it.
+    """
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         self._directory = directory
@@ -37,3 +41,19 @@ class Rotation:
                 # The line first: a file that is listed as removed and still there is removed the next time.
                 append_line(index, removal_of(path.relative_to(self._directory)), durable=False)
                 path.unlink(missing_ok=True)
+
+    def spare_checkpoints(self, models: Mapping[str, str]) -> dict[str, Path]:
+        """Of the manifest's models the checkpoints that no kept step needs: step, as text -> directory."""
+        kept = {
+            int(match[1])
+            for path in [*self._directory.glob("*/step_*"), *self._directory.glob("*/*/step_*")]
+            if (match := _FILE.fullmatch(path.name))
+        }
+        ours = {int(step): where for step, where in models.items() if where == f"checkpoints/step_{step:0>6}"}
+        if self._keep is None or not kept:
+            return {}
+        noted = [int(step) for step in models if step != "*"]
+        # A step is replayed from its own weights, or from the last before it.
+        needed = {max((step for step in noted if step <= one), default=None) for one in kept}
+        spare = [step for step in ours if step not in needed and step < max(kept)]
+        return {str(step): self._directory / ours[step] for step in spare}

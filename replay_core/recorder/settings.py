@@ -45,7 +45,7 @@ class Settings:
         asynchronous: write in a thread, so that the trainer waits for the copy to the host alone.
         queue_bytes: host memory that waiting records may hold; when it is full, the trainer waits.
         on_error: "raise", or "warn": say what went wrong and go on without the record.
-        max_keep: keep the newest so many steps, remove older ones; None keeps all.
+        max_keep: keep the newest so many steps, remove older ones and the checkpoints only they needed; None keeps all.
         pin_steps: steps that `max_keep` neither removes nor counts.
     """
 
@@ -248,8 +248,10 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
         mapping = None if section is None else OmegaConf.to_container(section, resolve=True)
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
         where = getattr(error, "full_key", None)
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
         raise RequestError(
-            f"the configuration cannot be read: {str(error).splitlines()[0]}",
+            f"the configuration cannot be read: {str(error).splitlines()[0]}{line}",
             file=str(path),
             expected=f"a YAML file with a `{key}:` section",
             found=f"{where}" if where else None,

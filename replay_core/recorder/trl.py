@@ -47,6 +47,9 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
             self._rldbg = _Steps(recorder, self, checkpoints)
             self.add_callback(_callback(self._rldbg))
             recorder.note(model=self.model, trainer=trainer_class.__qualname__, seed=self.args.seed)
+            self._rollouts = rollouts
+            if rollouts is not None and rollouts.rank is None:
+                self._rollouts = rollouts.of_rank(self.accelerator.process_index, self.accelerator.num_processes)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             self._rldbg.at(self.state.global_step)
@@ -57,8 +60,8 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
                 return super()._generate_and_score_completions(inputs)
             record = self._rldbg.at(self.state.global_step)
             number = self._rldbg.next_generation()
-            if rollouts is not None:
-                return _recorded(rollouts, record.step, number, self.accelerator.device)
+            if self._rollouts is not None:
+                return _recorded(self._rollouts, record.step, number, self.accelerator.device)
             batch = super()._generate_and_score_completions(inputs)
             record("trajectory", _described(self, inputs, batch), micro=number)
             return batch

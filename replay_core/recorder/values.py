@@ -1,8 +1,8 @@
 """What is kept of a value: a snapshot on the host, and what the index says about it.
 
 A snapshot owns its bytes, so the trainer may change a tensor in place as soon as `Snapshots.take` returns.
-From a CUDA device it is copied on a stream of its own into pinned memory: the host does not wait, the
-device's own stream waits only before it next touches anything, and the writer waits for the copy.
+From a CUDA device it is copied on a stream of its own into pinned memory (`pinned`): neither the host nor the
+device's own work waits, and the writer waits for the copy.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replay_core.errors import RequestError
+from replay_core.recorder.pinned import copy_aside
 
-#: Elements looked at together where statistics are counted: 512 KB of float64, which stay in the cache.
-_CHUNK = 1 << 16
+#: Elements looked at together where statistics are counted. They stay in the cache, and below 32,768 torch starts no
+#: team of threads: in the writer's thread that would be a second one, against the trainer's on the same cores.
+_CHUNK = 24_576
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -97,7 +99,13 @@ class Snapshots:
                 "only dense tensors can be recorded",
                 tensor=name,
                 found=f"a {kind or str(value.layout).removeprefix('torch.')} tensor",
-                hint="it has no values to record" if value.is_meta else "record value.to_dense()",
+                hint="it has no values to record"
+                if value.is_meta
+                else "record value.to_padded_tensor(0.0), or its rows"
+                if value.is_nested
+                else "record value.dequantize()"
+                if value.is_quantized
+                else "record value.to_dense()",
             )
         value = value.detach()
         if type(value) is not torch.Tensor:
@@ -117,7 +125,9 @@ class Snapshots:
 
     def _to_host(self, torch: Any, value: Any) -> Any:
         if value.device.type == "cuda" and self._owned:
-            return self._to_pinned(torch, value)
+            host, arrive = copy_aside(torch, value)
+            self._arrivals.append(arrive)
+            return host
         copied = value.device.type != "cpu"
         host = value.cpu().resolve_conj().resolve_neg()
         # torch.save stores the whole storage behind a view.
@@ -125,21 +135,6 @@ class Snapshots:
         if dense and (copied or not self._owned):
             return host
         return host.clone(memory_format=torch.contiguous_format)
-
-    def _to_pinned(self, torch: Any, value: Any) -> Any:
-        dense = value.resolve_conj().resolve_neg().contiguous()
-        here = torch.cuda.current_stream(value.device)
-        aside = _copy_stream(torch, value.device)
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            host = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True)
-            host.copy_(dense, non_blocking=True)
-        arrived = aside.record_event()
-        # What the trainer launches next may write to this memory in place.
-        here.wait_event(arrived)
-        dense.record_stream(aside)
-        self._arrivals.append(arrived.synchronize)
-        return host
 
     def _foreign(self, torch: Any, value: Any, name: str) -> Any:
         numpy = sys.modules.get("numpy")
@@ -167,15 +162,6 @@ class Snapshots:
             found=f"a {type(value).__module__}.{type(value).__qualname__}",
             hint=f"record what it holds, field by field, or str({name})",
         )
-
-
-_streams: dict[Any, Any] = {}
-
-
-def _copy_stream(torch: Any, device: Any) -> Any:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
 
 
 def _torch() -> Any:
@@ -314,7 +300,8 @@ def statistics(tensor: Any) -> dict[str, Any]:
         if finite.numel():
             number += finite.numel()
             total += together
-            squares += float(torch.dot(finite, finite))
+            # Not `dot`: MKL has threads of its own for it.
+            squares += float(torch.linalg.vector_norm(finite)) ** 2
             low, high = torch.aminmax(finite)
             smallest, largest = min(smallest, float(low)), max(largest, float(high))
     figures: dict[str, Any] = {"count": flat.numel(), **counts}

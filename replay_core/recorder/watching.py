@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import re
 import sys
 import weakref
 from collections import Counter
@@ -175,25 +176,24 @@ class _Watch:
             return
         self._open()
         self._finish_step()
+        given = hooks.recordable(hooks.named_arguments(module, args, kwargs))
+        outputs = {name: value for name, value in hooks.tensors_of("forward.output", output) if is_storable(value)}
+        size = sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
+        if size > _SMALL_OUTPUT and not self._outputs:
+            self._unseen[f"outputs above {_SMALL_OUTPUT >> 20} MB (--outputs records them)"] += 1
+            outputs = {}
         if module not in self._roots:
-            self._meet(module, args, kwargs)
+            self._meet(module, {"batch_inputs": given, "modules": outputs})
         step = self._current()
         micro, self._micro = self._micro, self._micro + 1
         role = self._roots[module]
         self._calls += 1
         self._seen["model calls"] += 1
-        given = hooks.named_arguments(module, args, kwargs)
-        step("batch_inputs", hooks.recordable(given), micro=micro, role=role)
-        outputs = {name: value for name, value in hooks.tensors_of("forward.output", output) if is_storable(value)}
-        size = sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
-        if not outputs:
-            return
-        if size <= _SMALL_OUTPUT or self._outputs:
+        step("batch_inputs", given, micro=micro, role=role)
+        if outputs:
             step("modules", outputs, micro=micro, role=role)
-        else:
-            self._unseen[f"outputs above {_SMALL_OUTPUT >> 20} MB (--outputs records them)"] += 1
 
-    def _meet(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _meet(self, module: Any, records: Mapping[str, Mapping[str, Any]]) -> None:
         """A model called for the first time: give it a role, and say what recording it will take."""
         weights = list(module.parameters())
         trained = any(weight.requires_grad for weight in weights)
@@ -207,15 +207,17 @@ class _Watch:
         self._roots[module] = role or f"model{len(self._roots)}"
         recorder = self._open()
         recorder.note(model=module, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
-        shapes = [tuple(value.shape) for value in (*args, *kwargs.values()) if getattr(value, "ndim", 0) == 2]
-        rows, tokens = shapes[0] if shapes else (0, 0)
-        stages = {"batch_inputs", *(["gradient"] if self._gradients else []), *(["param"] if self._params else [])}
-        pattern = self._gradients or self._params or ""
-        looking = self._settings.with_(stages=frozenset(stages), target_param_pattern=pattern)
-        if len(self._roots) == 1:
+        if len(self._roots) == 1 and seams.rank_now() == 0:
             from replay_core.recorder.forecast import Forecast
 
-            _say(f"{Forecast.of(looking, recorder.directory, module, rows=rows, tokens=tokens, micros=1)}")
+            named = dict(module.named_parameters())
+            each: dict[str, list[Any]] = {stage: [*fields.values()] for stage, fields in records.items() if fields}
+            if trained:
+                each["loss"] = [None]
+                each["gradient"] = [None, *_matching(self._gradients, named).values()]
+            if trained and self._params is not None:
+                each["param"] = [*_matching(self._params, named).values()]
+            _say(f"{Forecast.of_records(self._settings, recorder.directory, each)}")
 
     def _before_update(self, optimizer: Any) -> None:
         if self._trainer is not None:
@@ -249,11 +251,7 @@ class _Watch:
         return role if shares.get(role) else "actor"
 
     def _chosen(self, fields: dict[str, Any], prefix: str, pattern: str | None, named: Mapping[str, Any]) -> None:
-        import re
-
-        if pattern is not None:
-            found = {name: value for name, value in named.items() if value is not None and re.search(pattern, name)}
-            fields.update({f"{prefix}.{name}": value for name, value in found.items()})
+        fields.update({f"{prefix}.{name}": value for name, value in _matching(pattern, named).items()})
 
     def _names(self, optimizer: Any) -> dict[str, Any]:
         known = {weight: name for root in self._roots for name, weight in root.named_parameters()}
@@ -305,7 +303,18 @@ class _Watch:
             self._report()
 
     def _report(self) -> None:
-        """At the end: what is there, and what no hook could see."""
+        """At the end one rank says what is there and what no hook could see; each says what went wrong."""
+        if seams.rank_now() == 0:
+            self._report_seen()
+        if self._refused is not None:
+            _say(f"nothing was recorded: {self._refused.splitlines()[0]}")
+        if self._recorder is not None and self._recorder.lost:
+            first = self._recorder.lost[0]
+            _say(f"lost: {len(self._recorder.lost)} records, the first ({first.key}): {first.why}")
+        if self._guard.failures:
+            _say(f"failed: {self._guard.failures} times something could not be looked at")
+
+    def _report_seen(self) -> None:
         if self._trainer is not None and self._recorder is not None:
             _say(f"{self._trainer} was recorded with its rollouts into {self._directory}")
         elif self._seen["model calls"]:
@@ -320,16 +329,10 @@ class _Watch:
             unseen.append("rewards, advantages, ratios, masks applied outside the model: plain functions leave no hook")
             _say("not seen: " + "; ".join(unseen))
             _say("one line in the loop records them: with recorder.step(n) as record: record('loss', advantages=...)")
-        elif self._refused is not None:
-            _say(f"nothing was recorded: {self._refused.splitlines()[0]}")
-        else:
+        elif self._refused is None and not os.path.exists(os.path.join(self._directory, "manifest.json")):
+            # A launcher calls no model; the processes it started recorded theirs.
             hidden = ", or inside what torch.compile was given" if _compiled_graphs() else ""
             _say(f"no model was recorded: no torch module with parameters was called outside sampling{hidden}")
-        if self._recorder is not None and self._recorder.lost:
-            first = self._recorder.lost[0]
-            _say(f"lost: {len(self._recorder.lost)} records, the first ({first.key}): {first.why}")
-        if self._guard.failures:
-            _say(f"failed: {self._guard.failures} times something could not be looked at")
 
 
 class _Late:
@@ -340,6 +343,13 @@ class _Late:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._opened(), name)
+
+
+def _matching(pattern: str | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pattern chooses of named tensors that are there; no pattern chooses none."""
+    if pattern is None:
+        return {}
+    return {name: value for name, value in named.items() if value is not None and re.search(pattern, name)}
 
 
 def _is_compiled(module: Any) -> bool:

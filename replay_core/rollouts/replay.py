@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,8 +10,16 @@ from pathlib import Path
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.records import Record, TensorRef
-from replay_core.rollouts.batch import COMPUTED, RolloutBatch, last_part
-from replay_core.rollouts.records import ROLLOUT_STAGES, rollout_records, spans, with_tokens
+from replay_core.rollouts.batch import COMPUTED, BatchPart, RolloutBatch, last_part
+from replay_core.rollouts.passes import each_sample_once
+from replay_core.rollouts.records import (
+    ROLLOUT_STAGES,
+    WithoutTokensError,
+    of_one_run,
+    rollout_records,
+    spans,
+    with_tokens,
+)
 
 ENDS = ("error", "stop", "wrap")
 SCOPES = ("rollout", "full")
@@ -27,7 +36,7 @@ class RolloutReplay:
         end: past the last recorded step: "error", "stop" (`batch` answers None), or "wrap" (start again, said once).
         scope: "rollout" takes what sampling gave (tokens, masks, rewards, the sampler's logprobs); "full" also
             what the trainer computed from it (old and reference logprobs, values, advantages).
-        rank: this process's rank, where each recorded its own part; None where one recorded the whole batch.
+        rank: this process's rank, to be given its own part; None is given every rank's, one after the other.
         world_size: how many ranks train now; refused where another number recorded.
 
     Raises:
@@ -63,17 +72,40 @@ class RolloutReplay:
                 hint="record a run with the trajectory stage first",
             )
         self._check_ranks(world_size)
-        self._wrapped = False
+        #: Kinds of things that were said already.
+        self._said: set[str] = set()
+
+    def of_rank(self, rank: int, world_size: int) -> RolloutReplay:
+        """The same record as one of several processes replays it: its own part alone.
+
+        Raises:
+            RequestError: another number of ranks recorded it.
+        """
+        mine = copy.copy(self)
+        mine.rank = rank
+        mine._check_ranks(world_size)
+        return mine
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def __iter__(self) -> Iterator[RolloutBatch]:
-        """The recorded steps in order, once; for ever where `end` is "wrap"."""
+        """The recorded steps in order, once; for ever where `end` is "wrap".
+
+        A step recorded as texts alone is left out, and said once.
+        """
         while True:
+            given = 0
             for step in self.steps:
-                batch = self.batch(step)
+                try:
+                    batch = self.batch(step)
+                except WithoutTokensError:
+                    if not given and step == self.steps[-1]:
+                        raise
+                    self._say_once("texts", f"step {step} was recorded as texts alone and is left out")
+                    continue
                 assert batch is not None
+                given += 1
                 yield batch
             if self.end != "wrap":
                 return
@@ -82,10 +114,11 @@ class RolloutReplay:
         """The batch recorded at a step; None past the end where `end` is "stop".
 
         Args:
-            micro: which of the step's rollouts, where it sampled several times.
+            micro: which of the step's rollouts alone, where it sampled several times; None is all of them.
 
         Raises:
-            SelectionError: the step was not recorded (past the end, or in a gap), or has several rollouts.
+            SelectionError: the step was not recorded (past the end, or in a gap), or the path holds several runs.
+            RequestError: the step was recorded as texts alone.
         """
         if step > self.steps[-1]:
             if self.end == "stop":
@@ -102,42 +135,53 @@ class RolloutReplay:
                 hint='end="stop" or end="wrap" goes on without an error' if step > self.steps[-1] else
                 "record every step the replay will ask for (dump_every_n_steps: 1)",
             )  # fmt: skip
-        rollout = self._one(step, with_tokens(self._records[step]), micro)
-        refs = {ref.name: ref for ref in rollout.tensors() if ref.is_readable}
-        if self.scope == "rollout":
-            refs = {name: ref for name, ref in refs.items() if last_part(ref) not in COMPUTED}
-        else:
-            refs = {**refs, **self._computed(step, rollout, refs)}
-        return RolloutBatch(step, refs, rollout.path)
+        parts = [self._part(step, record) for record in self._recorded(step, micro)]
+        return RolloutBatch(step, parts)
 
     def _around(self, step: int) -> int:
-        if not self._wrapped:
-            self._wrapped = True
-            warnings.warn(
-                f"rldbg: step {step} was not recorded; the replay starts again from step {self.steps[0]}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        self._say_once("wrap", f"step {step} was not recorded; the replay starts again from step {self.steps[0]}")
         return self.steps[(step - self.steps[0]) % len(self.steps)]
 
-    def _one(self, step: int, records: list[Record], micro: int | None) -> Record:
-        mine = [r for r in records if r.key.rank in (None, self.rank) or self.rank is None]
-        mine = [r for r in mine if micro is None or r.key.micro in (None, micro)]
-        if len(mine) == 1:
-            return mine[0]
-        raise SelectionError(
-            f"step {step} has {len(mine)} rollouts here, not one",
-            file=str(self.path),
-            expected="; ".join(str(record.key) for record in records[:6]),
-            found=f"rank {self.rank}, micro {micro}",
-            hint="name this process's rank=, and micro= where a step sampled several times",
+    def _recorded(self, step: int, micro: int | None) -> list[Record]:
+        """The records that make the batch, rank by rank, each in recorded order."""
+        # Where it lies beside the rollout, in records of its own, the rollout itself is wanted.
+        within = self.scope == "full" and not any(
+            record.key.step == step and record.key.stage in _FULL_STAGES for record in self._run.records
         )
+        every = of_one_run(with_tokens(self._records[step], computed=within), self.path)
+        mine = [r for r in every if r.key.rank in (None, self.rank) or self.rank is None]
+        chosen = [r for r in mine if micro is None or r.key.micro in (None, micro)]
+        if not chosen:
+            numbers = sorted(r.key.micro for r in mine if r.key.micro is not None)
+            raise SelectionError(
+                f"step {step} has no rollout of that number",
+                file=str(self.path),
+                expected=f"micro {spans(numbers)}",
+                found=f"rank {self.rank}, micro {micro}",
+            )
+        if micro is not None:
+            return chosen
+        kept = each_sample_once(chosen)
+        if len(kept) < len(chosen):
+            self._say_once(
+                "again",
+                f"of the {len(chosen)} records of step {step} {len(chosen) - len(kept)} hold the same samples again "
+                "(another pass, epoch or rank); each sample is given once",
+            )
+        return kept
+
+    def _part(self, step: int, rollout: Record) -> BatchPart:
+        refs = {ref.name: ref for ref in rollout.tensors() if ref.is_readable}
+        if self.scope == "rollout":
+            return BatchPart({name: ref for name, ref in refs.items() if last_part(ref) not in COMPUTED}, rollout.path)
+        return BatchPart({**refs, **self._computed(step, rollout, refs)}, rollout.path)
 
     def _computed(self, step: int, rollout: Record, have: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
         more: dict[str, TensorRef] = {}
         for record in self._run.records:
             key = record.key
-            if key.step == step and key.rank == rollout.key.rank and key.stage in _FULL_STAGES and key.micro is None:
+            beside = key.rank == rollout.key.rank and key.micro in (None, rollout.key.micro)
+            if key.step == step and beside and key.stage in _FULL_STAGES:
                 more.update({ref.name: ref for ref in record.tensors() if ref.is_readable and ref.name not in have})
         if not any(last_part(ref) in COMPUTED for ref in [*have.values(), *more.values()]):
             raise SelectionError(
@@ -148,6 +192,11 @@ class RolloutReplay:
                 hint='replay it with scope="rollout", or record with dump_scope: full',
             )
         return more
+
+    def _say_once(self, kind: str, what: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(f"rldbg: {what}", RuntimeWarning, stacklevel=4)
 
     def _check_ranks(self, world_size: int | None) -> None:
         for step in self.steps if world_size is not None or self.rank is not None else []:

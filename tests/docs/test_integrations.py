@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from replay_core.dumps import open_run
+from replay_core.rollouts import RolloutReplay
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 
@@ -44,35 +46,92 @@ def test_the_code_of_a_page_records_what_it_says(
             assert record.tensors()
 
 
-@pytest.mark.parametrize("framework", ["verl", "ROLL"])
-def test_a_one_line_hook_records_what_the_wrapped_method_is_given(
+IDS = torch.arange(6).reshape(2, 3)
+
+
+class Trainer:
+    """Methods as the frameworks declare them."""
+
+    global_steps = 7
+    engine = SimpleNamespace(get_version=lambda: 7)
+
+    def _update_actor(self, batch: Any) -> str:
+        return "done"
+
+    def train_step(self, data: Any) -> str:
+        return "done"
+
+    def compute_advantages(self, data: Any) -> str:
+        return "done"
+
+    def __call__(self, data: Any, global_valid_seqs: Any, global_valid_toks: Any, **logprobs: Any) -> str:
+        return "done"
+
+    train_step.dispatch = "kept"  # type: ignore[attr-defined]  # as Ray's decorators do
+
+
+def _data(**fields: Any) -> Any:
+    return SimpleNamespace(batch=fields, non_tensor_batch={"uid": ["a", "b"]}, meta_info={"global_step": 7})
+
+
+#: framework -> how it calls what the page hooks, and the step it is recorded as.
+CALLED: dict[str, tuple[Callable[[dict[str, Any]], Any], int]] = {
+    "verl": (lambda _: Trainer()._update_actor(_data(input_ids=IDS, absent=None)), 7),
+    "slime": (lambda names: names["postprocess"](SimpleNamespace(), 7, {"input_ids": IDS}), 7),
+    "SkyRL": (
+        lambda names: names["Recording"]().on_step_end(
+            None, SimpleNamespace(global_step=7, batch={"input_ids": IDS}), None
+        ),
+        7,
+    ),
+    "NeMo-RL": (lambda _: Trainer()(data={"input_ids": IDS}, global_valid_seqs=2, global_valid_toks=6), 0),
+    "AReaL": (lambda _: Trainer().compute_advantages([{"input_ids": IDS}, {"input_ids": IDS + 1}]), 7),
+    "ROLL": (lambda _: Trainer().train_step(_data(input_ids=IDS)), 7),
+    "prime-rl": (lambda names: names["loss"](SimpleNamespace(input_ids=IDS), scale=2), 0),
+}
+
+
+@pytest.mark.parametrize("framework", CALLED)
+def test_a_one_line_hook_records_what_the_framework_hands_it(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a stand-in of the framework's class: the line itself is taken from the page."""
+    """On stand-ins with the frameworks' signatures: the line itself is taken from the page."""
     monkeypatch.chdir(tmp_path)
+    for name in ("_update_actor", "train_step", "compute_advantages", "__call__"):
+        monkeypatch.setattr(Trainer, name, getattr(Trainer, name))
+    names: dict[str, Any] = {"__name__": "integration", "TrainingCallback": object, "my_loss": lambda *_, **__: "done"}
+    names |= dict.fromkeys(("RayPPOTrainer", "ActorWorker", "PPOActor", "ClippedPGLossFn"), Trainer)
+    exec(compile(code("others.md"), "others.md", "exec"), names)
+    page = (DOCS / "others.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [row for row in page if row.startswith(f"| {framework} |")]
+    exec(next(words for words in row.split("`")[1::2] if re.search("record.*[(]", words)), names)
+
+    call, step = CALLED[framework]
+    assert call(names) in ("done", None)
+    names["recorder"].close()
+    assert not names["recorder"].lost
+    records = open_run(tmp_path / "dump").records
+    assert {record.key.step for record in records} == {step}
+    assert len(records) == (2 if framework == "AReaL" else 1)
+    assert {"input_ids"} <= {ref.name for ref in records[0].tensors()} <= {"input_ids", "uid"}
+    assert Trainer.train_step.dispatch == "kept"  # type: ignore[attr-defined]
+    if framework == "AReaL":
+        (batch,) = RolloutReplay(tmp_path / "dump")
+        assert torch.equal(batch["input_ids"], torch.cat([IDS, IDS + 1]))
+
+
+def test_nexrls_configuration_is_recorded_by_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("omegaconf")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(
+        "debug: {enable_data_dump: true, dump_dir: nexrl-dump, dump_options: {loss: true}}"
+    )
     names: dict[str, Any] = {"__name__": "integration"}
     exec(compile(code("others.md"), "others.md", "exec"), names)
-
-    class Trainer:
-        global_steps = 7
-        done = 0
-
-        def _update_actor(self, batch: Any) -> str:
-            self.done += 1
-            return "updated"
-
-        train_step = _update_actor
-
-    names["RayPPOTrainer"] = names["ActorWorker"] = Trainer
-    row = next(
-        row for row in (DOCS / "others.md").read_text(encoding="utf-8").splitlines() if f"| {framework} |" in row
-    )
-    exec(row.split("`")[1], names)
-    batch = SimpleNamespace(batch={"input_ids": torch.ones(2, 3), "absent": None}, meta_info={"global_step": 7})
-    trainer = Trainer()
-    answer = trainer._update_actor(batch) if framework == "verl" else trainer.train_step(batch)
-    names["recorder"].close()
-    assert (answer, trainer.done) == ("updated", 1)
-    (record,) = open_run(tmp_path / "dump").records
-    assert (record.key.step, record.key.stage) == (7, "batch_inputs")
-    assert [ref.name for ref in record.tensors()] == ["input_ids"]
+    page = (DOCS / "others.md").read_text(encoding="utf-8")
+    for words in re.findall(r"`([^`]+)`", page.partition("| NexRL |")[2].partition("|")[0]):
+        exec(words, names)
+    with names["recorder"].step(0) as record:
+        record("loss", loss=1.0)
+        assert record("param", norm=1.0) is None
+    assert len(open_run(tmp_path / "nexrl-dump").records) == 1

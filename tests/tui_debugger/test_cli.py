@@ -376,3 +376,14 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     monkeypatch.setattr(workbench, "open_dump", interrupt)
     assert run(["ls", "anything"]) == ExitCode.INTERRUPTED
     assert "interrupted" in capfd.readouterr().err
+
+
+def test_the_screens_options_may_stand_before_its_paths(
+    dumps: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rldbg --follow RUN`; without a terminal the screen says so, and the option is known all the same."""
+    run(["--follow", str(dumps["a"])])
+    assert "No such option" not in capsys.readouterr().err
+    assert run(["--nonsense"]) == ExitCode.BAD_REQUEST
+    assert "'--nonsense'" in capsys.readouterr().err
+    assert run(["--version"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,20 +54,51 @@ def command(
     given = {"gradients": gradients, "params": params, "outputs": outputs or None}
     options.update({name: value for name, value in given.items() if value is not None})
     try:
-        answer = subprocess.run(command_line, env=_environment(directory, options), check=False)
+        status = _run(command_line, _environment(directory, options))
     except OSError as error:
         raise RequestError(
             f"the command cannot be started: {error.strerror}",
             found=" ".join(command_line),
             hint="rldbg record -- python train.py",
         ) from None
+    if status < 0:
+        click.echo(f"rldbg: {_ended_by(-status)}", err=True)
     if manifest.exists():
         click.echo(f"rldbg ls {directory}", err=True)
-    elif answer.returncode == 0:
+    elif status == 0:
         fail("the script ended and nothing was recorded", "does it run torch in this Python, or in another process?")
         return ExitCode.BAD_BYTES
     # A script that a signal ended is reported as shells do.
-    return answer.returncode if answer.returncode >= 0 else 128 - answer.returncode
+    return status if status >= 0 else 128 - status
+
+
+def _run(command_line: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Run the script to its end, however long it takes to come to it: what it holds in memory is still to be written.
+
+    Ctrl-C reaches it from the terminal, as it does this process; what else would end this process is handed on.
+    """
+    with subprocess.Popen(command_line, env=environment) as script:
+
+        def hand_on(number: int, _frame: object) -> None:
+            if number != signal.SIGINT:
+                script.send_signal(number)
+
+        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            return script.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _ended_by(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if number in (signal.SIGTERM, signal.SIGINT):
+        return f"{name} ended the script; what waited was written first"
+    return f"{name} ended the script: what was in memory then is not in the record"
 
 
 def _environment(directory: Path, options: dict[str, Any]) -> dict[str, str]:

@@ -117,15 +117,28 @@ raise RuntimeError("the trainer fails")
     assert len(open_run(tmp_path / "dump").records) == 5
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_copies_from_a_device_are_what_stood_there_and_hold_up_nobody(tmp_path: Path) -> None:
-    with Recorder(tmp_path, asynchronous=True) as recorder, recorder.step(0) as record:
-        values = torch.zeros(1 << 22, device="cuda")
-        for micro in range(10):
-            record("loss", values=values, view=values[:8].view(2, 4).t(), micro=micro)
-            values += 1
-    for micro in range(10):
-        content = torch.load(tmp_path / "loss" / f"step_000000_rank0_micro{micro}.pt")
-        assert content["values"].eq(micro).all()
-        assert content["view"].shape == (4, 2)
+def test_what_the_writer_computes_starts_no_threads_of_its_own(tmp_path: Path) -> None:
+    """A second team of torch's threads would work against the trainer's, on the same cores."""
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        pytest.skip("threads are counted under /proc")
+    import subprocess
+    import sys
+
+    script = f"""
+import os, threading, torch
+from replay_core.recorder.values import describe
+torch.set_num_threads(4)
+values = torch.randn(1 << 20)
+count = lambda: len(os.listdir({str(tasks)!r}))
+before, within = count(), []
+def write():
+    describe("values", values, 0, stats=True)
+    within.append(count())
+thread = threading.Thread(target=write)
+thread.start()
+thread.join()
+print(within[0] - before)
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert int(answer.stdout) == 1, "the thread itself"

@@ -288,3 +288,40 @@ def test_a_sharded_tensor_is_recorded_as_its_own_shard(tmp_path: Path) -> None:
     assert torch.equal(torch.load(path, weights_only=True)["param.w"], whole)
     field = json.loads((tmp_path / "index_rank0.jsonl").read_text())["fields"][0]
     assert (field["global_shape"], field["placements"]) == ([3, 2], ["S(0)"])
+
+
+class Weights:
+    """As much of a model as a checkpoint needs."""
+
+    config = None
+
+    def save_pretrained(self, directory: Path, safe_serialization: bool) -> None:
+        Path(directory).mkdir(parents=True)
+        (Path(directory) / "model.safetensors").write_text("weights")
+
+    def parameters(self) -> Any:
+        return iter(())
+
+
+def test_max_keep_takes_checkpoints_that_no_kept_step_of_any_rank_needs(tmp_path: Path) -> None:
+    def left() -> list[int]:
+        on_disk = sorted(int(path.name.removeprefix("step_")) for path in (tmp_path / "checkpoints").iterdir())
+        assert sorted(map(int, json.loads((tmp_path / "manifest.json").read_text())["models"])) == on_disk
+        return on_disk
+
+    behind = Recorder(tmp_path)
+    with behind.step(1, rank=1) as record:
+        record("loss", loss=0.0)
+    with Recorder(tmp_path, max_keep=2, pin_steps=[3]) as recorder:
+        for step in range(8):
+            if step != 6:
+                recorder.checkpoint(step, Weights())
+            with recorder.step(step, rank=0) as record:
+                record("loss", loss=float(step))
+        assert left() == [1, 3, 5, 7], "rank 1 is behind, 3 is pinned, 6 has the weights of 5 or none"
+        behind.close()
+        (tmp_path / "loss" / "step_000001_rank1.pt").unlink()
+        recorder.checkpoint(8, Weights())
+        with recorder.step(8) as record:
+            record("loss", loss=8.0)
+        assert left() == [3, 7, 8]

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from replay_core.errors import SelectionError
-from replay_core.rollouts import MockRolloutWorker
+from replay_core.rollouts import MockRolloutWorker, RolloutReplay
 from tests.builders import save_file
+from tests.fixtures import FIXTURES, needs_fixtures
 
 
 def nexrl_run(directory: Path) -> Path:
@@ -53,3 +54,26 @@ def test_without_task_ids_the_group_and_run_must_both_fit(tmp_path: Path) -> Non
 def test_a_worker_without_trajectories_is_no_worker(tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match="no recorded trajectories"):
         MockRolloutWorker(nexrl_run(tmp_path), step=7)
+
+
+def test_other_frameworks_names_of_groups_and_samples_are_matched(tmp_path: Path) -> None:
+    """slime numbers groups and samples; verl names the group alone."""
+    samples = [
+        {"group_index": at // 2, "index": at, "tokens": [at, 1, 2], "response_length": 2, "reward": 0.0, "prompt": "p"}
+        for at in range(4)
+    ]
+    save_file(tmp_path / "rollout_data" / "0.pt", {"rollout_id": 0, "samples": samples})
+    worker = MockRolloutWorker(tmp_path / "rollout_data")
+    assert worker.rollout({"group_id": 1, "run_id": 2})["input_ids"].tolist() == [2, 1, 2]
+    with pytest.raises(SelectionError) as refusal:
+        worker.rollout({"group_id": 0, "run_id": 3})
+    assert "group_id 0, run_id 0" in str(refusal.value.expected)
+
+
+@needs_fixtures
+def test_a_recording_that_numbers_no_samples_gives_a_groups_in_recorded_order() -> None:
+    worker = MockRolloutWorker(FIXTURES / "verl" / "rollout_dump")
+    (batch,) = RolloutReplay(FIXTURES / "verl" / "rollout_dump")
+    for row, uid in enumerate(batch["uid"]):
+        answer = worker.rollout({"group_id": uid, "run_id": row % 4})
+        assert answer["input_ids"].tolist() == batch["input_ids"][row].tolist()

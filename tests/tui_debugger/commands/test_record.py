@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_pa
     assert [ref.name for ref in gradient.tensors()] == ["grad_norm", "grad.0.weight"]
     (params,) = [r for r in run.records if (r.key.stage, r.key.step) == ("param", 1)]
     assert [ref.name for ref in params.tensors()] == ["param.0.bias", "param.2.bias"]
-    assert "a recorded step takes about" in answer.stderr.partition("saw 6 model calls")[0]
+    assert "a step with one call of the model takes about" in answer.stderr.partition("saw 6 model calls")[0]
     assert "6 model calls, 6 losses, 3 steps" in answer.stderr
     assert "not seen: rewards, advantages" in answer.stderr
     assert "rldbg ls dump" in answer.stderr
@@ -166,3 +167,67 @@ def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
     batch = RolloutReplay(tmp_path / "dump", scope="full").batch(1)
     assert batch is not None
     assert "advantages" in batch
+
+
+SLOW_TO_END = """
+import sys, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for step in range(1000):
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        if step == 2:
+            print("ready", flush=True)
+            time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("saved", flush=True)
+    sys.exit(9)
+"""
+
+
+@pytest.mark.parametrize(("ends", "status"), [(signal.SIGINT, 9), (signal.SIGTERM, 143)])
+def test_a_script_that_is_told_to_end_ends_in_its_own_time(ends: signal.Signals, status: int, tmp_path: Path) -> None:
+    """Ctrl-C goes to both processes, as a terminal sends it; SIGTERM to the first alone."""
+    (tmp_path / "train.py").write_text(SLOW_TO_END)
+    words = [sys.executable, "-m", "tui_debugger", "record", "--dir", "dump", "--", sys.executable, "train.py"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as recording:  # fmt: skip
+        assert recording.stdout is not None
+        assert recording.stdout.readline() == "ready\n"
+        (os.killpg if ends == signal.SIGINT else os.kill)(recording.pid, ends)
+        output, errors = recording.communicate(timeout=60)
+    assert recording.returncode == status, errors
+    assert ("saved" in output) is (ends == signal.SIGINT)
+    assert ("SIGTERM ended the script" in errors) is (ends == signal.SIGTERM)
+    assert open_run(tmp_path / "dump").steps() == [0, 1, 2]
+
+
+def test_ranks_that_torchrun_starts_record_side_by_side_and_one_speaks_for_all(tmp_path: Path) -> None:
+    script = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4) * dist.get_rank()).mean().backward()
+optimizer.step()
+dist.destroy_process_group()
+"""
+    (tmp_path / "train.py").write_text(script)
+    words = ["record", "--dir", "dump", "--", sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "tui_debugger", *words, "--standalone", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    run = open_run(tmp_path / "dump")
+    given = {r.key.rank: [ref.name for ref in r.tensors()] for r in run.records if r.key.stage == "batch_inputs"}
+    assert given == {0: ["input"], 1: ["input"]}, "named as the model in the wrapper names it"
+    assert answer.stderr.count("a step with one call of the model takes about") == 1
+    assert answer.stderr.count("not seen:") == 1
+    assert "no model was recorded" not in answer.stderr
