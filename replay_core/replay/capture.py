@@ -6,7 +6,6 @@ inputs when a module is called, outputs when it returns.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+import xxhash
 
 from replay_core.errors import CellError, RequestError
 from replay_core.replay.packing import Arrangement
@@ -178,8 +178,8 @@ class TraceableCapture:
             if _is_attention_weights(value, self._width):
                 continue
             host = value.detach().to("cpu").contiguous()
-            digest = hashlib.blake2b(host.reshape(-1).view(torch.uint8).numpy(), digest_size=16)
-            taken[name] = same.setdefault((tuple(host.shape), host.dtype, digest.digest()), host)
+            digest = xxhash.xxh3_128_digest(host.reshape(-1).view(torch.uint8).numpy())
+            taken[name] = same.setdefault((tuple(host.shape), host.dtype, digest), host)
         self._store.clear()
         return taken, ran
 
