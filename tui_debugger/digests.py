@@ -16,7 +16,7 @@ def sentence(cell: Mapping[str, Any]) -> str:
     if not told["tensors"]:
         said = "compiled, so without digests"
     elif told["first"] is None:
-        said = f"all {told['tensors']} module tensors are bitwise the baseline's, by digest"
+        said = f"{told['equal']} of {told['tensors']} module tensors are bitwise the baseline's, by digest"
     else:
         said = (
             f"{told['differ']} of {told['tensors']} module tensors differ in their bits, first {told['first']['name']}"

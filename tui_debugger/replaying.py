@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from replay_core.errors import ModelError, RldbgError
+from replay_core.errors import JobCancelledError, ModelError, RldbgError
 from replay_core.jobs import Document, Job
 from replay_core.replay import frontier
 from replay_core.replay.flags import Flags
@@ -85,7 +85,11 @@ class Replaying(Errands):
 
         A window at a time, as much as there is room for, until the divergence is among them.
         """
-        (_, reference, _), (_, cell, _) = sides.values()
+        (label, reference, alone), (_, cell, _) = sides.values()
+        if not reference.get("hashes"):
+            # It was captured whole, while there was room.
+            again = await self._cell(label, "reference_hashed", run, target, model, alone, capture_level="hash")
+            reference["hashes"] = again["hashes"]
         hashes = [frontier.from_mappings(one.get("hashes")) for one in (reference, cell)]
         parting = frontier.part(hashes[0] or [], hashes[1])
         told = cell["capture"]["hashes"] = parting.to_mapping()
@@ -94,10 +98,16 @@ class Replaying(Errands):
             room = int(cell["capture"]["room_mib"] * frontier.WINDOW * 2**20)
             for modules in frontier.windows(parting.order, parting.start, room):
                 near = {"capture": frontier.exactly(modules), "capture_level": "full"}
-                closer = [
-                    await self._cell(label, f"{short}_window", run, target, model, flags, **near)
-                    for short, (label, _, flags) in sides.items()
-                ]
+                try:
+                    closer = [
+                        await self._cell(label, f"{short}_window", run, target, model, flags, **near)
+                        for short, (label, _, flags) in sides.items()
+                    ]
+                except JobCancelledError:
+                    raise
+                except RldbgError as error:
+                    self._tell(f"not compared in full from {parting.start} on: {fmt.error_line(error)}", "warning")
+                    break
                 document = await self._held(*closer)
                 looked += modules
                 told |= {"windows": told["windows"] + 1, "baseline_dump": closer[0]["dump"]}

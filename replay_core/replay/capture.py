@@ -299,12 +299,16 @@ def stored_mib(tensors: Tensors) -> float:
     return float(sum(tensor.numel() * tensor.element_size() for tensor in unique)) / 2**20
 
 
-def room_for(out: Path, cap_mib: int) -> tuple[str, int]:
-    """(what bounds a capture into `out`, in bytes): the cap, the disk or the memory, whichever is least."""
+#: Share of a disk's free room that one capture may take; and each of two that are compared, window by window.
+_DISK, EACH_OF_TWO = 0.95, 0.4
+
+
+def room_for(out: Path, cap_mib: int, disk: float = _DISK) -> tuple[str, int]:
+    """(what bounds a capture into `out`, in bytes): the cap, a share of the disk or the memory, whichever is least."""
     existing = next(parent for parent in [out, *out.absolute().parents] if parent.exists())
     rooms = {
         "the cap on one capture": cap_mib << 20,
-        f"free on the disk of {existing}": int(shutil.disk_usage(existing).free * 0.95),
+        f"free on the disk of {existing}": int(shutil.disk_usage(existing).free * disk),
         "free in memory": psutil.virtual_memory().available,
     }
     return min(rooms.items(), key=lambda item: item[1])
