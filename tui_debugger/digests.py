@@ -26,6 +26,19 @@ def sentence(cell: Mapping[str, Any]) -> str:
     return fmt.safe(f"{said}{seen}")
 
 
+def stated(comparison: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison of a cell, with what was seen as digests only counted as skipped: it is never called agreement."""
+    told = _told(cell)
+    if told is None or not told["not_in_full"]:
+        return comparison
+    counts, rest = comparison["counts"], told["not_in_full"]
+    return {
+        **comparison,
+        "counts": {**counts, "total": counts["total"] + rest, "skipped": counts.get("skipped", 0) + rest},
+        "problems": [*comparison.get("problems", []), {"where": str(cell.get("dump")), "what": sentence(cell)}],
+    }
+
+
 def dump_beside(cell: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """The dump of `cell` to hold against that of `other`: the baseline has one with the modules that `other` has."""
     told = _told(other)

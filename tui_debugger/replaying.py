@@ -90,6 +90,7 @@ class Replaying(Errands):
             # It was captured whole, while there was room.
             again = await self._cell(label, "reference_hashed", run, target, model, alone, capture_level="hash")
             reference["hashes"] = again["hashes"]
+            document = await self._held(again, cell)
         hashes = [frontier.from_mappings(one.get("hashes")) for one in (reference, cell)]
         parting = frontier.part(hashes[0] or [], hashes[1])
         told = cell["capture"]["hashes"] = parting.to_mapping()
@@ -122,7 +123,7 @@ class Replaying(Errands):
             for label, one, _ in sides.values()
         ]
         self._log(digests.sentence(cell))
-        return document
+        return digests.stated(document, cell)
 
     def _target(self, run: Document) -> tuple[Scope, str]:
         """The micro-batch to replay, and the model.

@@ -11,7 +11,8 @@ from replay_core.errors import RequestError
 from replay_core.replay.frontier import Hashed
 from tests.tui_debugger.driving import A, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
-from tui_debugger.digests import dump_beside, sentence
+from tui_debugger.digests import dump_beside, sentence, stated
+from tui_debugger.format import comparison_answer
 from tui_debugger.reports.replay import replay_report
 
 TOLD = {
@@ -40,6 +41,16 @@ def test_a_cell_says_how_many_bits_part_and_what_was_not_seen(told, said):
 
 def test_whole_tensors_say_nothing_of_digests():
     assert sentence({"capture": {"level": "full", "hashes": None}}) == sentence({"capture": None}) == ""
+
+
+def test_what_was_seen_as_digests_only_is_never_called_agreement():
+    comparison = stated(document("comparison_same"), hashed())
+    assert comparison_answer(comparison).word == "PARTLY"
+    counts = comparison["counts"]
+    assert counts["skipped"] == 12
+    assert counts["total"] == sum(value for name, value in counts.items() if name != "total")
+    assert "12 were not compared in full" in comparison["problems"][-1]["what"]
+    assert stated(document("comparison_same"), hashed(not_in_full=0)) == document("comparison_same")
 
 
 def test_the_baseline_shows_the_modules_that_the_cell_has_in_full():

@@ -57,6 +57,13 @@ def test_what_is_not_there_names_what_is_near(weights):
     assert refused.value.found == "a file"
 
 
+def test_weights_that_went_away_are_said_to_be_the_dumps_own(weights):
+    with pytest.raises(ModelError, match="the weights the dump notes are not on this machine") as refused:
+        resolved(weights, {0: "/gone/actor"}, 0)
+    assert refused.value.file == "/gone/actor"
+    assert "--model DIRECTORY" in refused.value.hint
+
+
 def test_a_dump_without_weights_says_how_to_name_some(weights):
     with pytest.raises(ModelError, match="notes no weights") as refused:
         resolved(weights, {}, 0)
