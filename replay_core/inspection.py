@@ -189,8 +189,10 @@ def _neighbours(run: Run, record: Record) -> list[Record]:
 
 def starts(
     a: TensorRef, b: TensorRef | None, row: TensorVerdict | None, at: list[int] | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    origin_a, origin_b = (0,) * len(a.shape), (0,) * len(b.shape if b else ())
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Where the window begins on either side; None where which element of b belongs beside a's is not known."""
+    # Another shape is another layout: the same raw index there is another token.
+    same = b is not None and b.shape == a.shape
     if at is not None:
         if len(at) != len(a.shape) or any(not 0 <= i < n for i, n in zip(at, a.shape, strict=False)):
             raise RequestError(
@@ -199,22 +201,29 @@ def starts(
                 expected=f"an index into {list(a.shape)}",
                 found=str(at),
             )
-        return tuple(at), tuple(at) if b is not None and b.shape == a.shape else origin_b
+        return tuple(at), tuple(at) if same else None
     if row is not None and row.raw_a is not None and row.raw_b is not None:
         return row.raw_a, row.raw_b
-    return origin_a, origin_b
+    origin = (0,) * len(a.shape)
+    return origin, origin if same else None
 
 
 def window(
-    a: TensorRef, b: TensorRef | None, start_a: tuple[int, ...], start_b: tuple[int, ...], count: int
+    a: TensorRef, b: TensorRef | None, start_a: tuple[int, ...], start_b: tuple[int, ...] | None, count: int
 ) -> dict[str, Any]:
-    """Up to `count` values of the last axis around the start, both sides, and their difference b - a."""
+    """Up to `count` values of the last axis around the start, both sides, and their difference b - a.
+
+    Only a's where its place in b is not known. Only the place itself where the last axis is laid out otherwise in b:
+    the elements after it need not be the same tokens.
+    """
+    if start_b is not None and b is not None and not _share_last_axis(a, b):
+        count = min(count, 1)
     if a.is_text or not a.is_readable:
         return {"index": [], "a": [], "b": None, "d": None}
     first_a, values_a = _row(a, start_a, count)
     prefix = list(start_a[:-1])
     index = [[*prefix, first_a + i] for i in range(len(values_a))] if a.shape else [[]]
-    if b is None or b.is_text or not b.is_readable:
+    if b is None or start_b is None or b.is_text or not b.is_readable:
         return {"index": index, "a": values_a, "b": None, "d": None}
     _, values_b = _row(b, start_b, count, first_a if b.shape and a.shape and b.shape[-1] == a.shape[-1] else None)
     size = min(len(values_a), len(values_b))
@@ -222,6 +231,11 @@ def window(
         kind = np.complex128 if any(ref.dtype.startswith("complex") for ref in (a, b)) else np.float64
         d = np.asarray(values_b[:size], dtype=kind) - np.asarray(values_a[:size], dtype=kind)
     return {"index": index, "a": values_a, "b": values_b, "d": d}
+
+
+def _share_last_axis(a: TensorRef, b: TensorRef) -> bool:
+    """Whether the last axis means the same on both sides: it is the channels', or the shapes are equal altogether."""
+    return a.shape == b.shape or (min(len(a.shape), len(b.shape)) > 2 and a.shape[-1] == b.shape[-1])
 
 
 def _row(ref: TensorRef, start: tuple[int, ...], count: int, first: int | None = None) -> tuple[int, list[Any]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from replay_core.errors import ModelError, RldbgError
+from replay_core.errors import JobCancelledError, ModelError, RldbgError
 from replay_core.jobs import Document, Job
+from replay_core.replay import frontier
 from replay_core.replay.flags import Flags
+from tui_debugger import digests, paths, snapshot
 from tui_debugger import format as fmt
-from tui_debugger import paths, snapshot
 from tui_debugger.errands import Errands
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
@@ -58,12 +59,71 @@ class Replaying(Errands):
             reference = await self._cell(_REFERENCE, "reference", run, target, model, alone)
             self._references[known] = reference
         cell = await self._cell(Flags.from_mapping(wanted).label(), "cell", run, target, model, wanted)
-        params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
-        document = await self._compared(params, "comparing with each row alone")
-        cell["agreement"], cell["segments"] = _agreement(document), document.get("segments")
+        sides = {"reference": (_REFERENCE, reference, alone), "cell": (state.cells[-1].label, cell, wanted)}
+        document = await self._held(reference, cell)
+        if (cell.get("capture") or {}).get("level") == "hash":
+            document = await self._look_closer(document, run, target, model, sides)
+        shown = state.cells[-1].document
+        shown["agreement"], shown["segments"] = _agreement(document), document.get("segments")
         state.step_verdicts.clear()
         state.step_verdicts[target.step] = fmt.comparison_answer(document).word
         await self._show_comparison(document)
+
+    async def _held(self, reference: Document, cell: Document) -> Document:
+        params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
+        return await self._compared(params, "comparing with each row alone")
+
+    async def _look_closer(
+        self,
+        document: Document,
+        run: Document,
+        target: Scope,
+        model: str,
+        sides: dict[str, tuple[str, Document, dict[str, Any]]],
+    ) -> Document:
+        """After digests of everything: both sides once more with the modules from the first differing one on in full.
+
+        A window at a time, as much as there is room for, until the divergence is among them.
+        """
+        (label, reference, alone), (_, cell, _) = sides.values()
+        if not reference.get("hashes"):
+            # It was captured whole, while there was room.
+            again = await self._cell(label, "reference_hashed", run, target, model, alone, capture_level="hash")
+            reference["hashes"] = again["hashes"]
+            document = await self._held(again, cell)
+        hashes = [frontier.from_mappings(one.get("hashes")) for one in (reference, cell)]
+        parting = frontier.part(hashes[0] or [], hashes[1])
+        told = cell["capture"]["hashes"] = parting.to_mapping()
+        looked: list[str] = []
+        if parting.start is not None:
+            room = int(cell["capture"]["room_mib"] * frontier.WINDOW * 2**20)
+            for modules in frontier.windows(parting.order, parting.start, room):
+                near = {"capture": frontier.exactly(modules), "capture_level": "full"}
+                try:
+                    closer = [
+                        await self._cell(label, f"{short}_window", run, target, model, flags, **near)
+                        for short, (label, _, flags) in sides.items()
+                    ]
+                except JobCancelledError:
+                    raise
+                except RldbgError as error:
+                    self._tell(f"not compared in full from {parting.start} on: {fmt.error_line(error)}", "warning")
+                    break
+                document = await self._held(*closer)
+                looked += modules
+                told |= {"windows": told["windows"] + 1, "baseline_dump": closer[0]["dump"]}
+                cell["dump"], cell["capture"]["mib"] = closer[1]["dump"], closer[1]["capture"]["mib"]
+                first = document.get("first_divergence")
+                if first is None or frontier.module_of(first["name"]) in looked:
+                    break
+        told |= parting.seen_in_full(looked)
+        # The digests themselves, a line per tensor, are nothing for the screen.
+        self.state.cells[:] = [
+            Cell(label, {name: value for name, value in one.items() if name != "hashes"})
+            for label, one, _ in sides.values()
+        ]
+        self._log(digests.sentence(cell))
+        return digests.stated(document, cell)
 
     def _target(self, run: Document) -> tuple[Scope, str]:
         """The micro-batch to replay, and the model.
@@ -105,13 +165,14 @@ class Replaying(Errands):
         }  # fmt: skip
 
     async def _cell(
-        self, label: str, short: str, run: Document, target: Scope, model: str, flags: dict[str, Any]
+        self, label: str, short: str, run: Document, target: Scope, model: str, flags: dict[str, Any], **capture: str
     ) -> Document:
+        """Run one cell. `capture`: which modules to keep, and how, where that is not the plan's own."""
         state = self.state
-        plan = self._plan(run, target, model, flags, paths.new_replay_dir(short))
+        plan = {**self._plan(run, target, model, flags, paths.new_replay_dir(short)), **capture}
         self._log(f"replay {label}")
         document = await self._run(Job("replay_cell", {"plan": plan}), f"replaying {label}", is_replay=True)
-        state.plan = {name: value for name, value in plan.items() if name != "out"}
+        state.plan = {name: value for name, value in plan.items() if name != "out" and name not in capture}
         state.cells.append(Cell(label, document))
         self._changed(Part.TELEMETRY, Part.FLAGS)
         for note in document.get("notes") or []:
@@ -158,7 +219,7 @@ class Replaying(Errands):
 
     async def compare_cells(self, a: Document, b: Document) -> bool:
         """Compare the dumps of two cells and show the divergence list; False where a cell left none."""
-        sides = [cell.get("dump") for cell in (a, b)]
+        sides = [digests.dump_beside(one, other) for one, other in ((a, b), (b, a))]
         if not all(sides):
             self._tell("a cell that did not run left nothing to compare: l shows its log", "warning")
             return False

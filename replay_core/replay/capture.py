@@ -6,7 +6,6 @@ inputs when a module is called, outputs when it returns.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+import xxhash
 
 from replay_core.errors import CellError, RequestError
 from replay_core.replay.packing import Arrangement
@@ -178,8 +178,8 @@ class TraceableCapture:
             if _is_attention_weights(value, self._width):
                 continue
             host = value.detach().to("cpu").contiguous()
-            digest = hashlib.blake2b(host.reshape(-1).view(torch.uint8).numpy(), digest_size=16)
-            taken[name] = same.setdefault((tuple(host.shape), host.dtype, digest.digest()), host)
+            digest = xxhash.xxh3_128_digest(host.reshape(-1).view(torch.uint8).numpy())
+            taken[name] = same.setdefault((tuple(host.shape), host.dtype, digest), host)
         self._store.clear()
         return taken, ran
 
@@ -299,12 +299,16 @@ def stored_mib(tensors: Tensors) -> float:
     return float(sum(tensor.numel() * tensor.element_size() for tensor in unique)) / 2**20
 
 
-def room_for(out: Path, cap_mib: int) -> tuple[str, int]:
-    """(what bounds a capture into `out`, in bytes): the cap, the disk or the memory, whichever is least."""
+#: Share of a disk's free room that one capture may take; and each of two that are compared, window by window.
+_DISK, EACH_OF_TWO = 0.95, 0.4
+
+
+def room_for(out: Path, cap_mib: int, disk: float = _DISK) -> tuple[str, int]:
+    """(what bounds a capture into `out`, in bytes): the cap, a share of the disk or the memory, whichever is least."""
     existing = next(parent for parent in [out, *out.absolute().parents] if parent.exists())
     rooms = {
         "the cap on one capture": cap_mib << 20,
-        f"free on the disk of {existing}": int(shutil.disk_usage(existing).free * 0.95),
+        f"free on the disk of {existing}": int(shutil.disk_usage(existing).free * disk),
         "free in memory": psutil.virtual_memory().available,
     }
     return min(rooms.items(), key=lambda item: item[1])

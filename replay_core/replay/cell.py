@@ -23,6 +23,7 @@ from replay_core.replay import attention, compiling, fit, observing
 from replay_core.replay.answer import Answer
 from replay_core.replay.batch import Batch
 from replay_core.replay.capture import (
+    EACH_OF_TWO,
     Capture,
     Tensors,
     forecast_bytes,
@@ -283,7 +284,8 @@ class Cell:
             kept = ": a digest and statistics of each are kept first" if level == "hash" else ""
             self.on_event(LogLine(f"capturing {modules} modules: about {forecast_mib:,.0f} MiB of tensors{over}{kept}"))
         self.capture = {
-            "level": level, "modules": modules, "forecast_mib": forecast_mib, "room_mib": room / 2**20
+            "level": level, "modules": modules, "forecast_mib": forecast_mib,
+            "room_mib": room_for(out, cap_mib, EACH_OF_TWO)[1] / 2**20,
         }  # fmt: skip
 
     def _probed(self) -> tuple[Head, str, Tensors, int]:

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+#: Share of the room for a capture that a window of modules fills: the final hidden states come with each.
+WINDOW = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class Hashed:

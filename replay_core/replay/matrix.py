@@ -26,9 +26,6 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
 
-#: Share of the room for a capture that a window of modules fills: the final hidden states come with each.
-_WINDOW = 0.75
-
 
 @dataclass(slots=True)
 class CellResult:
@@ -174,7 +171,7 @@ class Bench:
         if parting.start is None:
             return
         looked: list[str] = []
-        room = int(said["room_mib"] * _WINDOW * 2**20)
+        room = int(said["room_mib"] * frontier.WINDOW * 2**20)
         for number, modules in enumerate(frontier.windows(parting.order, parting.start, room), start=1):
             pattern = frontier.exactly(modules)
             near = replace(plan, capture=pattern, capture_level="full", out=f"{plan.out}_window{number}")

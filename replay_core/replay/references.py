@@ -56,13 +56,20 @@ def resolve(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
         if found is not None and found != plan.step and plan.model != CHECKPOINT:
             notes.append(f"weights of step {found}, batch of step {plan.step}: numbers will differ")
         return str(directory.resolve()), notes
+    noted = plan.model == CHECKPOINT
     raise ModelError(
-        "the model is not a directory on this machine",
+        "the weights the dump notes are not on this machine"
+        if noted
+        else "the model is not a directory on this machine",
         file=str(directory),
         expected=f"a Hugging Face directory, {CHECKPOINT}, or "
         + ", ".join(RANDOM + name for name in architectures.ARCHITECTURES),
         found="a file" if directory.is_file() else "nothing there",
-        hint=_similar(directory) or "nothing is downloaded: fetch the model first, or replay random:llama-tiny",
+        hint=_similar(directory)
+        or (
+            "were they moved? --model DIRECTORY names them" if noted else "nothing is downloaded: fetch the model first"
+        )
+        + ", or replay random:llama-tiny",
     )
 
 

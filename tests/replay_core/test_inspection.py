@@ -98,3 +98,22 @@ def test_a_difference_that_cannot_be_taken_says_why(
 ):
     with pytest.raises(RequestError, match=says):
         workbench.difference(*(named(path, name) for path, name in zip(pair, names, strict=True)), **options)
+
+
+@pytest.fixture
+def layouts(tmp_path: Path) -> tuple[Path, Path]:
+    """The same tokens padded on the left in a, packed in b: ids, and hidden states of 4 channels."""
+    padded = torch.tensor([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8]])
+    packed = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
+    sides = ({"modules": {"ids": one, "h": one[..., None] * torch.ones(4)}} for one in (padded, packed))
+    return write_pair(tmp_path, *sides)
+
+
+def test_elements_of_two_layouts_are_not_set_beside_each_other_by_their_raw_index(layouts: tuple[Path, Path]):
+    ids = [named(path, "ids") for path in layouts]
+    unknown = workbench.inspect(*ids, judge=False)["window"]
+    assert (unknown["a"][:3], unknown["b"], unknown["d"]) == ([0, 0, 1], None, None)
+    known = workbench.inspect(*ids, judge=False, at_a=[0, 2], at_b=[0, 0])["window"]
+    assert (known["index"], known["a"], known["b"], known["d"]) == ([[0, 2]], [1], [1], [0.0])
+    states = [named(path, "h") for path in layouts]
+    assert workbench.inspect(*states, judge=False, at_a=[0, 2, 1], at_b=[0, 0, 1])["window"]["d"] == [0.0] * 4

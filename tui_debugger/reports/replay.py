@@ -6,6 +6,7 @@ from typing import Any
 
 from replay_core.jobs import Document
 from replay_core.replay.flags import Flags
+from tui_debugger import digests
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import divergence
@@ -31,6 +32,8 @@ def replay_report(doc: Document) -> str:
             parts = ("file", "expected", "found", "hint")
             lines += [f"  {name}: {cell['error'][name]}" for name in parts if cell["error"].get(name)]
             lines += [f"  log: {cell['log']}"] if cell.get("log") else []
+        if by_digest := digests.sentence(cell):
+            lines += ["", f"cell {number}: {by_digest}"]
         if cell.get("loss"):
             lines += ["", *_loss(number, cell)]
     if doc.get("determinism"):
@@ -41,9 +44,10 @@ def replay_report(doc: Document) -> str:
     if len(dumps) > 1:
         lines += ["", *(f"cell {number} dump  {dump}" for number, dump in dumps)]
         shown = next(
-            (dump for number, dump in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][1]
+            (number for number, _ in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][0]
         )
-        lines += ["", f"hint: rldbg {doc['cells'][doc['baseline']]['dump'] or dumps[0][1]} {shown}"]
+        baseline, cell = doc["cells"][doc["baseline"]], doc["cells"][shown]
+        lines += ["", f"hint: rldbg {digests.dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
     return "\n".join(lines)
 
 

@@ -13,8 +13,8 @@ from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
+from tui_debugger import digests, keymap
 from tui_debugger import format as fmt
-from tui_debugger import keymap
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.help import HelpScreen
@@ -219,6 +219,8 @@ class MatrixScreen(Watching):
                 text.append(f"{fmt.safe(error.get('message') or '')}\n")
                 if error.get("hint"):
                     text.append(f"hint: {fmt.safe(error['hint'])}\n", paint(self, "muted"))
+            if by_digest := digests.sentence(cell):
+                text.append(f"{by_digest}\n", paint(self, "muted"))
             text.append("enter: its divergences" if cell.get("dump") else "enter: its log", paint(self, "muted"))
         self.query_one("#matrix-cell", Static).update(text)
 

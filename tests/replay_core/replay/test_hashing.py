@@ -72,7 +72,34 @@ def test_values_that_are_not_finite_have_no_statistics_but_a_digest():
         net.embed.weight[9, 1] = float("nan")
     told, _ = hashes_of("packing=on", net)
     assert (told["embed.output"].l2, told["embed.output"].low) == (None, None)
-    assert told["embed.output"].digest.startswith("sha256:")
+    assert told["embed.output"].digest.startswith("xxh3_128:")
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_values_whose_squares_leave_float32_have_their_norm_all_the_same(size):
+    net = Table()
+    with torch.no_grad():
+        net.embed.weight.mul_(size)
+    told, _ = hashes_of("packing=on", net)
+    valid = [id for row, mask in zip(IDS, MASK, strict=True) for id, kept in zip(row, mask, strict=True) if kept]
+    expected = float(net.embed.weight[valid].detach().double().norm())
+    assert math.isclose(told["embed.output"].l2, expected, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_digest_is_of_the_values_at_the_time_and_of_any_number_of_threads(threads):
+    class InPlace(Table):
+        def forward(self, ids):
+            return super().forward(ids).zero_()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        told, _ = hashes_of("packing=off", InPlace())
+    finally:
+        torch.set_num_threads(before)
+    usual, _ = hashes_of("packing=off")
+    assert told == usual, "zeroed after it was hashed"
 
 
 def test_a_tensor_without_a_token_axis_is_said_to_be_left_out():

@@ -1,0 +1,51 @@
+"""What ran is read off the operators, in words, and what a flag did not do is said."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from replay_core.replay.effective import Operators, Profiled, attention_in, notes_on
+from replay_core.replay.flags import Flags
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"bmm": 4, "_softmax": 2, "mm": 9}, "eager (bmm + softmax)"),
+        ({"bmm": 4, "_safe_softmax": 2}, "math (bmm + _safe_softmax)"),
+        ({"bmm": 4}, "eager (bmm, softmax fused by the compiler)"),
+        ({"mm": 9}, "no attention operator seen"),
+        ({"_scaled_dot_product_flash_attention_for_cpu": 2, "mm": 1}, "_scaled_dot_product_flash_attention_for_cpu"),
+        ({"_scaled_dot_product_efficient_attention": 1, "_efficient_attention_forward": 1, "bmm": 1},
+         "_efficient_attention_forward, _scaled_dot_product_efficient_attention"),
+        ({"flash_attn": 1, "flash_attn_varlen": 1}, "flash_attn_varlen"),
+    ],
+)  # fmt: skip
+def test_the_kernel_is_named_by_its_operators(counts, words):
+    assert attention_in(Counter(counts)) == words
+
+
+def test_both_ways_of_counting_see_the_kernel_that_ran():
+    q = torch.randn(1, 2, 8, 16)
+    for counting in (Operators(), Profiled()):
+        with torch.no_grad(), counting:
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        assert "flash_attention_for_cpu" in counting.attention()
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("packing=off block_mask=off", "block_mask=off has no effect"),
+        ("packing=on block_mask=off", "packed WITHOUT a block mask"),
+        ("packing=on rows_per_forward=1", "packing has no effect with one row per forward"),
+        ("attention=flex", "includes compiling the flex kernel"),
+    ],
+)
+def test_a_flag_without_effect_is_said(flags, note):
+    assert any(note in one for one in notes_on(Flags.parse(flags), {"attention": "eager (bmm + softmax)"}))
+
+
+def test_settings_that_all_took_effect_need_no_note():
+    assert notes_on(Flags.parse("packing=on"), {"attention": "eager (bmm + softmax)"}) == []
