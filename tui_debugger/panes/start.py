@@ -11,6 +11,7 @@ from textual import on
 
 from tui_debugger import format as fmt
 from tui_debugger.messages import StartChosen
+from tui_debugger.remembered import TOGETHER
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
 
@@ -49,7 +50,7 @@ class StartList(Rows):
         if row < len(self._recent):
             names, when = self._recent[row]
             past = fmt.ago(self._now - when)
-            shown = " ↔ ".join(fmt.safe(_short(name)) for name in names)
+            shown = " ↔ ".join(fmt.safe(_short(name)) for name in names).replace(f" ↔ {TOGETHER}", " + ")
             text.append(f"{fmt.middle(shown, max(8, width - len(past) - 4))}")
             text.append(f"  {past}", paint(self, "muted"))
         elif row == len(self._recent):

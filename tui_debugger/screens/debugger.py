@@ -354,8 +354,9 @@ class DebuggerScreen(Finding, Examining, Taking):
         if not event.paths:
             self.work(self.session.demo(), "job")
             return
-        a, *more = (Path(path) for path in event.paths)
-        self.work(self.session.open(a, more[0] if more else None), "job")
+        more = [Path(path[1:]) for path in event.paths if path.startswith(remembered.TOGETHER)]
+        a, *others = (Path(path) for path in event.paths if not path.startswith(remembered.TOGETHER))
+        self.work(self.session.open(a, others[0] if others else None, more=more), "job")
 
     @on(FlagPressed)
     def _flag_pressed(self, event: FlagPressed) -> None:
