@@ -39,6 +39,8 @@ def answer_of(state: State) -> fmt.Answer:
         )
     wrong = state.health.answer()
     if wrong is not None:
+        if state.snapshot is not None and state.health.document is not None:
+            wrong.facts.append(f"saved {state.health.document.get('created', '')}")
         return wrong
     if state.is_log:
         return state.health.clean() or fmt.Answer(

@@ -193,6 +193,9 @@ class RldbgApp(App[None]):
         if Part.PARITY in parts and parity.is_wanted:
             parity.is_wanted = False
             self.debugger.show_parity()
+        if Part.MATRIX in parts and self.session.state.matrix.is_wanted:
+            self.session.state.matrix.is_wanted = False
+            self.debugger.action_matrix()
         self.debugger.redraw(*parts)
 
     def _tell(self, text: str, severity: Any) -> None:

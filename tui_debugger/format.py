@@ -92,6 +92,34 @@ def middle(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
+def dotted(name: str, width: int) -> str:
+    """A tensor's dotted name within `width` cells. What all names share goes first; the numbers, which tell one layer
+    from another, and the last part stay while they can."""
+    if len(name) <= width:
+        return name
+    parts: list[str | None] = list(name.split("."))
+    for i in range(1, len(parts) - 1):
+        if str(parts[i]).isdigit():
+            continue
+        parts[i] = None
+        short = _gaps(parts)
+        if len(short) <= width:
+            return short
+    return middle(name, width)
+
+
+def _gaps(parts: Sequence[str | None]) -> str:
+    """The parts with dots between them, and one … for those that were left out side by side."""
+    text, gap = "", False
+    for part in parts:
+        if part is None:
+            gap = True
+            continue
+        text += part if not text else f"…{part}" if gap else f".{part}"
+        gap = False
+    return text
+
+
 def end(text: str, width: int) -> str:
     """The text within `width` cells, its end cut: of a sentence the beginning tells."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"

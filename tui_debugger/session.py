@@ -127,9 +127,12 @@ class Session(Looking, Paritying):
                 state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
             state.a = snapshot.plan_as_run(document)
             self._changed(Part.RUNS, Part.MATRIX, Part.ANSWER)
-            self._tell("a saved replay: m shows its cells", "information")
+            state.matrix.is_wanted = True
+            self._changed(Part.MATRIX)
         elif document["kind"] == "parity":
             self.show_parity(document)
+        elif document["kind"] == "diagnosis":
+            await self._open_diagnosis(document)
         elif document["kind"] == "run":
             state.a = document
             self._changed(Part.RUNS, Part.ANSWER)
@@ -138,6 +141,19 @@ class Session(Looking, Paritying):
             state.show_record(document)
             self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
             await self.inspect()
+
+    async def _open_diagnosis(self, document: Document) -> None:
+        """Show a saved diagnosis; its findings lead into the dump it is of, while that is still there."""
+        state = self.state
+        state.health.document = document
+        try:
+            state.a = await self._run(Job("open", {"path": document["path"]}), f"opening {document['path']}")
+        except RldbgError as error:
+            state.a = snapshot.diagnosis_as_run(document)
+            self._log(f"only the findings, not what they are of: {error}")
+        state.scope = Scope(next(iter(document["steps"]), None))
+        self._changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
+        self._tell("a saved diagnosis: 7 lists its findings, enter goes to one, E diagnoses again", "information")
 
     def _take_settings(self, run: Document) -> None:
         recorded = asked_flags(run)
@@ -276,9 +292,11 @@ class Session(Looking, Paritying):
 
     # ── exporting ────────────────────────────────────────────────────────────────────────────────
 
-    def export(self, folder: Path) -> list[Path]:
-        """Write what is shown, and the replay behind it, as JSON; nothing is overwritten."""
-        return [snapshot.write_new(folder, document) for document in snapshot.documents(self.state)]
+    def export(self, folder: Path, *, findings: bool = False) -> list[Path]:
+        """Write what is shown as JSON: with a comparison the replay behind it, with a record its run's diagnosis, and
+        with `findings` the diagnosis alone. Nothing is overwritten."""
+        found = snapshot.documents(self.state, findings=findings)
+        return [snapshot.write_new(folder, document) for document in found]
 
 
 _MANY, _AT_ONCE = 5_000, 2_000

@@ -87,6 +87,8 @@ class Matrix:
     runs: bool = False
     total: int = 0
     doing: str = ""
+    is_wanted: bool = False
+    """Its screen is to be opened: a saved one is what the user came for."""
 
     @property
     def baseline(self) -> Document | None:

@@ -49,6 +49,8 @@ def command(
         others = (b, *more)
         if one_run or more or _belong_together(a, b):
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
+    if a is not None and snapshot.is_document(a):
+        snapshot.check_kind(a)
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:

@@ -204,7 +204,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         for label, show in (("shape", fmt.shape), ("dtype", str)):
             values = [a.get(label), b.get(label)] if b else a.get(label)
             text.append(f"{label} ", paint(self, "muted"))
-            text.append(f"{fmt.pair(values, show) if b else show(values)}   ")
+            text.append(f"{fmt.pair(values, show) if b else show(values)}  ")
         if a.get("alignment"):
             text.append("tokens ", paint(self, "muted"))
             text.append(str(a["alignment"]))

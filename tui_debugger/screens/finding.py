@@ -70,6 +70,9 @@ class Finding(Moving, Asking):
         self.work(self.session.inspect(), "inspect")
 
     def action_strip(self, direction: str) -> None:
+        if not (self.state.closer or {}).get("strip"):
+            self.say("no strip: it stands under a pair that differs")
+            return
         self.session.move_strip(1 if direction == "right" else -1)
 
     def action_strip_axis(self) -> None:

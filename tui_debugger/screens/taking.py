@@ -34,7 +34,8 @@ class Taking(Moving, Asking):
     async def _export(self) -> None:
         try:
             # A long list takes a second to write: the keys go on meanwhile.
-            written = await asyncio.to_thread(self.session.export, Path.cwd())
+            findings = self.active == "findings"
+            written = await asyncio.to_thread(self.session.export, Path.cwd(), findings=findings)
         except (OSError, ValueError) as error:
             self.say(f"cannot export: {error}", "error")
             return
