@@ -48,8 +48,9 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
     ("errands",),  # of the session, how a job is sent and what its events change
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
+    ("answer",),  # what the top of the screen says of the state
     ("state",),
-    ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows", "answer"),  # what a line is
+    ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows"),  # what a line is
     ("terminal", "settings"),
     ("format", "paths", "actions"),
 )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tui_debugger import format as fmt
-
-if TYPE_CHECKING:
-    from tui_debugger.state import State
+from tui_debugger.state import State
 
 #: What can be done with a dump of which nothing is compared yet.
 NEXT = "nothing compared yet: c another dump, r a replay, m all flags"

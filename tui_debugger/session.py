@@ -17,7 +17,7 @@ from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
-from tui_debugger.answer import run_line
+from tui_debugger.answer import answer_of, run_line
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
 from tui_debugger.looking import Looking
@@ -285,7 +285,7 @@ class Session(Looking, Paritying):
         if here is not None and here < len(rows):
             self.state.selected = here
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
-        answer = self.state.answer()
+        answer = answer_of(self.state)
         self._log(answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": "))
         if not keep_row:
             await self.inspect()

@@ -16,7 +16,6 @@ from typing import Any
 from replay_core.jobs import Document, Sample
 from replay_core.replay.flags import MATRIX
 from tui_debugger import format as fmt
-from tui_debugger.answer import answer_of
 from tui_debugger.flag_choices import default_flags
 from tui_debugger.health import Health
 from tui_debugger.live import LiveRun
@@ -334,10 +333,6 @@ class State:
                 if one not in found:
                     found.append(one)
         return found
-
-    def answer(self) -> fmt.Answer:
-        """What the top of the screen says now."""
-        return answer_of(self)
 
 
 def model_for(document: Mapping[str, Any] | None, step: int | None) -> tuple[str | None, str | None]:

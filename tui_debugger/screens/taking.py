@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tui_debugger.answer import answer_of
 from tui_debugger.screens.asking import Asking
 from tui_debugger.screens.moving import Moving
 
@@ -49,7 +50,7 @@ class Taking(Moving, Asking):
             "inspect": lambda: self._inspect.text,
             "findings": lambda: self._findings.text,
         }
-        self.copy(named.get(self.active, str)() or self.session.state.answer().sentence)
+        self.copy(named.get(self.active, str)() or answer_of(self.session.state).sentence)
 
     def copy(self, text: str) -> None:
         self.work(self._copy(text), "copy")

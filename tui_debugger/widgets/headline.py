@@ -11,6 +11,7 @@ from textual import events
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
+from tui_debugger.answer import answer_of
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Fixed
@@ -105,7 +106,7 @@ class Headline(Fixed):
         self._answer = fmt.Answer("RLDBG", "muted", "")
 
     def show(self, state: State) -> None:
-        self._answer = state.answer()
+        self._answer = answer_of(state)
         self.set_classes(f"-{self._answer.token}")
         self._draw()
 
