@@ -93,31 +93,14 @@ def middle(text: str, width: int) -> str:
 
 
 def dotted(name: str, width: int) -> str:
-    """A tensor's dotted name within `width` cells. What all names share goes first; the numbers, which tell one layer
-    from another, and the last part stay while they can."""
+    """A tensor's dotted name within `width` cells. What stands between its first part and the number of its layer goes
+    before anything else: all layers share it, and the number tells them apart."""
     if len(name) <= width:
         return name
-    parts: list[str | None] = list(name.split("."))
-    for i in range(1, len(parts) - 1):
-        if str(parts[i]).isdigit():
-            continue
-        parts[i] = None
-        short = _gaps(parts)
-        if len(short) <= width:
-            return short
-    return middle(name, width)
-
-
-def _gaps(parts: Sequence[str | None]) -> str:
-    """The parts with dots between them, and one … for those that were left out side by side."""
-    text, gap = "", False
-    for part in parts:
-        if part is None:
-            gap = True
-            continue
-        text += part if not text else f"…{part}" if gap else f".{part}"
-        gap = False
-    return text
+    parts = name.split(".")
+    layer = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    short = f"{parts[0]}…{'.'.join(parts[layer:])}" if layer > 1 else name
+    return short if len(short) <= width else middle(short, width)
 
 
 def end(text: str, width: int) -> str:
