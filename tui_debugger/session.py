@@ -64,7 +64,8 @@ class Session(Looking, Paritying):
         state.compared, state.tolerance = None, Tolerance()
         self.give_up_closer()
         state.step_verdicts.clear()
-        state.marks.clear()
+        # A marked tensor says where it lies: it waits for its partner in whatever is opened next.
+        state.marks = [mark for mark in state.marks if mark.kind == "tensor"]
         self._changed(Part.START, Part.TENSORS, Part.INSPECT)
         if a is None:
             return
