@@ -46,6 +46,13 @@ class _Commands(click.Group):
         command: click.Command | None = import_module(module).command if module else None
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # `rldbg --ascii RUN`: an option that is not the group's own is the screen's.
+        own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
+        if args and args[0].startswith("-") and args[0] not in own:
+            args = ["ui", *args]
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -69,6 +76,8 @@ def cli(ctx: click.Context) -> None:
     rldbg RUN_A RUN_B    open two dumps on their first diverging tensor
     rldbg diagnose RUN   name what is wrong in the training maths, from a dump or a log
     rldbg demo           train a tiny policy, break its packing, see where it shows
+
+    Options of the screen: --follow --one-run --compare --theme NAME --ascii --no-mouse (rldbg ui --help).
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(import_module(COMMANDS["ui"]).command)

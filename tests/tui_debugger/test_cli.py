@@ -132,6 +132,8 @@ def test_exit_codes_of_what_is_asked_rightly(arguments: list[str], code: int, rl
         (["a"], "rldbg ls"),
         (["a", "b"], "rldbg compare"),
         (["--compare", "a", "b", "other"], "--compare takes two paths"),
+        (["--ascii", "a"], "rldbg ls"),
+        (["--follow"], "nothing to follow"),
         (["--follow", "--one-run", "a", "b"], "--follow takes one path"),
         (["replay", "a", "--step", "9", "--model", "random:llama-tiny"], "no record of step 9"),
         (["replay", "a", "--step", "0,1"], "one step"),

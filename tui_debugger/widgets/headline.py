@@ -42,7 +42,7 @@ class TitleLine(Fixed):
         judged = self._judged()
         if state.live_run is not None:
             tail = f"{tail} · {state.live_run}" if tail else str(state.live_run)
-        whole = width - 10 - len(tail) - len(judged) - 5 * len(names)
+        whole = width - 8 - len(tail) - len(judged) - 5 * len(names)
         # A short name leaves its room to the long one.
         spare = max(0, whole // max(1, len(names)) - min((len(name) for _, name in names), default=0))
         room = max(12, whole // max(1, len(names)) + (spare if len(names) > 1 else 0))
