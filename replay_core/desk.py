@@ -50,12 +50,19 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
 
 
 def _open_job(params: dict[str, Any], on_event: OnEvent) -> Document:
-    return workbench.open_dump(Path(params["path"]), headers=bool(params.get("headers")), on_event=on_event)
+    return workbench.open_dump(
+        Path(params["path"]), *_more(params), headers=bool(params.get("headers")), on_event=on_event
+    )
+
+
+def _more(params: dict[str, Any], name: str = "more") -> list[Path]:
+    """The other directories of a run, where it has several."""
+    return [Path(path) for path in params.get(name) or ()]
 
 
 def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     key = RecordKey.from_mapping(params["key"])
-    return workbench.show_record(Path(params["path"]), key, stats=bool(params.get("stats")))
+    return workbench.show_record(Path(params["path"]), key, *_more(params), stats=bool(params.get("stats")))
 
 
 def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
@@ -74,7 +81,7 @@ def _index_of(named: dict[str, Any], sample: int, position: int | None) -> list[
     from replay_core.diagnose.placing import rows_of
     from replay_core.inspection import find_tensor
 
-    run = open_run(Path(named["path"]))
+    run = open_run(Path(named["path"]), *_more(named))
     record = workbench.find_record(run, RecordKey.from_mapping(named["key"]))
     rows = rows_of(record)
     return None if rows is None else rows.index_of(find_tensor((run, record, str(named["name"]))), sample, position)
@@ -114,6 +121,8 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
         on_event=on_event,
         on_row=None if rows is None else rows.add,
         scope_b=params.get("scope_b"),
+        more_a=_more(params, "more_a"),
+        more_b=_more(params, "more_b"),
         **selection,
     )
     if rows is not None:

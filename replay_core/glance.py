@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming
+from replay_core.counterpart import counterpart
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.export import documents
 from replay_core.export.numbers import clean
@@ -79,6 +80,11 @@ def glance(
     if part:
         document["part"] = clean(sliced(ref_a, parse_slices(part)))
         document["part_b"] = clean(sliced(ref_b, parse_slices(part))) if ref_b is not None else None
+    for side, named, ref in (("a", a, ref_a), ("b", b, ref_b)):
+        if named is not None and ref is not None and (own := document[side]["stats"]):
+            index = document["window"]["index"]
+            place = tuple(index[0]) if index else (0,) * len(ref.shape)
+            document[side]["counterpart"] = clean(counterpart(named, ref, own, place, len(index), CHUNKS))
     document["difference"] = None if ref_b is None else clean(difference_strips(ref_a, ref_b))
     document["tokens"] = clean(_tokens(a, b, (at or at_a or [0])[0])) if tokens else None
     return document

@@ -137,6 +137,8 @@ def compare_dumps(
     on_event: OnEvent = ignore,
     on_row: Callable[[Document], None] | None = None,
     scope_b: dict[str, int | None] | None = None,
+    more_a: Sequence[Path] = (),
+    more_b: Sequence[Path] = (),
     **selection: Selection | str | None,
 ) -> Document:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
@@ -150,6 +152,7 @@ def compare_dumps(
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
         scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A: two
             steps of one run, two ranks of one step.
+        more_a, more_b: the other directories of either run.
         selection: step, rank, micro, stage, role.
 
     Raises:
@@ -164,7 +167,7 @@ def compare_dumps(
     tolerances = load_tolerances(tolerance_file) if tolerance_file is not None else DEFAULT
     tolerances = tolerances.with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
-    run_a, run_b = open_run(a), open_run(b)
+    run_a, run_b = open_run(a, *more_a), open_run(b, *more_b)
     chosen = {part: value for part, value in selection.items() if value is not None}
     records_a = _chosen(run_a, chosen)
     if scope_b is None:
@@ -344,7 +347,7 @@ def difference(a: dict[str, Any], b: dict[str, Any], *, axis: str = "row", cells
 
 
 def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
-    run = open_run(Path(where["path"]))
+    run = open_run(Path(where["path"]), *map(Path, where.get("more") or ()))
     return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
 
 

@@ -17,6 +17,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("desk",),  # a child's jobs, as calls of the workbench
     ("workbench",),  # the one façade
     ("glance",),  # a tensor as the screen looks at it: at once, whatever its size
+    ("counterpart",),  # a parameter's gradient, and a gradient's parameter
     ("inspection",),  # one tensor or two under the glass: numbers of `compare`, worded by `export`
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
@@ -41,11 +42,13 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("screens",),
     ("panes",),
     ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
-    ("parities", "closer"),  # of the session, two critics side by side; how a pair's differences are spread
+    ("parities", "looking"),  # of the session, two critics side by side; one record and one tensor
+    ("closer",),  # of the session, how a pair's differences are spread
     ("rejudging",),  # of the session, another tolerance
     ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
     ("errands",),  # of the session, how a job is sent and what its events change
-    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek"),
+    ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
+    ("answer",),  # what the top of the screen says of the state
     ("state",),
     ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows"),  # what a line is
     ("terminal", "settings"),

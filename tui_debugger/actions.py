@@ -53,6 +53,8 @@ _KEY_NAMES = {
     "at": "@",
     "equals_sign": "=",
     "escape": "esc",
+    "right": "→",
+    "left": "←",
 }
 
 #: Panes in the order of their numbers.
@@ -192,20 +194,29 @@ def of_screen(screen: str, actions: Iterable[Action] = ACTIONS) -> list[Action]:
     return [action for action in actions if screen in action.screens]
 
 
-def for_bar(pane: str, actions: Sequence[Action] = ACTIONS) -> list[Action]:
-    """What the key bar lists while `pane` has the focus; `start` is the screen with nothing open."""
+def for_bar(pane: str, actions: Sequence[Action] = ACTIONS, *, compared: bool = True) -> list[Action]:
+    """What the key bar lists while `pane` has the focus; `start` is the screen with nothing open.
+
+    `compared`: two things are compared on the screen. Where none are, comparing is what comes next.
+    """
     if pane == "start":
         wanted = ("open", "open_dump", "theme", "palette", "help", "quit")
         return [action for action in of_screen("debugger", actions) if action.id in wanted]
     screen = pane if pane in ("matrix", "trends", "parity") else "debugger"
     fitting = [action for action in of_screen(screen, actions) if action.bar and action.pane in (None, pane)]
+    fitting = [action for action in fitting if compared or action.id not in _OF_A_PAIR]
     named = [
-        replace(action, label=_MARK.get(pane, action.label)) if action.id == "mark" else action for action in fitting
-    ]
+        replace(action, label=_MARK[pane], bar=1) if action.id == "mark" and pane in _MARK
+        else replace(action, bar=2) if action.id == "compare" and not compared
+        else action
+        for action in fitting
+    ]  # fmt: skip
     return sorted(named, key=lambda action: action.bar)
 
 
-#: What space does, by pane.
+#: Only of use where two things are compared: the key bar leaves them out elsewhere.
+_OF_A_PAIR = frozenset({"first", "diverging", "strip", "strip_axis", "tolerance"})
+#: What space does where it does not mark: the first thing one wants there.
 _MARK = {"flags": "change", "log": "pause"}
 
 

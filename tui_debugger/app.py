@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class RldbgApp(App[None]):
         listed: A's run document, when the caller has already listed its names.
         peeked: steps that A's file names speak of, shown until A is listed.
         parity: two critics to hold against each other at once, as `Session.parity` takes them.
+        more: the other directories of A's run.
         follow: look at A again and again while it is written, from its newest step on.
         settings: the user's own; read from config.toml otherwise.
     """
@@ -67,8 +68,10 @@ class RldbgApp(App[None]):
         peeked: Iterable[int] = (),
         parity: dict[str, Any] | None = None,
         follow: bool = False,
+        more: Sequence[Path] = (),
     ) -> None:
         super().__init__()
+        self._more = tuple(more)
         self._parity = parity
         self.animation_level = "none"
         self._settings = settings or read_settings()
@@ -159,7 +162,7 @@ class RldbgApp(App[None]):
                 return
             steps = [step for step in self._listed["steps"] if step is not None]
             chosen = chosen or ({"step": max(steps)} if steps else {})
-        await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed)
+        await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed, self._more)
         if self._parity is not None:
             await self.session.parity(self._parity)
         if self._follow and a is not None:
@@ -181,7 +184,7 @@ class RldbgApp(App[None]):
         place = {**self.session.place(), "pane": self.debugger.active, "alone": self.debugger.alone}
         if place != self._kept:
             self._kept = place
-            remembered.keep_place(state.a_path, state.b_path, place)
+            remembered.keep_place(state.a_path, state.b_path, place, state.more)
 
     # ── what the session calls ───────────────────────────────────────────────────────────────────
 
@@ -190,6 +193,9 @@ class RldbgApp(App[None]):
         if Part.PARITY in parts and parity.is_wanted:
             parity.is_wanted = False
             self.debugger.show_parity()
+        if Part.MATRIX in parts and self.session.state.matrix.is_wanted:
+            self.session.state.matrix.is_wanted = False
+            self.debugger.action_matrix()
         self.debugger.redraw(*parts)
 
     def _tell(self, text: str, severity: Any) -> None:
@@ -239,6 +245,7 @@ def run_ui(
     peeked: Iterable[int] = (),
     parity: dict[str, Any] | None = None,
     follow: bool = False,
+    more: Sequence[Path] = (),
 ) -> int:
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
@@ -251,7 +258,7 @@ def run_ui(
     ascii = ascii or settings.ascii or not terminal.speaks_utf8()
     app = RldbgApp(
         a, b, select=select, replay=replay, ascii=ascii, theme=theme, listed=listed, settings=settings, peeked=peeked,
-        parity=parity, follow=follow,
+        parity=parity, follow=follow, more=more,
     )  # fmt: skip
     app.run(mouse=mouse and settings.mouse)
     code = app.return_code

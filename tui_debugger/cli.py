@@ -47,9 +47,9 @@ class _Commands(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        mine = {option for param in self.get_params(ctx) for option in param.opts}
-        if args and args[0].startswith("-") and args[0].partition("=")[0] not in mine:
-            # The screen's options may stand before its paths: `rldbg --follow RUN`.
+        # `rldbg --ascii RUN`: an option that is not the group's own is the screen's.
+        own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
+        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
             args = ["ui", *args]
         return super().parse_args(ctx, args)
 
@@ -76,6 +76,8 @@ def cli(ctx: click.Context) -> None:
     rldbg RUN_A RUN_B    open two dumps on their first diverging tensor
     rldbg diagnose RUN   name what is wrong in the training maths, from a dump or a log
     rldbg demo           train a tiny policy, break its packing, see where it shows
+
+    Options of the screen: --follow --one-run --compare --theme NAME --ascii --no-mouse (rldbg ui --help).
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(import_module(COMMANDS["ui"]).command)

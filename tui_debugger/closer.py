@@ -8,7 +8,8 @@ from typing import Any
 from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job
 from tui_debugger.errands import Errands
-from tui_debugger.state import Part
+from tui_debugger.state import Part, State
+from tui_debugger.together import named
 
 #: What nobody needs to look closer at.
 _PLAIN = frozenset({"SAME", "MISSING", "SHAPE", ""})
@@ -53,7 +54,7 @@ class Closer(Errands):
         place, document = self.strip_place, self.state.inspected
         if place is None or document is None:
             return
-        a, b = _sides(document)
+        a, b = _sides(self.state, document)
         await self.inspect_places(a, b, place["raw_a"], place["raw_b"])
 
     async def turn_strip(self) -> None:
@@ -63,7 +64,7 @@ class Closer(Errands):
         document = state.inspected
         self.give_up_closer()
         if document is not None and document.get("b"):
-            await self.look_closer(*_sides(document))
+            await self.look_closer(*_sides(state, document))
 
     async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
         raise NotImplementedError
@@ -94,7 +95,7 @@ def _far(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else float("inf") if value == "inf" else -1.0
 
 
-def _sides(document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sides(state: State, document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
     """What names the two inspected tensors."""
     a, b = ({name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b"))
-    return a, b
+    return {**a, **named(state, a["path"])}, {**b, **named(state, b["path"])}

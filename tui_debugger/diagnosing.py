@@ -81,7 +81,8 @@ class Diagnosing(Errands):
                 self._on_log(event)
 
         asked = {"step": ",".join(map(str, steps))} if steps else {}
-        job = Job("diagnose", {"path": run["path"], "stream": True, **asked})
+        paths = [run["path"], *self.state.more] if run is self.state.a else [run["path"]]
+        job = Job("diagnose", {"path": run["path"], "paths": paths, "stream": True, **asked})
         document = await self.engine.run(job, on_event)
         return {**document, "series": series or document["series"]}
 

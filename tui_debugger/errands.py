@@ -93,7 +93,7 @@ class Errands:
         self._changed(Part.ANSWER, Part.MATRIX)
 
     def _fail(self, error: RldbgError) -> None:
-        self.state.trouble = error.message
+        self.state.trouble, self.state.trouble_help = error.message, error.hint or ""
         for line in str(error).splitlines():
             self._log(line)
         self._tell(fmt.error_line(error), "error")

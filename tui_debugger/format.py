@@ -92,6 +92,17 @@ def middle(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
+def dotted(name: str, width: int) -> str:
+    """A tensor's dotted name within `width` cells. What stands between its first part and the number of its layer goes
+    before anything else: all layers share it, and the number tells them apart."""
+    if len(name) <= width:
+        return name
+    parts = name.split(".")
+    layer = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    short = f"{parts[0]}…{'.'.join(parts[layer:])}" if layer > 1 else name
+    return short if len(short) <= width else middle(short, width)
+
+
 def end(text: str, width: int) -> str:
     """The text within `width` cells, its end cut: of a sentence the beginning tells."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"

@@ -8,6 +8,7 @@ from typing import Any
 from replay_core.errors import RequestError
 from replay_core.jobs import Document, Job
 from tui_debugger import format as fmt
+from tui_debugger.answer import NEXT
 from tui_debugger.errands import Latest
 from tui_debugger.replaying import Replaying
 from tui_debugger.tolerance import Tolerance
@@ -39,9 +40,7 @@ class Rejudging(Replaying):
             self.judging_by = None
             saved = state.snapshot is not None
             self._tell(
-                "a saved comparison has no figures to judge again: open its two dumps"
-                if saved
-                else "nothing compared yet: press c or r",
+                "a saved comparison has no figures to judge again: open its two dumps" if saved else NEXT,
                 "warning",
             )
             return

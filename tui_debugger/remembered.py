@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,34 @@ def _load() -> dict[str, Any]:
     return content if isinstance(content, dict) and content.get("version") == STATE_VERSION else {}
 
 
-def _name(a: Path, b: Path | None) -> str:
-    return "\n".join(os.path.abspath(path) for path in (a, b) if path is not None)
+#: Before a path that is one more directory of the run before it.
+TOGETHER = "+"
 
 
-def place(a: Path, b: Path | None) -> Place:
-    """Where the user was in this run or pair; empty when never there."""
-    found = (_load().get("runs") or {}).get(_name(a, b))
+def _name(a: Path, b: Path | None, more: Sequence[str] = ()) -> str:
+    joined = [TOGETHER + os.path.abspath(path) for path in more]
+    return "\n".join([os.path.abspath(a), *joined, *([os.path.abspath(b)] if b is not None else [])])
+
+
+def place(a: Path, b: Path | None, more: Sequence[str] = ()) -> Place:
+    """Where the user was in this run (of several directories, with `more`) or pair; empty when never there."""
+    found = (_load().get("runs") or {}).get(_name(a, b, more))
     return found if isinstance(found, dict) else {}
 
 
 def recent() -> list[tuple[list[str], float]]:
-    """The runs and pairs opened last that still exist, newest first, with the time they were looked at."""
+    """The runs and pairs opened last that still exist, newest first, with the time they were looked at.
+
+    A path that begins with `TOGETHER` is one more directory of the run before it.
+    """
     runs = _load().get("runs") or {}
     dated = [
         (name.split("\n"), float(value.get("when") or 0)) for name, value in runs.items() if isinstance(value, dict)
     ]
-    return sorted((one for one in dated if all(map(os.path.exists, one[0]))), key=lambda one: -one[1])
+    return sorted(
+        (one for one in dated if all(os.path.exists(path.removeprefix(TOGETHER)) for path in one[0])),
+        key=lambda one: -one[1],
+    )
 
 
 def theme() -> str | None:
@@ -62,10 +74,10 @@ def keep_theme(name: str) -> None:
     _write({**content, "theme": name})
 
 
-def keep_place(a: Path, b: Path | None, where: Place) -> None:
+def keep_place(a: Path, b: Path | None, where: Place, more: Sequence[str] = ()) -> None:
     """Note where the user is now."""
     content = _load()
-    runs = {**(content.get("runs") or {}), _name(a, b): {**where, "when": time.time()}}
+    runs = {**(content.get("runs") or {}), _name(a, b, more): {**where, "when": time.time()}}
     newest = sorted(runs, key=lambda name: -float(runs[name].get("when") or 0))[:RUNS_KEPT]
     _write({**content, "runs": {name: runs[name] for name in newest}})
 

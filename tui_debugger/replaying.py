@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tui_debugger import format as fmt
 from tui_debugger.errands import Errands
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
+from tui_debugger.together import folder_of
 
 _REFERENCE = "reference: each row alone"
 
@@ -26,7 +28,14 @@ class Replaying(Errands):
     async def _show_comparison(self, document: Document, *, keep_row: bool = False) -> None:
         raise NotImplementedError
 
-    async def open(self, a: Path | None, b: Path | None, scope: Scope | None = None) -> None:
+    async def open(
+        self,
+        a: Path | None,
+        b: Path | None,
+        scope: Scope | None = None,
+        listed: Document | None = None,
+        more: Sequence[Path] = (),
+    ) -> None:
         raise NotImplementedError
 
     async def _compared(self, params: dict[str, Any], what: str) -> Document:
@@ -159,8 +168,11 @@ class Replaying(Errands):
     def _plan(self, run: Document, target: Scope, model: str, flags: dict[str, Any], out: Path) -> dict[str, Any]:
         state = self.state
         where = {name: value or 0 for name, value in target.params().items()}
+        # Of several directories that are one run, a replay reads the one its record lies in.
+        held = (record["path"] for record in run.get("records") or [] if target.covers(record["key"]))
+        home = folder_of(state, held) if state.more and run is state.a else None
         return {
-            "dump": str(state.replay_dump or run["path"]), **where, "model": model, "flags": flags,
+            "dump": str(state.replay_dump or home or run["path"]), **where, "model": model, "flags": flags,
             "temperature": state.temperature, "seed": state.seed or 0, "out": str(out),
         }  # fmt: skip
 

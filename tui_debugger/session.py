@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -17,46 +17,55 @@ from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
-from tui_debugger.closer import Closer
-from tui_debugger.diagnosing import Diagnosing
-from tui_debugger.errands import Latest
+from tui_debugger.answer import answer_of, run_line
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
+from tui_debugger.looking import Looking
 from tui_debugger.parities import Paritying
-from tui_debugger.state import Mark, Part, Scope, run_line
+from tui_debugger.state import Part, Scope
 from tui_debugger.tensor_rows import TensorRow, comparison_rows
+from tui_debugger.together import named, sides
 from tui_debugger.tolerance import Tolerance
-
-#: Values the inspector asks for around a place.
-WINDOW = 32
 
 _PROBLEMS_LOGGED = 50
 
 
-class Session(Paritying, Closer, Diagnosing):
+class Session(Looking, Paritying):
     """The flows of one screen."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._references = {}
-        self._inspections = Latest()
-        self._records = Latest()
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────
 
     async def open(
-        self, a: Path | None, b: Path | None, scope: Scope | None = None, listed: Document | None = None
+        self,
+        a: Path | None,
+        b: Path | None,
+        scope: Scope | None = None,
+        listed: Document | None = None,
+        more: Sequence[Path] = (),
     ) -> None:
-        """Open one dump, or a pair and look for the first divergence; `listed` is A's run document, when known."""
+        """Open one dump, or a pair and look for the first divergence.
+
+        Args:
+            listed: A's run document, when known.
+            more: the other directories of A's run.
+        """
         state = self.state
         state.health = Health()
         state.a_path, state.b_path, state.snapshot = a, b, None
+        state.more = tuple(map(str, more))
+        if more:
+            self._log(f"{1 + len(more)} paths, one run: rldbg --compare A B compares two")
         state.a = state.b = state.record = state.comparison = state.inspected = None
         state.rows, state.shown, state.shows_record = [], [], True
         state.compared, state.tolerance = None, Tolerance()
         self.give_up_closer()
         state.step_verdicts.clear()
-        state.marks.clear()
+        # A marked tensor says where it lies: it waits for its partner in whatever is opened next.
+        state.marks = [mark for mark in state.marks if mark.kind == "tensor"]
         self._changed(Part.START, Part.TENSORS, Part.INSPECT)
         if a is None:
             return
@@ -70,7 +79,7 @@ class Session(Paritying, Closer, Diagnosing):
             return
         self._take_settings(state.a)
         records = state.a.get("records") or []
-        before = remembered.place(a, b)
+        before = remembered.place(a, b, state.more)
         # A record that belongs to no step is rarely what a person came for.
         stepped = (i for i, record in enumerate(records) if record["key"].get("step") is not None)
         first = next(stepped, 0)
@@ -89,7 +98,7 @@ class Session(Paritying, Closer, Diagnosing):
         self.look_behind()
 
     async def _open(self, path: Path, listed: Document | None = None) -> Document:
-        run = listed or await self._run(Job("open", {"path": str(path)}), f"opening {path}")
+        run = listed or await self._run(Job("open", named(self.state, str(path))), f"opening {path}")
         self._log(f"{path}: {run_line(run)}")
         problems = run.get("problems") or []
         for problem in problems[:_PROBLEMS_LOGGED]:
@@ -119,9 +128,12 @@ class Session(Paritying, Closer, Diagnosing):
                 state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
             state.a = snapshot.plan_as_run(document)
             self._changed(Part.RUNS, Part.MATRIX, Part.ANSWER)
-            self._tell("a saved replay: m shows its cells", "information")
+            state.matrix.is_wanted = True
+            self._changed(Part.MATRIX)
         elif document["kind"] == "parity":
             self.show_parity(document)
+        elif document["kind"] == "diagnosis":
+            await self._open_diagnosis(document)
         elif document["kind"] == "run":
             state.a = document
             self._changed(Part.RUNS, Part.ANSWER)
@@ -130,6 +142,19 @@ class Session(Paritying, Closer, Diagnosing):
             state.show_record(document)
             self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
             await self.inspect()
+
+    async def _open_diagnosis(self, document: Document) -> None:
+        """Show a saved diagnosis; its findings lead into the dump it is of, while that is still there."""
+        state = self.state
+        state.health.document = document
+        try:
+            state.a = await self._run(Job("open", {"path": document["path"]}), f"opening {document['path']}")
+        except RldbgError as error:
+            state.a = snapshot.diagnosis_as_run(document)
+            self._log(f"only the findings, not what they are of: {error}")
+        state.scope = Scope(next(iter(document["steps"]), None))
+        self._changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
+        self._tell("a saved diagnosis: 7 lists its findings, enter goes to one, E diagnoses again", "information")
 
     def _take_settings(self, run: Document) -> None:
         recorded = asked_flags(run)
@@ -174,112 +199,6 @@ class Session(Paritying, Closer, Diagnosing):
             self._changed(Part.TENSORS, Part.INSPECT)
             self._tell("where you were last time; d goes to the first divergence", "information")
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────
-
-    async def show_record(self, index: int, tensor: str | None = None) -> None:
-        """Show a record's own tensors. While one is read, only the latest asked for waits."""
-        await self._records.do(lambda: self._show_record(index, tensor))
-
-    async def show_place(self, where: Mapping[str, Any]) -> bool:
-        """Show what a finding points to: its record, tensor, sample and position. False where A has no such record."""
-        index = self.record_at(where)
-        if index is None:
-            return False
-        await self.show_record(index, where.get("tensor"))
-        if where.get("sample") is not None and self.state.row is not None and self.state.shows_record:
-            await self.inspect(token=[where["sample"], where.get("position")])
-        return True
-
-    async def _show_record(self, index: int, tensor: str | None) -> None:
-        state = self.state
-        assert state.a is not None
-        record = state.a["records"][index]
-        job = Job("record", {"path": state.a["path"], "key": record["key"], "stats": False})
-        state.scope = Scope.of(record["key"])
-        document = await self._guard(self._run(job, f"reading {fmt.scope(record['key'])}"))
-        if document is not None:
-            state.show_record(document)
-            state.select_named(tensor)
-            self._changed(Part.TENSORS, Part.ANSWER, Part.RUNS)
-            await self.inspect()
-
-    async def inspect(
-        self, at: list[int] | None = None, part: str | None = None, token: list[int | None] | None = None
-    ) -> None:
-        """Show statistics and values of the selected tensor. While one inspection runs, only the latest waits.
-
-        `token` is [sample, position or None] in place of a raw index.
-        """
-        self.state.place_asked = at is not None or part is not None or token is not None
-        self.state.here = at
-        self.give_up_closer()
-        params = self._inspection_of_selected(at)
-        if params is not None:
-            await self._inspections.do(lambda: self._inspect({**params, "part": part, "token": token}))
-
-    async def _inspect(self, params: dict[str, Any]) -> None:
-        job = Job("inspect", {**params, "tokens": self.state.sheet == "tokens"})
-        document = await self._guard(self.engine.run(job, self._on_log))
-        if document is not None and not self._inspections.is_superseded:
-            self.state.inspected = document
-            self._changed(Part.INSPECT)
-            await self.look_closer(params["a"], params.get("b"))
-
-    async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
-        """Two tensors side by side, each from a place of its own on, whatever the list shows."""
-        self.state.place_asked, self.state.here = True, at_a
-        self.give_up_closer()
-        params = {"a": a, "b": b, "at": None, "at_a": at_a, "at_b": at_b, "count": WINDOW, "judge": False}
-        await self._inspections.do(lambda: self._inspect(params))
-
-    def _inspection_of_selected(self, at: list[int] | None) -> dict[str, Any] | None:
-        state, row = self.state, self.state.row
-        if row is None:
-            state.inspected = None
-            self._changed(Part.INSPECT)
-            return None
-        sides = self.sides(row)
-        if not sides:
-            state.inspected = {"kind": "note", "entry": dict(row.entry)}
-            self._changed(Part.INSPECT)
-            return None
-        if len(sides) == 1:
-            return {"a": next(iter(sides.values())), "b": None, "at": at, "count": WINDOW}
-        raw = row.entry.get("index") or {}
-        if row.is_first:
-            raw = (self.state.comparison or {}).get("first_divergence", {}).get("index") or raw
-        # The verdict is known already: judging the pair again would read the whole micro-batch.
-        starts = {"at": at, "at_a": raw.get("raw_a"), "at_b": raw.get("raw_b")}
-        return {**sides, **starts, "count": WINDOW, "judge": False}
-
-    def sides(self, row: TensorRow) -> dict[str, dict[str, Any]]:
-        """What names the tensor of a line on either side, for an inspection; empty where nothing can be read."""
-        state = self.state
-        if state.shows_record:
-            if (
-                state.record is None
-                or state.a is None
-                or row.entry.get("problem")
-                or row.entry.get("value") is not None
-            ):
-                return {}
-            return {"a": {"path": state.a["path"], "key": state.record["key"], "name": row.name}}
-        document = state.comparison
-        if document is None:
-            # The comparison still runs: what was judged can be looked at already.
-            document = {"a": state.a or {}, "b": state.b or {}}
-        names = row.entry.get("names") or [row.name, row.name]
-        return {
-            side: {"path": document[side].get("path"), "key": key, "name": name or row.name}
-            for side, name in zip(("a", "b"), names, strict=True)
-            if (key := row.entry.get(f"{side}_key")) is not None
-        }
-
-    async def inspect_pair(self, one: Mark, other: Mark) -> None:
-        """Two marked tensors side by side, whatever their names and records."""
-        params = {"a": dict(one.what), "b": dict(other.what), "at": None, "count": WINDOW}
-        await self._inspections.do(lambda: self._inspect(params))
-
     # ── comparing ────────────────────────────────────────────────────────────────────────────────
 
     async def compare_with(self, b: Path, scope: Scope | None = None) -> None:
@@ -310,7 +229,7 @@ class Session(Paritying, Closer, Diagnosing):
         if state.a is None or state.b is None:
             return None
         state.scope = scope
-        params = {"a": state.a["path"], "b": state.b["path"], **scope.params()}
+        params = {**sides(state, state.a["path"], state.b["path"]), **scope.params()}
         document = await self._guard(self._compared(params, f"comparing {scope}".rstrip()))
         if document is not None:
             state.step_verdicts[scope.step] = fmt.comparison_answer(document).word
@@ -324,7 +243,7 @@ class Session(Paritying, Closer, Diagnosing):
             return
         state.scope = one
         b = state.b or state.a
-        params = {"a": state.a["path"], "b": b["path"], **one.params(), "scope_b": other.params()}
+        params = {**sides(state, state.a["path"], b["path"]), **one.params(), "scope_b": other.params()}
         document = await self._guard(self._compared(params, f"comparing {one} with {other}"))
         if document is not None:
             state.step_verdicts.clear()
@@ -367,16 +286,18 @@ class Session(Paritying, Closer, Diagnosing):
         if here is not None and here < len(rows):
             self.state.selected = here
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
-        answer = self.state.answer()
+        answer = answer_of(self.state)
         self._log(answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": "))
         if not keep_row:
             await self.inspect()
 
     # ── exporting ────────────────────────────────────────────────────────────────────────────────
 
-    def export(self, folder: Path) -> list[Path]:
-        """Write what is shown, and the replay behind it, as JSON; nothing is overwritten."""
-        return [snapshot.write_new(folder, document) for document in snapshot.documents(self.state)]
+    def export(self, folder: Path, *, findings: bool = False) -> list[Path]:
+        """Write what is shown as JSON: with a comparison the replay behind it, with a record its run's diagnosis, and
+        with `findings` the diagnosis alone. Nothing is overwritten."""
+        found = snapshot.documents(self.state, findings=findings)
+        return [snapshot.write_new(folder, document) for document in found]
 
 
 _MANY, _AT_ONCE = 5_000, 2_000

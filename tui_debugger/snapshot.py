@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from tui_debugger.state import State
 
 SCHEMA_VERSION = 1
 #: Documents the screen can show again.
-KINDS = ("comparison", "replay", "parity", "run", "record")
+KINDS = ("comparison", "replay", "parity", "diagnosis", "run", "record")
 
 #: Bytes looked at to tell a document from a dump that happens to be JSON.
 _HEAD = 4096
@@ -33,6 +34,25 @@ def is_document(path: Path) -> bool:
     return b'"schema_version"' in head and (b'"rldbg"' in head or b'"kind"' in head)
 
 
+def check_kind(path: Path) -> None:
+    """Look at the head of a document before a screen is opened for it.
+
+    Raises:
+        DumpError: it is of a kind the screen does not show.
+    """
+    with path.open("rb") as file:
+        found = re.search(rb'"kind":\s*"([a-z_]+)"', file.read(_HEAD))
+    if found and (kind := found.group(1).decode()) not in KINDS:
+        raise _unshown(path, kind)
+
+
+def _unshown(path: Path, kind: str) -> DumpError:
+    return DumpError(
+        "the screen cannot show this document", file=str(path), expected=" | ".join(KINDS), found=kind,
+        hint=f"python -m json.tool {path}",
+    )  # fmt: skip
+
+
 def read(path: Path) -> Document:
     """A saved document.
 
@@ -45,8 +65,7 @@ def read(path: Path) -> Document:
         raise DumpError("the document cannot be read", file=str(path), found=str(error)) from None
     if not isinstance(document, dict) or document.get("kind") not in KINDS:
         found = document.get("kind") if isinstance(document, dict) else type(document).__name__
-        expected = " | ".join(KINDS)
-        raise DumpError("the screen cannot show this document", file=str(path), expected=expected, found=str(found))
+        raise _unshown(path, str(found))
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise DumpError(
@@ -63,6 +82,7 @@ _NEEDED = {
     "comparison": ("a", "b", "counts", "tensors"),
     "replay": ("cells", "baseline", "plan"),
     "parity": ("a", "b", "batches", "about", "cause", "randomness"),
+    "diagnosis": ("path", "dialect", "steps", "findings", "checked", "skipped"),
     "run": ("path", "records"),
     "record": ("path", "key", "fields"),
 }
@@ -90,6 +110,14 @@ def record_as_run(document: Mapping[str, Any]) -> Document:
     return _run({"path": document["path"], "dialect": "saved record", "flags": None}, [document["key"]])
 
 
+def diagnosis_as_run(document: Mapping[str, Any]) -> Document:
+    """The run a saved diagnosis is about, where its files are gone: the records its findings point to."""
+    parts = ("step", "micro", "rank", "role", "stage")
+    found = [{name: one["where"].get(name) for name in parts} for one in document["findings"]]
+    keys = [{**key, "epoch": None, "minibatch": None} for key in found if key["step"] is not None]
+    return _run(document, list({json.dumps(key, sort_keys=True): key for key in keys}.values()))
+
+
 def _run(side: Mapping[str, Any], keys: list[dict[str, Any]]) -> Document:
     steps = sorted({key["step"] for key in keys if key.get("step") is not None})
     records = [{"key": key, "path": side.get("path"), "fields": None} for key in keys]
@@ -108,12 +136,15 @@ def axes_text(axes: Mapping[str, list[Any]]) -> str:
     return " ".join(f"{name}={','.join(map(word, values))}" for name, values in axes.items())
 
 
-def documents(state: State) -> list[Document]:
-    """The documents behind what is shown: none while nothing is open."""
+def documents(state: State, *, findings: bool = False) -> list[Document]:
+    """The documents behind what is shown: none while nothing is open. `findings`: the diagnosis is looked at."""
     matrix = [state.matrix.document] if state.matrix.document is not None else []
+    diagnosis = [state.health.document] if state.health.document is not None else []
+    if diagnosis and (findings or state.is_log):
+        return diagnosis
     if state.shows_record or state.comparison is None:
         shown = state.record or state.a
-        return matrix if shown is None or "schema_version" not in shown else [shown, *matrix]
+        return [*([] if shown is None or "schema_version" not in shown else [shown]), *matrix, *diagnosis]
     if matrix:
         return [state.comparison, *matrix]
     return [state.comparison, replay_document(state)] if state.cells else [state.comparison]

@@ -25,7 +25,7 @@ from tui_debugger.tolerance import Tolerance
 
 SAMPLES_KEPT = 900
 #: Dialects of runs that are lines and curves.
-_LOGS = frozenset({"log", "metrics", "curves", "grpo_notes"})
+LOGS = frozenset({"log", "metrics", "curves"})
 
 
 class Part(Enum):
@@ -86,6 +86,8 @@ class Matrix:
     runs: bool = False
     total: int = 0
     doing: str = ""
+    is_wanted: bool = False
+    """Its screen is to be opened: a saved one is what the user came for."""
 
     @property
     def baseline(self) -> Document | None:
@@ -134,6 +136,8 @@ class Busy:
 class State:
     a_path: Path | None = None
     b_path: Path | None = None
+    more: tuple[str, ...] = ()
+    """The other directories of A's run."""
     peeked: list[int] = field(default_factory=list)
     """Steps that A's file names speak of, until A is listed."""
     a: Document | None = None
@@ -186,7 +190,8 @@ class State:
     """Of the running job: what it did, and the seconds it took."""
     busy: Busy | None = None
     trouble: str | None = None
-    """The first line of the last error, until something works again."""
+    """The first line of the last error, until something works again; and what helps."""
+    trouble_help: str = ""
     step_verdicts: dict[int | None, str] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     """What the diagnosis of A says."""
@@ -315,7 +320,9 @@ class State:
     @property
     def is_log(self) -> bool:
         """Whether what is open is lines and curves alone: nothing to compare or to replay, but trends."""
-        return self.a is not None and set(str(self.a.get("dialect")).split(" + ")) <= _LOGS
+        dialects = set(str((self.a or {}).get("dialect")).split(" + "))
+        # What a GRPO trainer captured is tensors, but lies beside its log.
+        return bool(dialects & LOGS) and dialects <= LOGS | {"grpo_notes"}
 
     def findings(self) -> list[dict[str, Any]]:
         """What is wrong with what was read and compared: severity, claim, where."""
@@ -326,67 +333,6 @@ class State:
                 if one not in found:
                     found.append(one)
         return found
-
-    def answer(self) -> fmt.Answer:
-        """What the top of the screen says now."""
-        if self.early:
-            return fmt.first_answer(self.early, running=str(self.busy or "the comparison still runs"))
-        if self.comparison and not self.busy and not self.shows_record:
-            answer = fmt.comparison_answer(self.comparison)
-            if not self.tolerance.is_table:
-                answer.facts.append(f"judged by {self.tolerance}")
-            if self.snapshot is not None:
-                answer.notes[0] = f"saved {self.comparison.get('created', '')} · {answer.notes[0]}"
-            if len(self.step_verdicts) > 1 and answer.token != "first":
-                answer.facts.append(f"{len(self.step_verdicts)} steps compared: none diverges")
-            return answer
-        if self.busy:
-            return fmt.Answer("RUN", "muted", str(self.busy), [], [self._done_so_far(), "ctrl+c cancels"])
-        if self.trouble:
-            return fmt.Answer("ERROR", "missing", self.trouble, [], ["the log pane (4) has all of it"])
-        if self.a is None:
-            if self.a_path is not None:
-                return fmt.Answer("RLDBG", "muted", f"opening {self.a_path}", [], [])
-            return fmt.Answer(
-                "RLDBG", "muted", "no dump open", [], ["Two runs of one micro-batch should agree: where do they part?"]
-            )
-        wrong = self.health.answer()
-        if wrong is not None:
-            return wrong
-        if self.is_log:
-            return self.health.clean() or fmt.Answer(
-                "READY", "muted", self.health.note() or "read", [], [run_line(self.a)]
-            )
-        keys, notes = "nothing compared yet: press c or r", [run_line(self.a)]
-        notes.append("c compares with another dump, r replays this record (5: its flags), m runs every combination")
-        if self.comparison:
-            keys = f"{self.scope}: press r to replay it, v to go back to the comparison"
-        note = self.health.note()
-        if note and self.health.document is not None:
-            return fmt.Answer("READY", "muted", note, [keys], notes)
-        if note:
-            notes[0] = f"{note} · {notes[0]}"
-        return fmt.Answer("READY", "muted", keys, [], notes)
-
-    def _done_so_far(self) -> str:
-        return " · ".join(f"{what} {fmt.seconds(took)}" for what, took in self.phases[-5:])
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def run_line(document: Mapping[str, Any]) -> str:
-    """One line about an opened run."""
-    records, steps = document.get("records") or [], document.get("steps") or []
-    parts = [f"{document.get('dialect')} dump", plural(len(steps), "step"), plural(len(records), "record")]
-    problems = document.get("problems") or []
-    if problems:
-        parts.append(f"{plural(len(problems), 'problem')} (7): {problems[0].get('what', '')}")
-    notes = document.get("notes") or []
-    if notes and not problems:
-        parts.append(str(notes[0]))
-    return " · ".join(parts)
 
 
 def model_for(document: Mapping[str, Any] | None, step: int | None) -> tuple[str | None, str | None]:

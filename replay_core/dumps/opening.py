@@ -143,10 +143,16 @@ def _parts(path: Path) -> list[Run]:
         file=str(path),
         expected="a directory or file of " + ", ".join(dict.fromkeys(dialect.name for dialect in DIALECTS)),
         found=_contents(path),
-        hint="compressed files are not read: unpack them first"
-        if _packed(path)
-        else "name the directory your framework wrote, or one of its files",
+        hint=_what_helps(path),
     )
+
+
+def _what_helps(path: Path) -> str:
+    if _packed(path):
+        return "compressed files are not read: unpack them first"
+    if path.is_dir() and not any(path.iterdir()):
+        return f"rldbg --follow {path} waits for a trainer that writes there; rldbg record -- COMMAND records one"
+    return "name the directory your framework wrote, or one of its files"
 
 
 def _say_what_was_left(path: Path, run: Run) -> None:

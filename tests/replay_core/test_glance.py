@@ -104,3 +104,27 @@ def test_statistics_of_a_small_tensor_are_not_sampled(tmp_path: Path) -> None:
     document = workbench.inspect(_named(path, "x"))
     assert document["a"]["sampled"] is None
     assert document["a"]["stats"]["numel"] == 3
+
+
+def test_a_gradient_stands_beside_its_parameter_and_the_other_way_round(tmp_path: Path) -> None:
+    weight = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    dump = write_dump(
+        tmp_path / "run",
+        {
+            "param": {"param.layers.0.w": weight, "param.layers.1.w": weight + 1},
+            "gradient": {"grad.layers.1.w": -weight, "grad.layers.0.w": weight / 10},
+        },
+    )
+    document = workbench.inspect(_named(dump, "param.layers.0.w", "param"), at=[1, 2], count=2)
+    SCHEMA.validate(json.loads(json.dumps(document)))
+    beside = document["a"]["counterpart"]
+    assert (beside["kind"], beside["name"]) == ("gradient", "grad.layers.0.w")
+    assert beside["values"] == pytest.approx([float(weight[tuple(at)]) / 10 for at in document["window"]["index"]])
+    assert beside["ratio"] == pytest.approx(0.1)
+    other = workbench.inspect(_named(dump, "grad.layers.1.w", "gradient"))["a"]["counterpart"]
+    assert (other["kind"], other["name"]) == ("param", "param.layers.1.w")
+
+
+def test_a_parameter_whose_gradient_has_another_shape_stands_alone(tmp_path: Path) -> None:
+    dump = write_dump(tmp_path / "run", {"param": {"param.w": torch.ones(3)}, "gradient": {"grad.w": torch.ones(4)}})
+    assert workbench.inspect(_named(dump, "param.w", "param"))["a"]["counterpart"] is None

@@ -11,13 +11,14 @@ from textual.pilot import Pilot
 
 from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger.app import RldbgApp
+from tui_debugger.engine import Engine
 
 A, B = Path("/runs/demo/alone"), Path("/runs/demo/packed")
 
 
 @asynccontextmanager
 async def opened(
-    *dumps: Path, size: tuple[int, int] = (160, 48), engine: ScriptedEngine | None = None, **options: Any
+    *dumps: Path, size: tuple[int, int] = (160, 48), engine: Engine | None = None, **options: Any
 ) -> AsyncIterator[tuple[RldbgApp, Pilot[None]]]:
     """The app on its first screen, at rest."""
     app = RldbgApp(*dumps, engine=engine or ScriptedEngine(), **options)

@@ -50,3 +50,17 @@ def test_names_are_cut_in_the_middle() -> None:
     assert len(cut) == 24
     assert cut.startswith("model.")
     assert cut.endswith("inputs.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "said"),
+    [
+        ("param.model.layers.1.self_attn.q_proj.weight", 31, "param…1.self_attn.q_proj.weight"),
+        ("param.model.layers.1.mlp.up_proj.weight", 60, "param.model.layers.1.mlp.up_proj.weight"),
+        ("layers.0.post_attention_layernorm.output", 28, "layers.0.…n_layernorm.output"),
+        ("trajectories.extra_fields.group_id", 23, "trajecto…ields.group_id"),
+    ],
+)
+def test_a_cut_name_keeps_the_number_of_its_layer(name: str, width: int, said: str) -> None:
+    assert len(fmt.dotted(name, width)) <= width
+    assert fmt.dotted(name, width) == said

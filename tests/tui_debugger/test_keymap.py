@@ -49,3 +49,11 @@ def test_no_key_means_two_things() -> None:
 def test_the_bar_always_offers_help_and_quit() -> None:
     for pane in (*PANES, "start", "matrix", "trends"):
         assert {"help", "quit"} <= {action.id for action in for_bar(pane)}
+
+
+def test_the_bar_offers_no_divergence_where_nothing_is_compared() -> None:
+    for pane in PANES:
+        alone = [action.id for action in for_bar(pane, compared=False)]
+        assert not {"first", "diverging", "strip", "tolerance"} & set(alone)
+        assert alone.index("compare") < alone.index("replay")
+    assert for_bar("flags", compared=False)[0].label == "change"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from replay_core.errors import DumpError
+from replay_core.errors import DumpError, NotADumpError
 from tests.tui_debugger.driving import A, B, opened, press, screen
-from tests.tui_debugger.scripted import document
+from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import snapshot
 
 
@@ -39,8 +39,7 @@ def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> N
 
 def test_a_saved_matrix_shows_its_cells(tmp_path: Path) -> None:
     async def run() -> str:
-        async with opened(_saved(tmp_path, document("matrix"))) as (app, pilot):
-            await press(app, pilot, "m")
+        async with opened(_saved(tmp_path, document("matrix"))) as (app, _):
             return screen(app)
 
     shown = asyncio.run(run())
@@ -76,3 +75,37 @@ def test_other_json_is_no_document(tmp_path: Path) -> None:
     assert not snapshot.is_document(_saved(tmp_path, {"step": 3, "loss": 0.1}))
     assert not snapshot.is_document(tmp_path / "none.json")
     assert not snapshot.is_document(tmp_path)
+
+
+def test_a_diagnosis_is_written_from_the_findings_and_opens_again(in_tmp: Path) -> None:
+    async def save() -> None:
+        engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
+        async with opened(A, engine=engine) as (app, pilot):
+            await press(app, pilot, "7", "e")
+
+    async def reopen(path: Path, engine: ScriptedEngine) -> tuple[str, str]:
+        async with opened(path, engine=engine) as (app, pilot):
+            first = screen(app)
+            await press(app, pilot, "7", "enter")
+            return first, screen(app)
+
+    asyncio.run(save())
+    (written,) = in_tmp.glob("rldbg-*.json")
+    assert json.loads(written.read_text())["kind"] == "diagnosis"
+    there = ScriptedEngine()
+    first, went = asyncio.run(reopen(written, there))
+    assert "saved 2026" in first
+    assert "step 3" in went
+    assert "diagnose" not in there.kinds(), "what was saved is shown, not found again"
+
+    gone = ScriptedEngine(open=NotADumpError("there is no such file or directory", file="/runs/demo/alone"))
+    first, _ = asyncio.run(reopen(written, gone))
+    assert "saved 2026" in first
+
+
+def test_a_document_the_screen_cannot_show_is_refused_before_it_opens(tmp_path: Path) -> None:
+    path = _saved(tmp_path, {"schema_version": 1, "kind": "info", "tool": "rldbg"})
+    with pytest.raises(DumpError, match="cannot show this document") as caught:
+        snapshot.check_kind(path)
+    assert caught.value.hint == f"python -m json.tool {path}"
+    snapshot.check_kind(_saved(tmp_path, document("matrix")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 from hypothesis import given
@@ -81,6 +82,39 @@ def test_two_marked_tensors_are_inspected_side_by_side() -> None:
             assert [params["a"]["name"], params["b"]["name"]] == names
 
     asyncio.run(run())
+
+
+def test_a_marked_tensor_waits_for_one_of_another_run() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(A, engine=engine) as (app, pilot):
+            await press(app, pilot, "space", "o", *str(B), "enter")
+            assert "+›" not in screen(app), "the mark is the other run's"
+            await press(app, pilot, "space", "equals_sign")
+            params = engine.last("inspect").params
+            assert [params[side]["path"] for side in ("a", "b")] == [str(A), str(B)]
+
+    asyncio.run(run())
+
+
+def test_a_parameter_and_its_gradient_are_two_columns() -> None:
+    answer = document("inspect_one")
+    stats = {**answer["a"]["stats"], "l2": 0.5}
+    key = {**answer["a"]["key"], "stage": "gradient"}
+    values = [0.25] * len(answer["window"]["index"])
+    answer["a"]["counterpart"] = {"kind": "gradient", "key": key, "name": "grad.w", "stats": stats, "values": values,
+                                  "ratio": 0.0125}  # fmt: skip
+
+    async def run() -> str:
+        async with opened(A, engine=ScriptedEngine(inspect=answer)) as (app, pilot):
+            await press(app, pilot, "3", "z")
+            return screen(app)
+
+    shown = asyncio.run(run())
+    assert re.search(r"index +parameter +gradient", shown)
+    assert "0.25" in shown
+    assert "gradient grad.w" in shown
+    assert "|gradient| / |parameter| 0.0125" in shown
 
 
 def test_two_marked_steps_of_one_run_are_compared() -> None:

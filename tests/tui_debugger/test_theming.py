@@ -65,6 +65,30 @@ def test_every_word_can_be_read_on_what_it_stands_on(name: str) -> None:
     assert _contrast(colours["block-cursor-foreground"], colours["block-cursor-background"]) >= 4.5
 
 
+#: xterm's own palette, which most terminals start from.
+XTERM = {
+    "ansi_red": "#cd0000", "ansi_green": "#00cd00", "ansi_yellow": "#cdcd00", "ansi_blue": "#0000ee",
+    "ansi_magenta": "#cd00cd", "ansi_cyan": "#00cdcd", "ansi_bright_black": "#7f7f7f", "ansi_bright_red": "#ff0000",
+    "ansi_bright_blue": "#5c5cff", "ansi_bright_white": "#ffffff", "ansi_default": "#e5e5e5",
+}  # fmt: skip
+
+
+def test_the_sixteen_colours_of_a_terminal_can_be_read_on_black() -> None:
+    theme = next(theme for theme in theming.load_themes()[0] if theme.name == "terminal")
+    colours = {**theme.variables, "primary": theme.primary}
+    words = [token for token in theming.TOKENS if token != "on-first"] + ["border", "primary"]
+    faint = {word: round(ratio, 1) for word in words if (ratio := _contrast(XTERM[str(colours[word])], "#000000")) < 3}
+    assert faint == {}
+
+
+def test_the_answer_of_a_terminal_with_sixteen_colours_is_not_red_on_red() -> None:
+    async def run() -> Color:
+        async with opened(A, B, theme="terminal") as (app, _):
+            return app.query_one("#headline").styles.background
+
+    assert asyncio.run(run()).ansi == -1
+
+
 def test_colour_blind_eyes_tell_agreement_from_divergence_by_lightness_or_blue() -> None:
     theme = next(theme for theme in theming.load_themes()[0] if theme.name == "colour-blind")
     for bad in ("first", "diff", "nan", "shape"):

@@ -25,6 +25,9 @@ LISTED_AT_ONCE = 100
 @click.option("--no-mouse", is_flag=True, help="Do not ask the terminal for mouse reports.")
 @click.option("--theme", help="Name of a theme.")
 @click.option("--follow", is_flag=True, help="Look at A again every second while it is written.")
+@click.option(
+    "--one-run/--compare", "one_run", default=None, help="Whether two paths are parts of one run, or compared."
+)
 def command(
     a: Path | None = None,
     b: Path | None = None,
@@ -33,16 +36,21 @@ def command(
     no_mouse: bool = False,
     theme: str | None = None,
     follow: bool = False,
+    one_run: bool | None = None,
 ) -> int:
-    """Open the screen on dump A, or on the first divergence of A and B."""
-    if more:
-        every = " ".join(str(path) for path in (a, b, *more))
-        raise RequestError(
-            "the screen opens one dump, or two that it compares",
-            expected="one path or two",
-            found=f"{2 + len(more)} paths",
-            hint=f"several directories of one run: rldbg ls {every}, or rldbg diagnose {every}",
-        )
+    """Open the screen on dump A, or on the first divergence of A and B.
+
+    Two paths are parts of one run where they hold records of different kinds and one framework wrote both, or one is
+    a log; else they are compared. --one-run and --compare say which. More than two paths are one run.
+    """
+    if more and one_run is False:
+        raise RequestError("--compare takes two paths", expected="A and B", found=f"{2 + len(more)} paths")
+    if a is not None and b is not None and one_run is not False:
+        others = (b, *more)
+        if one_run or more or _belong_together(a, b):
+            return _open_together(a, others, ascii_only, no_mouse, theme, follow)
+    if a is not None and snapshot.is_document(a):
+        snapshot.check_kind(a)
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:
@@ -58,6 +66,30 @@ def command(
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
+
+
+def _belong_together(a: Path, b: Path) -> bool:
+    from tui_debugger.together import are_one_run
+
+    if snapshot.is_document(a) or snapshot.is_document(b):
+        return False
+    return are_one_run(_listed(a), _listed(b))
+
+
+def _open_together(
+    a: Path, others: tuple[Path, ...], ascii_only: bool, no_mouse: bool, theme: str | None, follow: bool
+) -> int:
+    """Open several directories of one run."""
+    if follow:
+        raise RequestError(
+            "--follow takes one path", expected="the run's own directory", found=f"{1 + len(others)} paths"
+        )
+    listed = _listed(a, *others)
+    require_terminal(a, None)
+    gc.disable()
+    from tui_debugger.app import run_ui  # as below
+
+    return run_ui(a, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, more=others)
 
 
 def _begun(path: Path | None) -> Document | None:
@@ -76,10 +108,10 @@ def _begun(path: Path | None) -> Document | None:
         raise
 
 
-def _listed(path: Path) -> Document:
+def _listed(path: Path, *more: Path) -> Document:
     from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
 
-    return workbench.open_dump(path)
+    return workbench.open_dump(path, *more)
 
 
 def _has_terminal() -> bool:

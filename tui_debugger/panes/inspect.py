@@ -18,7 +18,7 @@ from tui_debugger.state import State
 from tui_debugger.widgets.closer import closer_look, closer_state, strip_room
 from tui_debugger.widgets.paint import paint, verdict_token
 from tui_debugger.widgets.strips import heat, histogram
-from tui_debugger.widgets.tables import parts_table, token_table, window_table
+from tui_debugger.widgets.tables import counterpart_lines, pair_heads, parts_table, token_table, window_table
 
 _EMPTY = (
     "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."
@@ -110,6 +110,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         if not self._state.place_asked:
             self._values(text, document, width)
         self._stats(text, a, b, width)
+        counterpart_lines(self, text, [side["counterpart"] for side in (a, b) if side and side.get("counterpart")])
         return text
 
     def _values(self, text: Text, document: Mapping[str, Any], width: int) -> None:
@@ -119,7 +120,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             row = self._state.row
             raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
             raw = self._state.here or raw
-            window_table(self, text, document.get("window") or {}, raw, width)
+            window_table(self, text, document.get("window") or {}, raw, width, _beside(document))
 
     def _entry(self, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The line's own verdict, where the sheet is about that line."""
@@ -203,7 +204,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         for label, show in (("shape", fmt.shape), ("dtype", str)):
             values = [a.get(label), b.get(label)] if b else a.get(label)
             text.append(f"{label} ", paint(self, "muted"))
-            text.append(f"{fmt.pair(values, show) if b else show(values)}   ")
+            text.append(f"{fmt.pair(values, show) if b else show(values)}  ")
         if a.get("alignment"):
             text.append("tokens ", paint(self, "muted"))
             text.append(str(a["alignment"]))
@@ -241,8 +242,13 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         if not of_a and not of_b:
             return
         size = min(16, max(10, (width - 10) // 2))
+        heads = ("a", "b") if b else ()
+        if b is None and a.get("counterpart"):
+            # A weight and its gradient are two columns, as two sides of a pair are.
+            of_b, heads = a["counterpart"]["stats"], pair_heads(a["counterpart"])
+            b = a["counterpart"]
         text.append(
-            f"\n{'':<9}{'a' if b else '':>{size}}{'b' if b else '':>{size}}\n" if b else "\n", paint(self, "muted")
+            f"\n{'':<9}" + "".join(f"{head:>{size}}" for head in heads) + "\n" if heads else "\n", paint(self, "muted")
         )
         for key, label in _STATS:
             if key in ("nan", "pos_inf", "neg_inf") and not of_a.get(key) and not of_b.get(key):
@@ -258,6 +264,11 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             for part in a.get("shape") or []:
                 whole *= int(part)
             text.append(f"sampled: {a['sampled']:,} of {whole:,} elements\n", paint(self, "missing"))
+
+
+def _beside(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The gradient of a lone parameter, or the parameter of a lone gradient: its values stand beside the tensor's."""
+    return None if document.get("b") else document["a"].get("counterpart")
 
 
 def _axis_name(axis: int, count: int, axes: list[Any]) -> str:

@@ -11,10 +11,12 @@ from textual import on
 
 from tui_debugger import format as fmt
 from tui_debugger.messages import StartChosen
+from tui_debugger.remembered import TOGETHER
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
 
-RUNS_SHOWN = 12
+#: As many as leave the demo and how to record in sight on 24 lines.
+RUNS_SHOWN = 8
 
 _RECORD = (
     "",
@@ -49,12 +51,12 @@ class StartList(Rows):
         if row < len(self._recent):
             names, when = self._recent[row]
             past = fmt.ago(self._now - when)
-            shown = " ↔ ".join(fmt.safe(_short(name)) for name in names)
+            shown = fmt.safe(_said(names))
             text.append(f"{fmt.middle(shown, max(8, width - len(past) - 4))}")
             text.append(f"  {past}", paint(self, "muted"))
         elif row == len(self._recent):
             text.append("demo", paint(self, "key"))
-            text.append("  train a tiny policy, pack a micro-batch wrongly, see where it shows (a minute)")
+            text.append("  train a tiny policy, pack it wrongly, see where it shows (a minute)")
         else:
             text = Text("  ")
             text.append(_RECORD[row - len(self._recent) - 1], paint(self, "muted"))
@@ -74,6 +76,16 @@ class StartList(Rows):
         # The lines below the demo only tell.
         if event.row > len(self._recent):
             self.move_cursor(len(self._recent))
+
+
+def _said(names: Sequence[str]) -> str:
+    """`~/runs: cell0 ↔ cell2`: what several paths share is said once, so that what tells them apart is not cut."""
+    paths = [name.removeprefix(TOGETHER) for name in names]
+    common = os.path.commonpath(paths) if len(paths) > 1 else ""
+    told = [os.path.relpath(path, common) for path in paths] if len(common) > 1 else [_short(path) for path in paths]
+    joints = [" + " if name.startswith(TOGETHER) else " ↔ " for name in names[1:]]
+    text = told[0] + "".join(joint + name for joint, name in zip(joints, told[1:], strict=True))
+    return f"{_short(common)}: {text}" if len(common) > 1 else text
 
 
 def _short(path: str) -> str:

@@ -28,6 +28,10 @@ _FILTERED = "No tensor matches the filter. esc clears it."
 _COMPARING = "Comparing. Tensors stand here as they are judged, in order of computation."
 
 
+#: Columns of a record's own tensors that not every record fills.
+_SPARE = (("value", 14), ("tokens", 9))
+
+
 class TensorRows(Rows):
     """The list itself. Columns leave as the pane narrows; verdict and name stay."""
 
@@ -38,13 +42,19 @@ class TensorRows(Rows):
         self._comparing = False
         self._with_key = False
         self._marked: set[str] = set()
+        self._filled: set[str] = set()
 
     def show(self, state: State) -> None:
+        if state.rows is not self._rows and state.shows_record:
+            # Columns that say nothing of any tensor leave their room to the names.
+            self._filled = {name for name, _ in _SPARE if any(self._cell(row, name) for row in state.rows)}
         self._rows, self._shown = state.rows, state.shown
         self._comparing = not state.shows_record
         self.empty = _FILTERED if state.rows else _COMPARING if state.live else _NO_ROWS
         self._with_key = self._comparing and state.several_records
-        self._marked = {mark.name for mark in state.marks if mark.kind == "tensor"}
+        here = {str(path) for path in (state.a_path, state.b_path)} | {(state.a or {}).get("path")}
+        here |= {((state.comparison or {}).get(side) or {}).get("path") for side in ("a", "b")}
+        self._marked = {mark.name for mark in state.marks if mark.kind == "tensor" and mark.what.get("path") in here}
         self.set_count(len(self._shown), _place(self._shown, state.selected))
 
     def is_marked(self, row: int) -> bool:
@@ -60,7 +70,7 @@ class TensorRows(Rows):
             if self._with_key:
                 wanted.insert(0, ("where", 7))
         else:
-            wanted = [("shape", 12), ("dtype", 6), ("value", 14), ("tokens", 9)]
+            wanted = [("shape", 12), ("dtype", 6), *((name, size) for name, size in _SPARE if name in self._filled)]
         room = width - (11 + 30 if self._comparing else 2 + 20)
         taken = []
         for name, size in wanted:
@@ -91,7 +101,7 @@ class TensorRows(Rows):
             text.append(f"{item.verdict} ", paint(self, verdict_token(item.verdict)))
         room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         quiet = item.verdict in ("SAME", "PADDING")
-        name = fmt.middle(fmt.safe(item.name), room)
+        name = fmt.dotted(fmt.safe(item.name), room)
         text.append(f"{name:<{room}}", paint(self, "muted") if quiet else "")
         for column, size in columns:
             text.append(
@@ -111,7 +121,8 @@ class TensorRows(Rows):
             return f"s{worst.get('sample')} p{worst.get('position')}" if worst and item.verdict != "SAME" else ""
         if column == "where":
             key = entry.get("a_key") or entry.get("b_key") or {}
-            return " ".join(f"{n[0]}{key[n]}" for n in ("rank", "micro") if key.get(n) is not None)
+            where = " ".join(f"{n[0]}{key[n]}" for n in ("rank", "micro") if key.get(n) is not None)
+            return where or str(key.get("stage") or "")
         if column == "shape":
             return fmt.pair(entry.get("shape"), fmt.shape) if self._comparing else fmt.shape(entry.get("shape"))
         if column == "dtype":
@@ -170,7 +181,7 @@ class TensorsPane(Vertical):
             return
         name = pane_title("tensors")
         if state.shows_record:
-            self.border_title = f"{name} · of {state.scope}" if state.record else name
+            self.border_title = f"{name} · of {state.scope}" if state.record and str(state.scope) else name
         elif state.live:
             self.border_title = f"{name} · as they are judged"
         else:

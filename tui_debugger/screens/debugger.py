@@ -84,6 +84,10 @@ class DebuggerScreen(Finding, Examining, Taking):
     def job_runs(self) -> bool:
         return self.state.busy is not None
 
+    @property
+    def compares(self) -> bool:
+        return not self.state.shows_record
+
     def compose(self) -> ComposeResult:
         yield TitleLine()
         yield Headline()
@@ -180,7 +184,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.query_one(TensorsPane).show(state)
         self.query_one(Headline).show(state)
         self.query_one(TitleLine).show(state)
-        self.query_one(KeyBar).show(self._bar, state.busy is not None)
+        self.query_one(KeyBar).show(self._bar, state.busy is not None, self.compares)
 
     def _show_start(self) -> None:
         pane, is_open = self.query_one(TensorsPane), self.state.a_path is not None
@@ -261,9 +265,11 @@ class DebuggerScreen(Finding, Examining, Taking):
             self._log.toggle_pause()
         elif self.active == "steps":
             spot = self.query_one(StepsPane).here
-            if spot is not None and self.state.a is not None:
-                self._mark(Mark("record", str(spot.scope), spot.scope.params()))
-        elif self.active == "tensors" and self.state.row is not None:
+            if spot is None or self.state.a is None:
+                self.say("nothing to mark: o opens a dump")
+                return
+            self._mark(Mark("record", str(spot.scope), spot.scope.params()))
+        elif self.active == "tensors" and self.state.row is not None and not self.query_one(StartList).display:
             row = self.state.row
             sides = self.session.sides(row)
             side = sides.get("a") or sides.get("b")
@@ -271,6 +277,8 @@ class DebuggerScreen(Finding, Examining, Taking):
                 self.say("nothing of it can be read: it cannot be compared")
                 return
             self._mark(Mark("tensor", row.name, side))
+        else:
+            self.say("space marks a tensor in 2, a step or micro-batch in 1, a cell in the matrix; = compares two")
 
     def _mark(self, mark: Mark) -> None:
         self.state.toggle_mark(mark)
@@ -354,8 +362,9 @@ class DebuggerScreen(Finding, Examining, Taking):
         if not event.paths:
             self.work(self.session.demo(), "job")
             return
-        a, *more = (Path(path) for path in event.paths)
-        self.work(self.session.open(a, more[0] if more else None), "job")
+        more = [Path(path[1:]) for path in event.paths if path.startswith(remembered.TOGETHER)]
+        a, *others = (Path(path) for path in event.paths if not path.startswith(remembered.TOGETHER))
+        self.work(self.session.open(a, others[0] if others else None, more=more), "job")
 
     @on(FlagPressed)
     def _flag_pressed(self, event: FlagPressed) -> None:

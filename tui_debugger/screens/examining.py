@@ -148,6 +148,8 @@ class Examining(Moving, Asking):
             self.say("no longer followed")
         elif state.a_path is None or state.snapshot is not None:
             self.say("no run is open that could grow: o opens one")
+        elif state.more:
+            self.say(f"a run in {1 + len(state.more)} directories is not followed: rldbg --follow with one of them")
         else:
             self.follow(state.a_path)
 

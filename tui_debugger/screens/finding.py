@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tui_debugger.answer import NEXT
 from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.asking import Asking
 from tui_debugger.screens.moving import Moving
@@ -24,7 +25,7 @@ class Finding(Moving, Asking):
     def action_first(self) -> None:
         state = self.state
         if state.comparison is None:
-            self.say("nothing compared yet: press c or r")
+            self.say(NEXT)
             return
         if state.shows_record:
             state.show_comparison(state.comparison, None)
@@ -40,7 +41,9 @@ class Finding(Moving, Asking):
     def action_diverging(self, direction: str) -> None:
         index = self.state.diverging(self.state.selected, 1 if direction == "next" else -1)
         if index is None:
-            self.say(f"no {direction} diverging tensor")
+            compared = self.state.comparison is not None
+            self.say(f"no {direction} diverging tensor" if compared and not self.state.shows_record else
+                     "these are one record's tensors: v goes back to the comparison" if compared else NEXT)  # fmt: skip
             return
         self._select(index)
 
@@ -61,12 +64,15 @@ class Finding(Moving, Asking):
             self.work(self.session.show_record(here), "look")
             return
         else:
-            self.say("nothing compared yet: press c or r")
+            self.say(NEXT)
             return
         self.redraw(Part.TENSORS, Part.ANSWER)
         self.work(self.session.inspect(), "inspect")
 
     def action_strip(self, direction: str) -> None:
+        if not (self.state.closer or {}).get("strip"):
+            self.say("no strip: it stands under a pair that differs")
+            return
         self.session.move_strip(1 if direction == "right" else -1)
 
     def action_strip_axis(self) -> None:

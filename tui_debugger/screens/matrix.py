@@ -147,7 +147,8 @@ class MatrixScreen(Watching):
         rows.show(self.matrix, marked)
         title = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         title.append(" matrix ", paint(self, "key"))
-        title.append(f"{self.matrix.axes} · {state.scope}", paint(self, "muted"))
+        where = f" · {state.scope}" if str(state.scope) else ""
+        title.append(f"{self.matrix.axes}{where}", paint(self, "muted"))
         self.query_one("#matrix-title", Static).update(title)
         self.query_one("#matrix-answer", Static).update(self._answer())
         self._show_cell(rows.cursor)

@@ -39,7 +39,7 @@ class Moving(Screen[None]):
             column.set_class(bool(column.query(".-active")), "-has-active")
         self.set_class(self.alone, "-alone")
         self.query_one(TabLine).show(self.active)
-        self.query_one(KeyBar).show(self._bar, self.job_runs)
+        self.query_one(KeyBar).show(self._bar, self.job_runs, self.compares)
 
     @property
     def _bar(self) -> str:
@@ -49,6 +49,11 @@ class Moving(Screen[None]):
 
     @property
     def job_runs(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def compares(self) -> bool:
+        """Whether two things are compared on the screen."""
         raise NotImplementedError
 
     def on_descendant_focus(self) -> None:
@@ -65,6 +70,9 @@ class Moving(Screen[None]):
         self._focus_pane(PANES[(PANES.index(self.active) + step) % len(PANES)])
 
     def action_maximise(self) -> None:
+        if self.has_class("-narrow") and not self.alone:
+            self.app.notify("on a narrow screen every pane has all of it already", markup=False, timeout=3)
+            return
         self.alone = not self.alone
         self._mark_active()
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tui_debugger.answer import answer_of
 from tui_debugger.screens.asking import Asking
 from tui_debugger.screens.moving import Moving
 
@@ -34,7 +35,8 @@ class Taking(Moving, Asking):
     async def _export(self) -> None:
         try:
             # A long list takes a second to write: the keys go on meanwhile.
-            written = await asyncio.to_thread(self.session.export, Path.cwd())
+            findings = self.active == "findings"
+            written = await asyncio.to_thread(self.session.export, Path.cwd(), findings=findings)
         except (OSError, ValueError) as error:
             self.say(f"cannot export: {error}", "error")
             return
@@ -48,7 +50,7 @@ class Taking(Moving, Asking):
             "inspect": lambda: self._inspect.text,
             "findings": lambda: self._findings.text,
         }
-        self.copy(named.get(self.active, str)() or self.session.state.answer().sentence)
+        self.copy(named.get(self.active, str)() or answer_of(self.session.state).sentence)
 
     def copy(self, text: str) -> None:
         self.work(self._copy(text), "copy")

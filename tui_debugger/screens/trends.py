@@ -13,6 +13,7 @@ from textual.widgets import Static
 
 from tui_debugger import format as fmt
 from tui_debugger import keymap
+from tui_debugger.answer import answer_of
 from tui_debugger.health import WORDS, causes
 from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.moving import move
@@ -278,7 +279,7 @@ class TrendsScreen(Watching):
     def action_copy(self) -> None:
         one = self.query_one(TrendRows).trend
         said = f"{one.name}: {one.first_to_last}{' · ' + one.said if one.said else ''}" if one is not None else ""
-        self.debugger.copy(said or self.debugger.state.answer().sentence)
+        self.debugger.copy(said or answer_of(self.debugger.state).sentence)
 
     def action_theme(self) -> None:
         self.debugger.action_theme()

@@ -51,16 +51,18 @@ class KeyBar(Fixed):
         self._actions = actions
         self._pane = "tensors"
         self._job_runs = False
+        self._compared = True
 
-    def show(self, pane: str, running: bool) -> None:
-        self._pane, self._job_runs = pane, running
+    def show(self, pane: str, running: bool, compared: bool = True) -> None:
+        self._pane, self._job_runs, self._compared = pane, running, compared
         self._draw()
 
     def on_resize(self, _event: events.Resize) -> None:
         self._draw()
 
     def _draw(self) -> None:
-        listed = [(action.key_text, action.label, action.id) for action in for_bar(self._pane, self._actions)]
+        fitting = for_bar(self._pane, self._actions, compared=self._compared)
+        listed = [(action.key_text, action.label, action.id) for action in fitting]
         if self._job_runs:
             idle = [item for item in listed if item[2] not in ("replay", "run_matrix")]
             listed = [("ctrl+c", "cancel", "cancel"), *idle]

@@ -11,6 +11,7 @@ from textual import events
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
+from tui_debugger.answer import answer_of
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Fixed
@@ -41,7 +42,10 @@ class TitleLine(Fixed):
         judged = self._judged()
         if state.live_run is not None:
             tail = f"{tail} · {state.live_run}" if tail else str(state.live_run)
-        room = max(12, (width - 10 - len(tail) - len(judged) - 6 * len(names)) // max(1, len(names)))
+        whole = width - 8 - len(tail) - len(judged) - 5 * len(names)
+        # A short name leaves its room to the long one.
+        spare = max(0, whole // max(1, len(names)) - min((len(name) for _, name in names), default=0))
+        room = max(12, whole // max(1, len(names)) + (spare if len(names) > 1 else 0))
         for i, (letter, name) in enumerate(names):
             text.append(" ↔ " if i else " ", paint(self, "muted"))
             text.append(f"{letter} ", paint(self, "key"))
@@ -73,7 +77,8 @@ class TitleLine(Fixed):
             if "." in shown:
                 shown = [os.path.basename(name) for name in names]
             return [("A", shown[0]), ("B", shown[1])]
-        return [("A", str(state.a_path))] if state.a_path else []
+        others = "".join(f" + {os.path.basename(os.path.normpath(path))}" for path in state.more)
+        return [("A", f"{state.a_path}{others}")] if state.a_path else []
 
 
 def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
@@ -101,7 +106,7 @@ class Headline(Fixed):
         self._answer = fmt.Answer("RLDBG", "muted", "")
 
     def show(self, state: State) -> None:
-        self._answer = state.answer()
+        self._answer = answer_of(state)
         self.set_classes(f"-{self._answer.token}")
         self._draw()
 

@@ -81,7 +81,10 @@ def plot(
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return [Text("no finite value", style=paint("nan"))]
-    low, high = min(finite), max(finite)
+    lowest, highest = min(finite), max(finite)
+    low, high = lowest, highest
+    if low == high:  # a level line runs through the middle, and is labelled there
+        low, high = low - max(1.0, abs(low)), high + max(1.0, abs(high))
     grid: list[list[tuple[str, str]]] = [[(" ", "")] * width for _ in range(height)]
     column = _columns(len(values), width)
     if cursor is not None:
@@ -101,7 +104,7 @@ def plot(
         elif position in marks or position == cursor:
             level = _level(value, low, high, height)
             grid[height - 1 - level][column(position)] = ("●", "first" if position in marks else "strong")
-    return [*_framed(grid, low, high, paint), _axis(steps, column, width, paint)]
+    return [*_framed(grid, lowest, highest, paint), _axis(steps, column, width, paint)]
 
 
 def _columns(count: int, width: int) -> Callable[[int], int]:
@@ -168,8 +171,9 @@ def _stars(grid: list[list[tuple[str, str]]], values: Sequence[float], low: floa
 
 def _framed(grid: list[list[tuple[str, str]]], low: float, high: float, paint: Paint) -> list[Text]:
     lines = []
+    labels = {0: high, len(grid) - 1: low} if high > low else {len(grid) - 1 - _level(1, 0, 2, len(grid)): high}
     for y, row in enumerate(grid):
-        label = fmt.number(high, 3) if y == 0 else fmt.number(low, 3) if y == len(grid) - 1 and high > low else ""
+        label = fmt.number(labels[y], 3) if y in labels else ""
         text = Text(f"{fmt.end(label, _LABEL - 2):>{_LABEL - 2}} ", paint("muted"), no_wrap=True, end="")
         text.append("┤" if label else "│", paint("muted"))
         for char, token in row:

@@ -52,9 +52,9 @@ def scatter(widget: Widget, points: Sequence[Sequence[Any]], width: int, height:
     for region, (token, glyph, plain) in REGIONS.items():
         count = sum(one == region for _, _, one in points)
         if count:
-            text.append(f" {plain if ascii else glyph}", paint(widget, token))
+            text.append(f"{plain if ascii else glyph}", paint(widget, token))
             text.append(f" {region} {count}  ", muted)
-    return text.append("/ A = B" if ascii else "╱ A = B", muted)
+    return text.append("/ A=B" if ascii else "╱ A=B", muted)
 
 
 def _on_line(row: int, column: int, rows: int, columns: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -16,17 +16,24 @@ _LINES = 200
 _TOKEN_LINES = 512
 
 
-def window_table(widget: Widget, text: Text, window: Mapping[str, Any], here: Any, width: int) -> None:
-    """Index, a, b and b - a; `here` is the index of the divergence."""
+def window_table(
+    widget: Widget,
+    text: Text,
+    window: Mapping[str, Any],
+    here: Any,
+    width: int,
+    beside: Mapping[str, Any] | None = None,
+) -> None:
+    """Index, a, b and b - a; `here` is where they part; `beside` is a lone weight's gradient, or its weight."""
     index = window.get("index") or []
     if not index:
         return
     a, b, d = window.get("a") or [], window.get("b"), window.get("d")
     labels = [",".join(str(part) for part in (place if isinstance(place, list) else [place])) for place in index]
     wide = min(max(len(label) for label in labels) + 1, 16)
-    columns = 3 if b is not None else 1
+    columns = 3 if b is not None else 2 if beside else 1
     size = max(8, min(16, (width - wide - 1) // columns))
-    heads = ("a", "b", "b - a") if b is not None else ("value",)
+    heads = ("a", "b", "b - a") if b is not None else pair_heads(beside) if beside else ("value",)
     muted = paint(widget, "muted")
     text.append(f"\n{'index':<{wide}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", muted)
     digits = 6 if size >= 13 else 4
@@ -41,8 +48,28 @@ def window_table(widget: Widget, text: Text, window: Mapping[str, Any], here: An
             )
             delta = fmt.number(d[i], 3) if d is not None and differs else "="
             text.append(f"{delta:>{size}}", paint(widget, "diff" if differs else "muted"))
+        elif beside and i < len(beside["values"]):
+            text.append(f"{fmt.number(beside['values'][i], digits):>{size}}")
         text.append("\n")
     text.append("@ shows another place, or a slice\n", muted)
+
+
+def pair_heads(beside: Mapping[str, Any]) -> tuple[str, str]:
+    """The heads of a weight's and its gradient's columns, the one that is looked at first."""
+    return ("parameter", "gradient") if beside["kind"] == "gradient" else ("gradient", "parameter")
+
+
+def counterpart_lines(widget: Widget, text: Text, found: Sequence[Mapping[str, Any]]) -> None:
+    """Which gradient or parameter stands beside, and how large the gradient is against the parameter: of a, of b."""
+    if not found:
+        return
+    word = "gradient" if found[0]["kind"] == "gradient" else "parameter"
+    text.append(f"\n{word} ", paint(widget, "muted"))
+    text.append(f"{fmt.safe(found[0]['name'])} ", paint(widget, "strong"))
+    text.append(f"· {fmt.scope(found[0]['key'])}\n", paint(widget, "muted"))
+    ratios = [fmt.number(one["ratio"], 3) for one in found]
+    text.append("|gradient| / |parameter| ", paint(widget, "muted"))
+    text.append(" → ".join(ratios) + "\n")
 
 
 def parts_table(

@@ -68,3 +68,10 @@ def test_the_axis_names_the_first_step_and_evenly_spaced_ones() -> None:
 def test_a_bound_that_lies_inside_is_drawn() -> None:
     lines = plot([0.0, 10.0], [0, 1], (60, 12), paint, bounds=(5.0, None, 99.0))
     assert sum("╌╌╌" in line.plain for line in lines) == 1
+
+
+def test_a_constant_runs_where_its_label_stands() -> None:
+    drawn = [line.plain for line in plot([0.6, 0.6, 0.6], [0, 1, 2], (40, 8), lambda _token: Style(), plain=True)]
+    (labelled,) = [line for line in drawn if "0.6" in line]
+    assert "***" in labelled
+    assert sum("***" in line for line in drawn) == 1

@@ -1,0 +1,47 @@
+"""Several paths on the screen: one run in several directories, or two runs to compare.
+
+A framework may write its rollouts, its batches and its log to different directories. `rldbg A B` cannot be told by
+its words, so what lies there decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from replay_core.jobs import Document
+from tui_debugger.state import LOGS, State
+
+
+def are_one_run(a: Document, b: Document) -> bool:
+    """Whether two listed dumps are parts of one run: what they hold is of different kinds (role and stage), and one
+    framework wrote both, or one of them is a log. Two that hold the same kind of record are two runs to compare."""
+    dialects = [set(str(run.get("dialect")).split(" + ")) for run in (a, b)]
+    belong = bool(dialects[0] & dialects[1]) or any(one <= LOGS for one in dialects)
+    kinds = [{(record["key"]["role"], record["key"]["stage"]) for record in run["records"]} for run in (a, b)]
+    return belong and all(kinds) and not kinds[0] & kinds[1]
+
+
+def named(state: State, path: str | None) -> dict[str, Any]:
+    """What names the run at a path in a job: the path, and beside A's the other directories of its run."""
+    is_a = state.more and state.a_path is not None and path == str(state.a_path)
+    return {"path": path, "more": list(state.more)} if is_a else {"path": path}
+
+
+def sides(state: State, a: str, b: str) -> dict[str, Any]:
+    """What names two sides in a job that compares."""
+    found: dict[str, Any] = {"a": a, "b": b}
+    for side, path in (("a", a), ("b", b)):
+        if more := named(state, path).get("more"):
+            found[f"more_{side}"] = more
+    return found
+
+
+def folder_of(state: State, paths: Iterable[str]) -> str | None:
+    """Which of A's directories holds a record's file: a replay reads one."""
+    known = [str(state.a_path), *state.more]
+    for path in paths:
+        inside = [one for one in known if path == one or path.startswith(one.rstrip("/") + "/")]
+        if inside:
+            return max(inside, key=len)
+    return None
