@@ -40,8 +40,9 @@ fmt: $(STAMP)  ## put the code into form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## the pages that are made from the code
+docs: $(STAMP)  ## the pages and pictures that are made from the code
 	$(BIN)/python -m replay_core.diagnose.catalogue > docs/diagnostics.md
+	$(BIN)/python docs/pictures.py
 
 bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 	$(BIN)/python -m benchmarks

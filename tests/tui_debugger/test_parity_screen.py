@@ -48,7 +48,7 @@ def test_a_disagreement_is_loud_and_exits_1() -> None:
 
 def test_every_part_is_reached_by_its_number_and_says_what_it_shows() -> None:
     wanted = {
-        "1": "nearly identical % <0.1", "2": "╱ A = B", "3": "at most", "4": "No training step", "5": "row   pos",
+        "1": "nearly identical % <0.1", "2": "╱ A=B", "3": "at most", "4": "No training step", "5": "row   pos",
         "6": "CONTRADICTED", "7": "read back",
     }  # fmt: skip
 
