@@ -154,7 +154,7 @@ class DebuggerScreen(Finding, Examining, Taking):
                 self._inspect.show(state)
             if parts & {Part.FLAGS, Part.TELEMETRY, Part.RUNS}:
                 self._flags.show(state)
-            if Part.TELEMETRY in parts or Part.TENSORS in parts:
+            if Part.TELEMETRY in parts or (Part.TENSORS in parts and not state.live):
                 self._telemetry.show(state)
         on_top = self.app.screen
         if on_top is not self and isinstance(on_top, Watching):
@@ -178,9 +178,10 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.query_one(StepsPane).show(state)
         if Part.TENSORS in parts:
             self.query_one(TensorsPane).show(state)
-        self.query_one(Headline).show(state)
-        self.query_one(TitleLine).show(state)
-        self.query_one(KeyBar).show(self._bar, state.busy is not None)
+        if parts - {Part.TELEMETRY}:
+            self.query_one(Headline).show(state)
+            self.query_one(TitleLine).show(state)
+            self.query_one(KeyBar).show(self._bar, state.busy is not None)
 
     def _show_start(self) -> None:
         pane, is_open = self.query_one(TensorsPane), self.state.a_path is not None

@@ -51,10 +51,14 @@ class KeyBar(Fixed):
         self._actions = actions
         self._pane = "tensors"
         self._job_runs = False
+        self._said: object = None
 
     def show(self, pane: str, running: bool) -> None:
-        self._pane, self._job_runs = pane, running
-        self._draw()
+        said = (pane, running, self.app.theme)
+        if said != self._said:
+            self._said = said
+            self._pane, self._job_runs = pane, running
+            self._draw()
 
     def on_resize(self, _event: events.Resize) -> None:
         self._draw()
