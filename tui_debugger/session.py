@@ -6,7 +6,6 @@ No textual here. Opening, looking and comparing; replays are in `replaying.py`.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -346,7 +345,6 @@ class Session(Paritying, Closer, Diagnosing):
                 self._changed(Part.TENSORS)
             elif "tensors" in part:
                 final.extend(part["tensors"])
-            _keep(len(state.rows) + len(final))
 
         job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
         document = await self._run(job, what, on_part=take)
@@ -361,7 +359,6 @@ class Session(Paritying, Closer, Diagnosing):
         coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
         while fresh := list(islice(coming, _AT_ONCE)):
             rows += fresh
-            _keep(len(rows))
             await asyncio.sleep(0)  # a long list is made between two keys
         self.state.show_comparison(document, rows)
         if here is not None and here < len(rows):
@@ -379,13 +376,8 @@ class Session(Paritying, Closer, Diagnosing):
         return [snapshot.write_new(folder, document) for document in snapshot.documents(self.state)]
 
 
-_MANY, _AT_ONCE = 5_000, 2_000
-
-
-def _keep(count: int) -> None:
-    """Of a long list: what stays need not be looked through at every collection, which stops the keys for 80 ms."""
-    if count > _MANY:
-        gc.freeze()
+#: Rows made between two keys.
+_AT_ONCE = 1_000
 
 
 def _scope_of(before: remembered.Place, records: list[Document]) -> Scope | None:

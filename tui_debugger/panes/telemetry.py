@@ -48,6 +48,7 @@ class TelemetryPane(VerticalScroll, can_focus=True):
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
+                    no_wrap=True,
                 )
             )  # fmt: skip
             gpu = [sample.gpu_mib for sample in state.samples if sample.gpu_mib is not None]
@@ -56,7 +57,7 @@ class TelemetryPane(VerticalScroll, can_focus=True):
         self.query_one("#telemetry-cells", Lines).put(self._cells(state))
 
     def _cells(self, state: State) -> Text:
-        text = Text()
+        text = Text(no_wrap=True)
         for what, took in state.phases[-4:] if state.busy is not None else ():
             text.append(f"{fmt.middle(what, 30):<30} ", paint(self, "muted"))
             text.append(f"{fmt.seconds(took)}\n")

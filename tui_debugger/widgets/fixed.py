@@ -20,7 +20,7 @@ class Fixed(Static):
 
 
 class Lines(Static):
-    """As many lines as its text has; none of them is wrapped, and the style sheet gives their width."""
+    """As many lines as its text has. The style sheet gives their width; a text that does not wrap says `no_wrap`."""
 
     def __init__(self, text: str = "", *, id: str) -> None:
         super().__init__(text, markup=False, id=id)
@@ -30,5 +30,10 @@ class Lines(Static):
         if text == self._put:
             return
         before, self._put = self._put, text
-        same_height = before is not None and before.plain.count("\n") == text.plain.count("\n")
+        same_height = (
+            before is not None
+            and before.no_wrap
+            and text.no_wrap
+            and before.plain.count("\n") == text.plain.count("\n")
+        )
         self.update(text, layout=not same_height)
