@@ -10,7 +10,7 @@ REST_S = 3.0
 #: How often a moment of rest is looked for.
 LOOK_S = 10.0
 #: Collections of what is young, after which what is old is worth a look.
-_YOUNG = 50
+_YOUNG = 20
 #: What a look at everything may take; what stays after a longer one is not looked through again.
 _LONG_S = 0.02
 #: Never by itself: a hundred thousand rows are looked through for 80 ms, in which no key is read.

@@ -19,6 +19,7 @@ from tui_debugger import remembered, snapshot
 from tui_debugger.closer import Closer
 from tui_debugger.diagnosing import Diagnosing
 from tui_debugger.errands import Latest
+from tui_debugger.filtering import several_records, shown
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
 from tui_debugger.parities import Paritying
@@ -360,7 +361,15 @@ class Session(Paritying, Closer, Diagnosing):
         while fresh := list(islice(coming, _AT_ONCE)):
             rows += fresh
             await asyncio.sleep(0)  # a long list is made between two keys
-        self.state.show_comparison(document, rows)
+        state = self.state
+        several = await several_records(rows)
+        asked: tuple[str, str] | None = None
+        ready: list[int] = []
+        while asked != (state.filter, state.sort):  # typed on meanwhile
+            asked = state.filter, state.sort
+            wanted = state.wanted()
+            ready = await shown(rows, wanted if state.filter else None, state.sort)
+        state.show_comparison(document, rows, ready, several)
         if here is not None and here < len(rows):
             self.state.selected = here
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)

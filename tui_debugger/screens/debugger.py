@@ -219,7 +219,7 @@ class DebuggerScreen(Finding, Examining, Taking):
         elif self.active != "tensors":
             self._focus_pane("tensors")
         elif not self.state.tolerance.is_table and not self.job_runs:
-            self.work(self.session.judge_by(Tolerance()), "judge")
+            self._judge_by(Tolerance())
             self.say("judged by the table's own tolerances again")
 
     def action_open(self) -> None:
@@ -303,6 +303,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.say("nothing runs; q quits")
         for group in ("job", "judge"):
             self.workers.cancel_group(self, group)
+        self.session.judging_by = None  # of a judging that had not begun nobody else would say so
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
