@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-
 from tests.tui_debugger.driving import A, B, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.peek import steps_in
