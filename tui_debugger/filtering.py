@@ -7,10 +7,35 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 
-from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, matching, order_key, scopes
+from replay_core.jobs import Document
+from tui_debugger.state import State
+from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, order_key, scopes
 
 #: Rows looked at between two keys: some milliseconds.
 SLICE = 2_000
+#: Rows made between two keys.
+AT_ONCE = 1_000
+
+
+async def listed(state: State, document: Document, told: Callable[[], None]) -> tuple[list[TensorRow], list[int], bool]:
+    """A comparison's rows, those of them to be shown, and whether they come from several records.
+
+    `told` is called with every slice; what is typed meanwhile counts.
+    """
+    rows: list[TensorRow] = []
+    coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
+    while fresh := list(islice(coming, AT_ONCE)):
+        rows += fresh
+        told()
+        await asyncio.sleep(0)
+    several = await several_records(rows)
+    asked: tuple[str, str] | None = None
+    ready: list[int] = []
+    while asked != (state.filter, state.sort):
+        asked = state.filter, state.sort
+        wanted = state.wanted()
+        ready = await shown(rows, wanted if state.filter else None, state.sort)
+    return rows, ready, several
 
 
 async def shown(rows: Sequence[TensorRow], wanted: Callable[[str], object] | None, sort: str) -> list[int]:

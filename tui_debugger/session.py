@@ -5,10 +5,9 @@ No textual here. Opening, looking and comparing; replays are in `replaying.py`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from tui_debugger import remembered, snapshot
 from tui_debugger.closer import Closer
 from tui_debugger.diagnosing import Diagnosing
 from tui_debugger.errands import Latest
-from tui_debugger.filtering import several_records, shown
+from tui_debugger.filtering import AT_ONCE, listed
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
 from tui_debugger.parities import Paritying
-from tui_debugger.state import Mark, Part, Scope, run_line
-from tui_debugger.tensor_rows import TensorRow, comparison_rows
+from tui_debugger.state import Busy, Mark, Part, Scope, run_line
+from tui_debugger.tensor_rows import TensorRow
 from tui_debugger.tolerance import Tolerance
 
 #: Values the inspector asks for around a place.
@@ -355,20 +354,17 @@ class Session(Paritying, Closer, Diagnosing):
         return {**document, "tensors": final or document.get("tensors") or []}
 
     async def _show_comparison(self, document: Document, *, keep_row: bool = False) -> None:
-        here = self.state.selected if keep_row and not self.state.shows_record else None
-        rows: list[TensorRow] = []
-        coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
-        while fresh := list(islice(coming, _AT_ONCE)):
-            rows += fresh
-            await asyncio.sleep(0)  # a long list is made between two keys
         state = self.state
-        several = await several_records(rows)
-        asked: tuple[str, str] | None = None
-        ready: list[int] = []
-        while asked != (state.filter, state.sort):  # typed on meanwhile
-            asked = state.filter, state.sort
-            wanted = state.wanted()
-            ready = await shown(rows, wanted if state.filter else None, state.sort)
+        here = state.selected if keep_row and not state.shows_record else None
+        entries = document.get("tensors") or []
+        own = Busy("listing what was compared", unit=f"{len(entries):,} tensors")
+        if state.busy is None and len(entries) > AT_ONCE:
+            state.busy = own  # nothing is answered yet: the answer says so
+        try:
+            rows, ready, several = await listed(state, document, partial(self._changed, Part.ANSWER))
+        finally:
+            if state.busy is own:
+                state.busy = None
         state.show_comparison(document, rows, ready, several)
         if here is not None and here < len(rows):
             self.state.selected = here
@@ -383,10 +379,6 @@ class Session(Paritying, Closer, Diagnosing):
     def export(self, folder: Path) -> list[Path]:
         """Write what is shown, and the replay behind it, as JSON; nothing is overwritten."""
         return [snapshot.write_new(folder, document) for document in snapshot.documents(self.state)]
-
-
-#: Rows made between two keys.
-_AT_ONCE = 1_000
 
 
 def _scope_of(before: remembered.Place, records: list[Document]) -> Scope | None:

@@ -232,14 +232,13 @@ class Rows(ScrollView, can_focus=True):
     def _take_look(self) -> _Look:
         """The styles of this paint; another width, theme or style than before draws every line anew."""
         base = self.rich_style
-        cursor = "rows--cursor" if self.has_focus else "rows--cursor-blurred"
-        look = _Look(
-            self.scrollable_content_region.width,
-            self.app.theme,
-            base,
-            *(base + self.get_component_rich_style(name, partial=True) for name in ("rows--heading", "rows--first")),
-            base + self.get_component_rich_style(cursor, partial=True),
-        )
+
+        def style(name: str) -> Style:
+            return base + self.get_component_rich_style(name, partial=True)
+
+        cursor = style("rows--cursor" if self.has_focus else "rows--cursor-blurred")
+        width = self.scrollable_content_region.width
+        look = _Look(width, self.app.theme, base, style("rows--heading"), style("rows--first"), cursor)
         if look != self._look:
             self._kept.clear()
             self._look = look
