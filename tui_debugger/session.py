@@ -361,12 +361,12 @@ class Session(Paritying, Closer, Diagnosing):
         if state.busy is None and len(entries) > AT_ONCE:
             state.busy = own  # nothing is answered yet: the answer says so
         try:
-            rows, ready, several = await listed(state, document, partial(self._changed, Part.ANSWER))
+            found = await listed(state, document, partial(self._changed, Part.ANSWER))
         finally:
             if state.busy is own:
                 state.busy = None
-        state.show_comparison(document, rows, ready, several)
-        if here is not None and here < len(rows):
+        state.show_comparison(document, found)
+        if here is not None and here < len(state.rows):
             self.state.selected = here
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
         answer = self.state.answer()

@@ -202,26 +202,19 @@ class State:
     """The (rank, micro) of the rows of a comparison that still runs."""
 
     def show_comparison(
-        self,
-        document: Document,
-        rows: list[TensorRow] | None = None,
-        shown: list[int] | None = None,
-        several_records: bool | None = None,
+        self, document: Document, listed: tuple[list[TensorRow], list[int], bool] | None = None
     ) -> None:
         """Make a comparison the thing the tensor list shows, its first divergence selected.
 
-        `rows` are the document's own, `shown` those of them that the filter lets through in the order asked for, where
-        they have already been made.
+        `listed` are its rows, those to be shown, and whether they come from several records (`filtering.listed`).
         """
         self.comparison, self.early, self.shows_record, self.live = document, None, False, False
-        if rows is None:
-            rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
-        self.rows = rows
-        self.several_records = len(scopes(rows)) > 1 if several_records is None else several_records
-        if shown is None:
-            self.refilter()
+        if listed is not None:
+            self.rows, self.shown, self.several_records = listed
         else:
-            self.shown = shown
+            self.rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
+            self.several_records = len(scopes(self.rows)) > 1
+            self.refilter()
         self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
 
     def begin_live(self) -> None:
