@@ -46,12 +46,12 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("closer",),  # of the session, how a pair's differences are spread
     ("rejudging",),  # of the session, another tolerance
     ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
-    ("errands",),  # of the session, how a job is sent and what its events change
+    ("errands", "filtering"),  # of the session, how a job is sent and what its events change; a long list between keys
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
     ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows"),  # what a line is
-    ("terminal", "settings"),
+    ("terminal", "settings", "collecting"),
     ("format", "paths", "actions"),
 )
 

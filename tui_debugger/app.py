@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from textual.app import App, SystemCommand
+from textual.events import Event, Key
 from textual.screen import Screen
 
 from replay_core.errors import ExitCode
 from replay_core.jobs import Document
-from tui_debugger import keymap, paths, remembered, terminal, theming
+from tui_debugger import collecting, keymap, paths, remembered, terminal, theming
 from tui_debugger.actions import of_screen
 from tui_debugger.crash import write_crash
 from tui_debugger.engine import ChildEngine, Engine
@@ -102,6 +103,7 @@ class RldbgApp(App[None]):
         self.debugger = DebuggerScreen(self.session, self.actions)
         self.debugger.begin_behind()
         self._kept: dict[str, Any] = {}
+        self._collecting = collecting.Collecting()
         state.a_path, state.b_path, state.peeked = a, b, list(peeked)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
@@ -148,9 +150,9 @@ class RldbgApp(App[None]):
         await self.debugger.mount_rest()
         if not self.debugger.is_whole:
             return
-        if not gc.isenabled():  # the command held it back; what stands here now stays
-            gc.freeze()
-            gc.enable()
+        if not gc.isenabled():  # the command held it back
+            collecting.begin()
+            self.set_interval(collecting.LOOK_S, self._collect)
         self.set_interval(_KEEP_S, self._keep_place)
         self.debugger.run_worker(self._first_look(a, b), group="job")
 
@@ -171,6 +173,14 @@ class RldbgApp(App[None]):
             self.debugger.action_trends()
         if self._replay.get("start"):
             await self.session.replay()
+
+    def _collect(self) -> None:
+        self._collecting.collect_at_rest(is_busy=self.session.state.busy is not None)
+
+    async def on_event(self, event: Event) -> None:
+        if isinstance(event, Key):
+            self._collecting.touched()
+        await super().on_event(event)
 
     async def on_unmount(self) -> None:
         self._keep_place()

@@ -5,11 +5,9 @@ No textual here. Opening, looking and comparing; replays are in `replaying.py`.
 
 from __future__ import annotations
 
-import asyncio
-import gc
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,12 @@ from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
 from tui_debugger.answer import answer_of, run_line
+from tui_debugger.filtering import AT_ONCE, listed
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
 from tui_debugger.looking import Looking
 from tui_debugger.parities import Paritying
-from tui_debugger.state import Part, Scope
-from tui_debugger.tensor_rows import TensorRow, comparison_rows
+from tui_debugger.state import Busy, Part, Scope
 from tui_debugger.together import named, sides
 from tui_debugger.tolerance import Tolerance
 
@@ -265,7 +263,6 @@ class Session(Looking, Paritying):
                 self._changed(Part.TENSORS)
             elif "tensors" in part:
                 final.extend(part["tensors"])
-            _keep(len(state.rows) + len(final))
 
         job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
         document = await self._run(job, what, on_part=take)
@@ -275,15 +272,19 @@ class Session(Looking, Paritying):
         return {**document, "tensors": final or document.get("tensors") or []}
 
     async def _show_comparison(self, document: Document, *, keep_row: bool = False) -> None:
-        here = self.state.selected if keep_row and not self.state.shows_record else None
-        rows: list[TensorRow] = []
-        coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
-        while fresh := list(islice(coming, _AT_ONCE)):
-            rows += fresh
-            _keep(len(rows))
-            await asyncio.sleep(0)  # a long list is made between two keys
-        self.state.show_comparison(document, rows)
-        if here is not None and here < len(rows):
+        state = self.state
+        here = state.selected if keep_row and not state.shows_record else None
+        entries = document.get("tensors") or []
+        own = Busy("listing what was compared", unit=f"{len(entries):,} tensors")
+        if state.busy is None and len(entries) > AT_ONCE:
+            state.busy = own  # nothing is answered yet: the answer says so
+        try:
+            found = await listed(state, document, partial(self._changed, Part.ANSWER))
+        finally:
+            if state.busy is own:
+                state.busy = None
+        state.show_comparison(document, found)
+        if here is not None and here < len(state.rows):
             self.state.selected = here
         self._changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
         answer = answer_of(self.state)
@@ -298,15 +299,6 @@ class Session(Looking, Paritying):
         with `findings` the diagnosis alone. Nothing is overwritten."""
         found = snapshot.documents(self.state, findings=findings)
         return [snapshot.write_new(folder, document) for document in found]
-
-
-_MANY, _AT_ONCE = 5_000, 2_000
-
-
-def _keep(count: int) -> None:
-    """Of a long list: what stays need not be looked through at every collection, which stops the keys for 80 ms."""
-    if count > _MANY:
-        gc.freeze()
 
 
 def _scope_of(before: remembered.Place, records: list[Document]) -> Scope | None:

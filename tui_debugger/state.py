@@ -206,17 +206,20 @@ class State:
     _scopes: set[tuple[Any, Any]] = field(default_factory=set)
     """The (rank, micro) of the rows of a comparison that still runs."""
 
-    def show_comparison(self, document: Document, rows: list[TensorRow] | None = None) -> None:
+    def show_comparison(
+        self, document: Document, listed: tuple[list[TensorRow], list[int], bool] | None = None
+    ) -> None:
         """Make a comparison the thing the tensor list shows, its first divergence selected.
 
-        `rows` are the document's own, where they have already been made.
+        `listed` are its rows, those to be shown, and whether they come from several records (`filtering.listed`).
         """
         self.comparison, self.early, self.shows_record, self.live = document, None, False, False
-        if rows is None:
-            rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
-        self.rows = rows
-        self.several_records = len(scopes(rows)) > 1
-        self.refilter()
+        if listed is not None:
+            self.rows, self.shown, self.several_records = listed
+        else:
+            self.rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
+            self.several_records = len(scopes(self.rows)) > 1
+            self.refilter()
         self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
 
     def begin_live(self) -> None:
@@ -232,7 +235,7 @@ class State:
         self.rows += fresh
         self._scopes |= scopes(fresh)
         self.several_records = len(self._scopes) > 1
-        self.shown += matching(self.rows, self._wanted(), start, len(self.rows))
+        self.shown += matching(self.rows, self.wanted(), start, len(self.rows))
         if self.early is None or not any(row.diverges for row in fresh):
             return
         here = self.row
@@ -241,7 +244,9 @@ class State:
 
     def _first_difference(self) -> int:
         """The row to look at where nothing diverges: the first that is not bitwise the same."""
-        first = (self.comparison or {}).get("first_difference") or {}
+        first = (self.comparison or {}).get("first_difference")
+        if not first:
+            return 0
         here = (first.get("name"), first.get("a_key"))
         return next((i for i, row in enumerate(self.rows) if (row.name, row.entry.get("a_key")) == here), 0)
 
@@ -263,7 +268,7 @@ class State:
             self.filter = ""
             self.refilter()
 
-    def _wanted(self) -> Callable[[str], object]:
+    def wanted(self) -> Callable[[str], object]:
         """The filter, a regular expression on `VERDICT name`; a text where it is none."""
         self.filter_error = None
         try:
@@ -273,16 +278,9 @@ class State:
             return re.compile(re.escape(self.filter), re.IGNORECASE).search
 
     def refilter(self) -> None:
-        """Apply filter and order to every row."""
-        everything = range(len(self.rows))
-        self.take_shown(matching(self.rows, self._wanted(), 0, len(self.rows)) if self.filter else list(everything))
-
-    def filter_slice(self, start: int, stop: int) -> list[int]:
-        """What the filter lets through of a part of the rows: a long list is filtered between two keys."""
-        return matching(self.rows, self._wanted(), start, stop)
-
-    def take_shown(self, hits: list[int]) -> None:
-        self.shown = ordered(self.rows, hits, self.sort)[:ROW_CAP] if self.sort != SORTS[0] else hits[:ROW_CAP]
+        """Apply filter and order to every row at once; of a long list `filtering.shown` does it between two keys."""
+        hits = matching(self.rows, self.wanted(), 0, len(self.rows)) if self.filter else range(len(self.rows))
+        self.shown = ordered(self.rows, hits, self.sort)[:ROW_CAP]
 
     @property
     def row(self) -> TensorRow | None:
@@ -291,7 +289,7 @@ class State:
     def row_is_shown(self) -> bool:
         """Whether the filter lets the selected row through."""
         row = self.row
-        return row is not None and self._wanted()(row.said) is not None
+        return row is not None and self.wanted()(row.said) is not None
 
     def diverging(self, after: int, direction: int) -> int | None:
         """The nearest diverging row beyond `after`, in the order shown."""

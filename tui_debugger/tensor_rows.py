@@ -62,13 +62,21 @@ def record_rows(fields: Iterable[Mapping[str, Any]]) -> Iterator[TensorRow]:
         yield TensorRow(str(entry["name"]), "BAD" if entry.get("problem") else "", entry)
 
 
+def order_key(how: str) -> Callable[[TensorRow], Any]:
+    """What one of the SORTS but the first goes by; equals keep the order of computation."""
+    return _badness if how == "worst first" else _name
+
+
 def ordered(rows: Sequence[TensorRow], indexes: Iterable[int], how: str) -> list[int]:
-    """The indexes in one of the SORTS; equals keep the order of computation."""
-    if how == "worst first":
-        return sorted(indexes, key=lambda index: _badness(rows[index]))
-    if how == "name":
-        return sorted(indexes, key=lambda index: rows[index].name)
-    return sorted(indexes)
+    """The indexes in one of the SORTS."""
+    if how == SORTS[0]:
+        return sorted(indexes)
+    key = order_key(how)
+    return sorted(indexes, key=lambda index: key(rows[index]))
+
+
+def _name(row: TensorRow) -> str:
+    return row.name
 
 
 def _badness(row: TensorRow) -> tuple[int, float]:

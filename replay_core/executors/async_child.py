@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,12 @@ from replay_core.errors import JobCancelledError, error_from_mapping
 from replay_core.executors import wire
 from replay_core.jobs import Document, Event, Job, LogLine, OnEvent, event_from_mapping, ignore
 
-#: A document arrives as one line; asyncio's own limit is 64 KiB.
-LONGEST_LINE = 1 << 30
+#: Bytes taken from a child at once. What is not taken yet stays in its pipe, and the child waits: a fast child fills no
+#: buffer here that would have to be moved about while keys wait.
+_TAKEN = 1 << 16
+#: After so long at what arrives, whoever shares the loop has it for as long as the rest: a key's paint is a chain of
+#: turns, and one line between any two of them would make it late.
+_BUSY_S, _REST_S = 0.003, 0.002
 #: How long a child may take to leave when asked, a job to stop when cancelled, a last log line to arrive.
 GRACE_S = 2.0
 
@@ -157,7 +162,7 @@ class AsyncChild:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env={**wire.child_environment(self.role), **self._environment},
-                    limit=LONGEST_LINE,
+                    limit=_TAKEN,
                     start_new_session=True,
                 )
                 self._spawn(self._attend(self._process))
@@ -186,22 +191,25 @@ class AsyncChild:
 
     async def _drain_wire(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        async for line in process.stdout:
+        began = time.monotonic()
+        async for line in _lines(process.stdout):
             message = wire.decode(line)
             pending = self._pending.get(message["id"]) if message else None
             if message is None or pending is None:
                 continue
             if "event" in message:
                 pending.deliver(event_from_mapping(message))
-                # Lines that have arrived are read without ever waiting: whoever shares the loop gets a turn after each.
-                await asyncio.sleep(0)
+                # Lines that have arrived are read without ever waiting: nobody else would have a turn.
+                is_long = time.monotonic() - began > _BUSY_S
+                await asyncio.sleep(_REST_S if is_long else 0)
+                began = time.monotonic() if is_long else began
             else:
                 pending.finished.set()
                 pending.settle(message)
 
     async def _drain_logs(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        async for line in process.stderr:
+        async for line in _lines(process.stderr):
             text, ended = wire.read_log(line)
             if text is not None:
                 self._tail.append(text)
@@ -233,6 +241,19 @@ class AsyncChild:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Its lines without their ends, of any length: a document is one."""
+    parts: list[bytes] = []
+    while chunk := await stream.read(_TAKEN):
+        first, *rest = chunk.split(b"\n")
+        parts.append(first)
+        for line in rest:
+            yield b"".join(parts)
+            parts = [line]
+    if any(parts):
+        yield b"".join(parts)
 
 
 async def _write(process: asyncio.subprocess.Process, line: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
@@ -14,13 +15,16 @@ import pytest
 
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
+_NUMBERS = itertools.count()
+
 
 class Tmux:
     """One session with one pane. Close it, or its server goes on."""
 
     def __init__(self, folder: Path, size: tuple[int, int], **environment: str) -> None:
-        # The socket's path must be short, and the server must not be the developer's own.
-        self._socket = str(folder / "s")
+        # The socket's path must be short, the server must not be the developer's own, and a server that is leaving
+        # still holds its socket: the next one has another.
+        self._socket = str(folder / f"s{next(_NUMBERS)}")
         path = os.pathsep.join(part for part in sys.path if part)
         self._environment = {**os.environ, "PYTHONPATH": path, "LANG": "C.UTF-8", **environment}
         self._environment.pop("TMUX", None)

@@ -6,9 +6,6 @@ import asyncio
 import re
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.tui_debugger.driving import A, B, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.peek import steps_in
@@ -32,14 +29,6 @@ def test_worst_first_goes_by_verdict_then_by_distance() -> None:
     ]
     assert [rows[i].name for i in ordered(rows, range(5), "worst first")] == ["d", "c", "b", "e", "a"]
     assert [rows[i].name for i in ordered(rows, range(5), "name")] == ["a", "b", "c", "d", "e"]
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcxyz"), st.sampled_from(VERDICTS)), max_size=30), st.text(max_size=6))
-def test_a_filter_in_slices_is_the_filter(content: list[tuple[str, str]], wanted: str) -> None:
-    state = State(rows=[_row(name, verdict) for name, verdict in content], filter=wanted)
-    state.refilter()
-    sliced = [i for start in range(0, len(content), 7) for i in state.filter_slice(start, start + 7)]
-    assert sliced == state.shown
 
 
 def test_of_marks_there_are_two_of_one_kind_at_most() -> None:

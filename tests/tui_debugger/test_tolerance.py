@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_core.errors import RequestError
-from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
+from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger.tolerance import Tolerance
 
@@ -76,6 +76,18 @@ def test_plus_and_minus_scale_what_was_given() -> None:
             await press(app, pilot, "minus", "minus")
             assert app.session.state.tolerance == Tolerance(atol=0.02)
             assert "DIFF" in screen(app).splitlines()[1]
+
+    asyncio.run(run())
+
+
+def test_presses_that_are_read_together_each_count() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            await press(app, pilot, "R", *"1e-6", "enter")
+            for _ in range(4):
+                app.debugger.action_loosen("10")
+            await rest(app, pilot)
+            assert app.session.state.tolerance == Tolerance(1e-2)
 
     asyncio.run(run())
 

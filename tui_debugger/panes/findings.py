@@ -13,7 +13,7 @@ from tui_debugger.actions import pane_title
 from tui_debugger.health import WORDS, Line, lines, problem_step
 from tui_debugger.messages import FindingOpened, ProblemOpened
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import paint
+from tui_debugger.widgets.paint import paint, write_border
 from tui_debugger.widgets.rows import Rows
 
 _EMPTY = (
@@ -41,7 +41,7 @@ class FindingsPane(Rows):
         parts = [f"{n} {word}" for n, word in zip(counts, ("error", "warning", "info"), strict=True) if n]
         if state.health.doing and state.health.document is not None:
             parts.append(f"again: {state.health.doing}")
-        self.border_subtitle = " · ".join(parts)
+        write_border(self, subtitle=" · ".join(parts))
         self.set_class(len(listed) > 3, "-more")
         if listed == self._lines and self.count:
             return

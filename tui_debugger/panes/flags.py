@@ -11,7 +11,7 @@ from tui_debugger.actions import ACTIONS, Action, pane_title
 from tui_debugger.flag_choices import FLAGS, asked_flags, default_flags, no_effect
 from tui_debugger.messages import FlagPressed
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import paint
+from tui_debugger.widgets.paint import paint, write_border
 from tui_debugger.widgets.rows import Rows
 
 
@@ -22,13 +22,17 @@ class FlagsPane(Rows):
     def __init__(self, actions: tuple[Action, ...] = ACTIONS) -> None:
         super().__init__(id="flags")
         self._state = State()
+        self._said: object = None
         self._keys = {action.argument: action.key_text for action in actions if action.id == "flag"}
         self._model_key = next((action.key_text for action in actions if action.id == "model"), "")
 
     def show(self, state: State) -> None:
         self._state = state
-        self.set_count(len(FLAGS) + 1, self.cursor)
-        self.border_subtitle = "r replays" if state.a else ""
+        said = (dict(state.flags), state.model, state.scope.step, len(state.cells), id(state.a), self._effective())
+        if said != self._said:
+            self._said = said
+            self.set_count(len(FLAGS) + 1, self.cursor)
+        write_border(self, subtitle="r replays" if state.a else "")
 
     @property
     def _before(self) -> dict[str, object]:

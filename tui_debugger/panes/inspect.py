@@ -10,13 +10,13 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import State
 from tui_debugger.widgets.closer import closer_look, closer_state, strip_room
-from tui_debugger.widgets.paint import paint, verdict_token
+from tui_debugger.widgets.fixed import Lines
+from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import counterpart_lines, pair_heads, parts_table, token_table, window_table
 
@@ -51,14 +51,13 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         self._shown: Mapping[str, Any] | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(_EMPTY, markup=False, id="inspect-sheet")
+        yield Lines(_EMPTY, id="inspect-sheet")
 
     def show(self, state: State) -> None:
         moved = state.inspected is not self._shown
         self._state, self._shown = state, state.inspected
-        self.border_subtitle = "i: values" if state.sheet == "tokens" else "i: tokens"
-        if state.inspected is None:
-            self.border_subtitle = ""
+        other = "i: values" if state.sheet == "tokens" else "i: tokens"
+        write_border(self, subtitle=other if state.inspected is not None else "")
         self._draw()
         if moved:
             self.scroll_home(animate=False)
@@ -72,7 +71,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         width = max(24, self.size.width - 3)
         # A narrow screen gives the pane its whole width once it is looked at.
         self._state.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
-        self.query_one("#inspect-sheet", Static).update(
+        self.query_one("#inspect-sheet", Lines).put(
             Text(_EMPTY, style=paint(self, "muted")) if document is None else self.sheet(document, width)
         )
 

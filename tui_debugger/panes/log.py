@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from rich.text import Text
+from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.widgets import RichLog
 
 from tui_debugger import format as fmt
@@ -17,6 +19,14 @@ _EMPTY = "What a replay prints stands here, and every error in full."
 
 class LogPane(RichLog):
     BORDER_TITLE = pane_title("log")
+    #: Lines come many times a second: none of them lays out the screen, once there is a bar to scroll by.
+    virtual_size: Reactive[Size] = Reactive(Size(0, 0), layout=False)
+
+    def watch_virtual_size(self, size: Size) -> None:
+        if self.show_vertical_scrollbar and size.height > self.size.height:
+            self.vertical_scrollbar.window_virtual_size = size.height
+        else:
+            self.refresh(layout=True)
 
     def __init__(self) -> None:
         super().__init__(id="log", max_lines=LINES_KEPT, wrap=True, min_width=0, markup=False, highlight=False)

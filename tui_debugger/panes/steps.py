@@ -17,7 +17,7 @@ from tui_debugger.actions import pane_title
 from tui_debugger.health import MARKS, problem_step, worse
 from tui_debugger.messages import RecordHighlighted, RecordOpened
 from tui_debugger.state import Scope, State
-from tui_debugger.widgets.paint import paint, verdict_token
+from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.rows import Rows
 
 _EMPTY = "The records of a dump stand here, by step. o opens one."
@@ -102,7 +102,7 @@ class StepsPane(Rows):
         if state.a is None:
             self._drawn, self._records = None, []
             self._lines, self._peeked = [], state.peeked
-            self.border_subtitle = f"{len(self._peeked):,} steps, reading" if self._peeked else ""
+            write_border(self, subtitle=f"{len(self._peeked):,} steps, reading" if self._peeked else "")
             self.set_count(len(self._peeked), min(self.cursor, len(self._peeked)))
             return
         if self._drawn is not state.a or self._filter != state.step_filter:
@@ -112,7 +112,7 @@ class StepsPane(Rows):
             self._drawn, self._filter = state.a, state.step_filter
             self._plant(state, is_new=is_new)
         shown, total = sum(len(spot.records) for spot in self._lines if not spot.depth), len(self._records)
-        self.border_subtitle = f"{shown:,} of {total:,} records" if self._filter else f"{total:,} records"
+        write_border(self, subtitle=f"{shown:,} of {total:,} records" if self._filter else f"{total:,} records")
         self._follow(state.scope)
         self.refresh()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.widgets import Sparkline, Static
+from textual.widgets import Sparkline
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import State
-from tui_debugger.widgets.paint import paint, verdict_token
+from tui_debugger.widgets.fixed import Lines
+from tui_debugger.widgets.paint import paint, verdict_token, write_border
 
 _EMPTY = "Memory and time of a replay stand here\nwhile it runs. Press r to replay."
 
@@ -22,34 +23,41 @@ class TelemetryPane(VerticalScroll, can_focus=True):
         super().__init__(id="telemetry")
 
     def compose(self) -> ComposeResult:
-        yield Static(_EMPTY, markup=False, id="telemetry-now")
+        yield Lines(_EMPTY, id="telemetry-now")
         yield Sparkline([], id="telemetry-line")
-        yield Static("", markup=False, id="telemetry-cells")
+        yield Lines(id="telemetry-cells")
 
     def on_mount(self) -> None:
         self.query_one(Sparkline).display = False
-        self.query_one("#telemetry-now", Static).update(Text(_EMPTY, style=paint(self, "muted")))
+        self._now.put(Text(_EMPTY, style=paint(self, "muted")))
+
+    @property
+    def _now(self) -> Lines:
+        return self.query_one("#telemetry-now", Lines)
 
     def show(self, state: State) -> None:
+        """Draw what a sample changed: it comes every second, and lays out nothing."""
         line = self.query_one(Sparkline)
-        line.display = len(state.samples) > 1
+        if line.display != (len(state.samples) > 1):
+            line.display = len(state.samples) > 1
         if state.samples:
             last = state.samples[-1]
-            self.query_one("#telemetry-now", Static).update(
+            self._now.put(
                 Text.assemble(
                     f"{fmt.seconds(last.elapsed_s)}   ",
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
+                    no_wrap=True,
                 )
             )  # fmt: skip
             gpu = [sample.gpu_mib for sample in state.samples if sample.gpu_mib is not None]
             line.data = gpu or [sample.host_mib for sample in state.samples]
-            line.border_title = "gpu MiB" if gpu else "host MiB"
-        self.query_one("#telemetry-cells", Static).update(self._cells(state))
+            write_border(line, "gpu MiB" if gpu else "host MiB")
+        self.query_one("#telemetry-cells", Lines).put(self._cells(state))
 
     def _cells(self, state: State) -> Text:
-        text = Text()
+        text = Text(no_wrap=True)
         for what, took in state.phases[-4:] if state.busy is not None else ():
             text.append(f"{fmt.middle(what, 30):<30} ", paint(self, "muted"))
             text.append(f"{fmt.seconds(took)}\n")

@@ -17,7 +17,7 @@ from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted
 from tui_debugger.panes.start import StartList
 from tui_debugger.state import State
 from tui_debugger.tensor_rows import SORTS, TensorRow
-from tui_debugger.widgets.paint import paint, verdict_token
+from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.rows import Rows
 
 _NO_ROWS = (
@@ -45,6 +45,9 @@ class TensorRows(Rows):
         self._filled: set[str] = set()
 
     def show(self, state: State) -> None:
+        """Draw the list; while a comparison runs it only grows, and what stands there is not drawn again."""
+        grows = state.live and state.rows is self._rows and state.shown is self._shown
+        before = self._comparing, self._with_key, self._marked
         if state.rows is not self._rows and state.shows_record:
             # Columns that say nothing of any tensor leave their room to the names.
             self._filled = {name for name, _ in _SPARE if any(self._cell(row, name) for row in state.rows)}
@@ -55,7 +58,11 @@ class TensorRows(Rows):
         here = {str(path) for path in (state.a_path, state.b_path)} | {(state.a or {}).get("path")}
         here |= {((state.comparison or {}).get(side) or {}).get("path") for side in ("a", "b")}
         self._marked = {mark.name for mark in state.marks if mark.kind == "tensor" and mark.what.get("path") in here}
-        self.set_count(len(self._shown), _place(self._shown, state.selected))
+        place = _place(self._shown, state.selected)
+        if grows and before == (self._comparing, self._with_key, self._marked):
+            self.grow(len(self._shown), place)
+        else:
+            self.set_count(len(self._shown), place)
 
     def is_marked(self, row: int) -> bool:
         return self._rows[self._shown[row]].is_first
@@ -181,18 +188,19 @@ class TensorsPane(Vertical):
             return
         name = pane_title("tensors")
         if state.shows_record:
-            self.border_title = f"{name} · of {state.scope}" if state.record and str(state.scope) else name
+            title = f"{name} · of {state.scope}" if state.record and str(state.scope) else name
         elif state.live:
-            self.border_title = f"{name} · as they are judged"
+            title = f"{name} · as they are judged"
         else:
-            self.border_title = f"{name} · {'in ' if state.sort == SORTS[0] else ''}{state.sort}"
+            title = f"{name} · {'in ' if state.sort == SORTS[0] else ''}{state.sort}"
         left_out = len(state.rows) - len(state.shown)
         if state.filter_error:
-            self.border_subtitle = f"not a regular expression: {state.filter_error}"
+            under = f"not a regular expression: {state.filter_error}"
         elif left_out:
-            self.border_subtitle = f"{len(state.shown):,} of {len(state.rows):,} shown"
+            under = f"{len(state.shown):,} of {len(state.rows):,} shown"
         else:
-            self.border_subtitle = f"{len(state.rows):,}" if state.rows else ""
+            under = f"{len(state.rows):,}" if state.rows else ""
+        write_border(self, title, under)
 
     def ask_filter(self, text: str) -> None:
         field = self.query_one(FilterInput)

@@ -113,6 +113,8 @@ class Asking(Screen[None]):
         if busy is not None and self.session.judging_by is None:
             self.say(f"{busy} · ctrl+c cancels")
             return
+        # Now, not once the worker begins: of keys that are read together each goes on from the one before.
+        self.session.judging_by = tolerance
         self.work(self.session.judge_by(tolerance), "judge")
 
     def action_parity(self) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tui_debugger.panes.telemetry import TelemetryPane
 
 _REDRAW_S = 1 / 15
-#: How often the rows of a comparison that still runs are drawn: the keys draw what they change themselves.
+#: How often what a job sends by itself is drawn, its rows and how far it is: keys draw what they change themselves.
 _LIVE_S = 1 / 4
 
 
@@ -65,7 +65,7 @@ class DebuggerScreen(Finding, Examining, Taking):
         self._stale: set[Part] = set()
         self._lines: list[str] = []
         self._redraw_due = False
-        self._rows_drawn = 0.0
+        self._job_drawn = 0.0
         self._quit_asked = False
         self.is_whole = False
         """Every pane is mounted."""
@@ -146,11 +146,13 @@ class DebuggerScreen(Finding, Examining, Taking):
         parts, self._stale = self._stale, set()
         lines, self._lines = self._lines, []
         state = self.state
-        if self._rows_can_wait(parts):
-            parts.discard(Part.TENSORS)
-            self.redraw(Part.TENSORS)
+        if waiting := self._can_wait(parts):
+            parts -= waiting
+            self.redraw(*waiting)
+            if not parts and not lines:
+                return
         with self.app.batch_update():
-            self._draw_first(parts)
+            self._draw_first(parts, Part.ANSWER not in waiting)
             self._log.add(lines)
             if Part.RUNS in parts:
                 self._findings.show(state)
@@ -158,22 +160,22 @@ class DebuggerScreen(Finding, Examining, Taking):
                 self._inspect.show(state)
             if parts & {Part.FLAGS, Part.TELEMETRY, Part.RUNS}:
                 self._flags.show(state)
-            if Part.TELEMETRY in parts or Part.TENSORS in parts:
+            if Part.TELEMETRY in parts or (Part.TENSORS in parts and not state.live):
                 self._telemetry.show(state)
         on_top = self.app.screen
         if on_top is not self and isinstance(on_top, Watching):
             on_top.redraw()
 
-    def _rows_can_wait(self, parts: set[Part]) -> bool:
-        if Part.TENSORS not in parts:
-            return False
-        now = time.monotonic()
-        if self.state.live and now - self._rows_drawn < _LIVE_S:
-            return True
-        self._rows_drawn = now
-        return False
+    def _can_wait(self, parts: set[Part]) -> set[Part]:
+        """What of these a running job changes many times a second."""
+        state, now = self.state, time.monotonic()
+        theirs = parts & {*({Part.TENSORS} if state.live else ()), *({Part.ANSWER} if state.busy is not None else ())}
+        if not theirs or now - self._job_drawn < _LIVE_S:
+            return theirs
+        self._job_drawn = now
+        return set()
 
-    def _draw_first(self, parts: set[Part]) -> None:
+    def _draw_first(self, parts: set[Part], with_answer: bool = True) -> None:
         """What the first paint holds: the answer, the steps, the tensors, the keys."""
         state = self.state
         if Part.START in parts:
@@ -182,9 +184,10 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.query_one(StepsPane).show(state)
         if Part.TENSORS in parts:
             self.query_one(TensorsPane).show(state)
-        self.query_one(Headline).show(state)
-        self.query_one(TitleLine).show(state)
-        self.query_one(KeyBar).show(self._bar, state.busy is not None, self.compares)
+        if with_answer and parts != {Part.TELEMETRY}:
+            self.query_one(Headline).show(state)
+            self.query_one(TitleLine).show(state)
+            self.query_one(KeyBar).show(self._bar, state.busy is not None, self.compares)
 
     def _show_start(self) -> None:
         pane, is_open = self.query_one(TensorsPane), self.state.a_path is not None
@@ -220,7 +223,7 @@ class DebuggerScreen(Finding, Examining, Taking):
         elif self.active != "tensors":
             self._focus_pane("tensors")
         elif not self.state.tolerance.is_table and not self.job_runs:
-            self.work(self.session.judge_by(Tolerance()), "judge")
+            self._judge_by(Tolerance())
             self.say("judged by the table's own tolerances again")
 
     def action_open(self) -> None:
@@ -308,6 +311,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.say("nothing runs; q quits")
         for group in ("job", "judge"):
             self.workers.cancel_group(self, group)
+        self.session.judging_by = None  # of a judging that had not begun nobody else would say so
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 

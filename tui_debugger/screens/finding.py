@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tui_debugger.answer import NEXT
+from tui_debugger.filtering import shown
 from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.asking import Asking
 from tui_debugger.screens.moving import Moving
 from tui_debugger.state import Part, Scope, State
-from tui_debugger.tensor_rows import SORTS
-
-#: Rows filtered between two keys; a hundred thousand at once would hold the keys up.
-_FILTER_SLICE = 8_000
+from tui_debugger.tensor_rows import SORTS, matching
 
 
 class Finding(Moving, Asking):
@@ -104,14 +100,12 @@ class Finding(Moving, Asking):
         self.run_worker(self._refilter(), group="filter", exclusive=True)
 
     async def _refilter(self) -> None:
-        state, hits = self.state, []
-        rows = state.rows
-        for start in range(0, len(rows), _FILTER_SLICE):
-            hits += state.filter_slice(start, start + _FILTER_SLICE)
-            await asyncio.sleep(0)
-            if rows is not state.rows:
-                return  # another list came meanwhile, and was filtered as a whole
-        state.take_shown(hits)
+        state, rows = self.state, self.state.rows
+        wanted, looked_at = state.wanted(), len(rows)
+        hits = await shown(rows, wanted if state.filter else None, state.sort)
+        if rows is not state.rows:
+            return  # another list came meanwhile, and was filtered as a whole
+        state.shown = [*hits, *matching(rows, wanted, looked_at, len(rows))]  # with what was judged meanwhile
         if state.shown and state.row is not None and not state.row_is_shown():
             self._select(state.shown[0])
         self.redraw(Part.TENSORS)

@@ -52,10 +52,14 @@ class KeyBar(Fixed):
         self._pane = "tensors"
         self._job_runs = False
         self._compared = True
+        self._said: object = None
 
     def show(self, pane: str, running: bool, compared: bool = True) -> None:
-        self._pane, self._job_runs, self._compared = pane, running, compared
-        self._draw()
+        said = (pane, running, compared, self.app.theme)
+        if said != self._said:
+            self._said = said
+            self._pane, self._job_runs, self._compared = pane, running, compared
+            self._draw()
 
     def on_resize(self, _event: events.Resize) -> None:
         self._draw()

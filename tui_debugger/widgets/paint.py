@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from rich.style import Style
 from textual.color import Color
+from textual.content import Content
 from textual.widget import Widget
 
 _BOLD = frozenset({"first", "strong"})
@@ -29,3 +30,13 @@ def _style(colour: str | None, bold: bool) -> Style:
 
 def verdict_token(word: str) -> str:
     return _OF_VERDICT.get(word, "muted")
+
+
+def write_border(widget: Widget, title: str | None = None, subtitle: str | None = None) -> None:
+    """Write on a widget's border what is new there; None leaves what it says.
+
+    Textual draws the whole widget again for every title it is given, changed or not, and reads a text as markup.
+    """
+    for name, said in (("border_title", title), ("border_subtitle", subtitle)):
+        if said is not None and getattr(widget, name) != (content := Content(said)).markup:
+            setattr(widget, name, content)

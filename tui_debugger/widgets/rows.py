@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Size
+from textual.geometry import Region, Size, Spacing
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -18,11 +19,35 @@ from textual.strip import Strip
 from tui_debugger import format as fmt
 from tui_debugger.widgets.paint import paint
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: Drawn lines that are kept: a few screens of them.
+_KEPT = 400
+#: Textual draws the thumb of a scroll bar in eighths of a cell.
+_EIGHTHS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What every line of one paint is drawn with: worked out once, not once a line."""
+
+    width: int
+    theme: str
+    base: Style
+    heading: Style
+    first: Style
+    cursor: Style
+
+
+_NO_GUTTER = Spacing()
+
 
 class Rows(ScrollView, can_focus=True):
     """A cursor over lines that `line` draws, under a heading that stays.
 
-    Subclasses say how many rows there are (`set_count`) and draw one (`line`, `heading`).
+    Subclasses say how many rows there are (`set_count`) and draw one (`line`, `heading`). A line once drawn is kept
+    until `refresh` or its own `refresh_line`: a list that scrolls draws the line that comes, not those that stay.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -60,6 +85,8 @@ class Rows(ScrollView, can_focus=True):
         """Enter, or a click on the row under the cursor."""
 
     def __init__(self, *, id: str | None = None, empty: str = "") -> None:
+        self._look: _Look | None = None
+        self._kept: dict[int, Strip] = {}
         super().__init__(id=id)
         self.count = 0
         self.empty = empty
@@ -80,6 +107,16 @@ class Rows(ScrollView, can_focus=True):
         self.move_cursor(cursor)
         self.refresh()
 
+    def grow(self, count: int, cursor: int) -> None:
+        """More rows at the end of the same list: what is drawn stays."""
+        before, self.count = self.count, count
+        self._fit()
+        self.move_cursor(cursor)
+        if not before:
+            self.refresh()
+        elif before + self.head_lines < self.scroll_offset.y + self.size.height:
+            self.refresh(self.size.region)
+
     def move_cursor(self, row: int) -> None:
         """Put the cursor on a row and bring it into sight."""
         before = self.cursor
@@ -90,7 +127,38 @@ class Rows(ScrollView, can_focus=True):
             self.refresh_line(line + self.head_lines)
 
     def _fit(self) -> None:
-        self.virtual_size = Size(self.size.width, self.count + self.head_lines)
+        size = Size(self.size.width, self.count + self.head_lines)
+        if size == self.virtual_size:
+            return
+        stays = self.show_vertical_scrollbar and size.width == self.virtual_size.width
+        if stays and size.height > self.size.height and self.scroll_offset.y + self.size.height <= size.height:
+            # A longer list lays out nothing anew: only the thumb of its bar is smaller.
+            self.set_reactive(Rows.virtual_size, size)
+            self.vertical_scrollbar.window_virtual_size = size.height
+            return
+        self.virtual_size = size
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        # The bar has as many lines as the list: it is drawn when its thumb moves, not with every row.
+        if self.show_vertical_scrollbar and self._thumb(new_value) != self._thumb(self.vertical_scrollbar.position):
+            self.vertical_scrollbar.position = new_value
+        if round(old_value) != round(new_value):
+            self.refresh(self.size.region)
+
+    def _thumb(self, position: float) -> int:
+        """Where the bar's thumb begins, in eighths of a cell."""
+        height, beyond = self.size.height, max(1, self.virtual_size.height - self.size.height)
+        thumb = max(1.0, height * height / max(1, self.virtual_size.height))
+        return int((height - thumb) * position / beyond * _EIGHTHS)
+
+    def refresh(self, *regions: Region, **how: Any) -> Self:
+        if not regions and how.get("repaint", True):
+            self._kept.clear()
+        return super().refresh(*regions, **how)
+
+    def refresh_line(self, y: int) -> None:
+        self._kept.pop(y - self.head_lines, None)
+        super().refresh_line(y)
 
     def _bring_into_sight(self) -> None:
         if self.size.height <= self.head_lines:
@@ -145,27 +213,60 @@ class Rows(ScrollView, can_focus=True):
         else:
             self._user_moved(row)
 
-    def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._take_look()
+        if self.styles.gutter != _NO_GUTTER or self.opacity < 1:
+            return super().render_lines(crop)
+        # Without a border or padding a line is what `render_line` says: textual has nothing to add around it.
+        _, background = self.background_colors
+        filters = self.get_line_filters()
+        lines = []
+        for y in crop.line_range:
+            strip = self.render_line(y)
+            for filter in filters:
+                strip = strip.apply_filter(filter, background)
+            lines.append(strip)
+        start, end = crop.column_span
+        return lines if (start, end) == (0, self.size.width) else [strip.crop(start, end) for strip in lines]
+
+    def _take_look(self) -> _Look:
+        """The styles of this paint; another width, theme or style than before draws every line anew."""
         base = self.rich_style
+
+        def style(name: str) -> Style:
+            return base + self.get_component_rich_style(name, partial=True)
+
+        cursor = style("rows--cursor" if self.has_focus else "rows--cursor-blurred")
+        width = self.scrollable_content_region.width
+        look = _Look(width, self.app.theme, base, style("rows--heading"), style("rows--first"), cursor)
+        if look != self._look:
+            self._kept.clear()
+            self._look = look
+        return look
+
+    def render_line(self, y: int) -> Strip:
+        look = self._look or self._take_look()
         if not self.count:
-            return self._message(y, width, base)
+            return self._message(y, look.width, look.base)
         if y < self.head_lines:
-            return self._strip(
-                self.heading(width), width, base + self.get_component_rich_style("rows--heading", partial=True)
-            )
+            return self._strip(self.heading(look.width), look.width, look.heading)
         row = self.scroll_offset.y + y - self.head_lines
         if row >= self.count:
-            return Strip.blank(width, base)
-        text = self.line(row, width)
+            return Strip.blank(look.width, look.base)
+        strip = self._kept.get(row)
+        if strip is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            strip = self._kept[row] = self._draw_row(row, look)
+        return strip
+
+    def _draw_row(self, row: int, look: _Look) -> Strip:
+        text = self.line(row, look.width)
         if self.is_marked(row):
             # Louder than the cursor, and in one colour: this row is what the eye must meet.
             text.spans.clear()
-            return self._strip(text, width, base + self.get_component_rich_style("rows--first", partial=True))
-        if row == self.cursor:
-            kind = "rows--cursor" if self.has_focus else "rows--cursor-blurred"
-            base += self.get_component_rich_style(kind, partial=True)
-        return self._strip(text, width, base)
+            return self._strip(text, look.width, look.first)
+        return self._strip(text, look.width, look.cursor if row == self.cursor else look.base)
 
     def _message(self, y: int, width: int, base: Style) -> Strip:
         lines = fmt.wrapped(self.empty, max(1, width - 2))

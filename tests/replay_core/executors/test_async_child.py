@@ -8,7 +8,7 @@ import pytest
 
 from replay_core.errors import ChildDiedError, JobCancelledError, SelectionError
 from replay_core.executors import wire
-from replay_core.executors.async_child import AsyncChild
+from replay_core.executors.async_child import AsyncChild, _lines
 from replay_core.jobs import Event, Job, LogLine, Partial, Progress
 
 Command = Callable[[str], list[str]]
@@ -184,3 +184,17 @@ def test_stop_before_start_and_twice_is_harmless(command: Command) -> None:
         assert child.pid is None
 
     asyncio.run(story())
+
+
+def test_lines_are_whole_however_they_come() -> None:
+    async def story() -> list[bytes]:
+        stream = asyncio.StreamReader(limit=16)
+        long = b"x" * 200_000
+        for piece in (b"one\ntw", b"o\n\n", long, b"\nlast"):
+            stream.feed_data(piece)
+        stream.feed_eof()
+        lines = [line async for line in _lines(stream)]
+        assert lines[3] == long
+        return [*lines[:3], *lines[4:]]
+
+    assert asyncio.run(story()) == [b"one", b"two", b"", b"last"]

@@ -1,0 +1,57 @@
+"""A long list is filtered and ordered in slices, to the list that one go would make."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tui_debugger.driving import A, B, opened, rest
+from tui_debugger import filtering
+from tui_debugger.format import VERDICTS
+from tui_debugger.state import State
+from tui_debugger.tensor_rows import SORTS, TensorRow
+
+
+def _row(name: str, verdict: str, rel_l2: Any = None, micro: int = 0) -> TensorRow:
+    return TensorRow(name, verdict, {"metrics": {"rel_l2": rel_l2}, "a_key": {"rank": 0, "micro": micro}})
+
+
+_CONTENT = st.lists(
+    st.tuples(st.sampled_from("abcxyz"), st.sampled_from(VERDICTS), st.sampled_from([None, 0.1, 2.0, "nan", "inf"])),
+    max_size=30,
+)
+
+
+@given(_CONTENT, st.text(max_size=6), st.sampled_from(SORTS))
+def test_slices_make_the_list_that_one_go_makes(content: list[tuple[str, str, Any]], typed: str, sort: str) -> None:
+    state = State(rows=[_row(*one) for one in content], filter=typed, sort=sort)
+    state.refilter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filtering, "SLICE", 7)
+        found = asyncio.run(filtering.shown(state.rows, state.wanted() if typed else None, sort))
+        assert found == state.shown
+
+
+def test_rows_of_several_records_are_told_from_those_of_one() -> None:
+    alone = [_row("a", "SAME") for _ in range(2 * filtering.SLICE)]
+    assert not asyncio.run(filtering.several_records(alone))
+    assert asyncio.run(filtering.several_records([*alone, _row("b", "SAME", micro=1)]))
+
+
+def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:
+    async def run() -> None:
+        async with opened(A, B) as (app, pilot):
+            state = app.session.state
+            state.begin_live()
+            state.add_live([{"name": f"old.{n}", "verdict": "DIFF"} for n in range(3 * filtering.SLICE)])
+            app.debugger._set_filter("new|old.1$")
+            await asyncio.sleep(0)
+            state.add_live([{"name": "new", "verdict": "DIFF"}])
+            await rest(app, pilot)
+            assert [state.rows[index].name for index in state.shown] == ["old.1", "new"]
+
+    asyncio.run(run())

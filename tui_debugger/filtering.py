@@ -1,0 +1,73 @@
+"""Which rows of a long list are shown, and in which order, found between two keys: in slices, never all at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+
+from replay_core.jobs import Document
+from tui_debugger.state import State
+from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, order_key, scopes
+
+#: Rows looked at between two keys: some milliseconds.
+SLICE = 2_000
+#: Rows made between two keys.
+AT_ONCE = 1_000
+
+
+async def listed(state: State, document: Document, told: Callable[[], None]) -> tuple[list[TensorRow], list[int], bool]:
+    """A comparison's rows, those of them to be shown, and whether they come from several records.
+
+    `told` is called with every slice; what is typed meanwhile counts.
+    """
+    rows: list[TensorRow] = []
+    coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
+    while fresh := list(islice(coming, AT_ONCE)):
+        rows += fresh
+        told()
+        await asyncio.sleep(0)
+    several = await several_records(rows)
+    asked: tuple[str, str] | None = None
+    ready: list[int] = []
+    while asked != (state.filter, state.sort):
+        asked = state.filter, state.sort
+        wanted = state.wanted()
+        ready = await shown(rows, wanted if state.filter else None, state.sort)
+    return rows, ready, several
+
+
+async def shown(rows: Sequence[TensorRow], wanted: Callable[[str], object] | None, sort: str) -> list[int]:
+    """The indexes that the filter lets through (None: all), in one of the SORTS; equals in the order of computation."""
+    hits: list[int] = []
+    if wanted is None:
+        hits = list(range(len(rows)))
+    else:
+        for start in range(0, len(rows), SLICE):
+            hits += matching(rows, wanted, start, start + SLICE)
+            await asyncio.sleep(0)
+    if sort == SORTS[0]:
+        return hits[:ROW_CAP]
+    key = order_key(sort)
+    runs = []
+    for start in range(0, len(hits), SLICE):
+        runs.append(sorted((key(rows[index]), index) for index in hits[start : start + SLICE]))
+        await asyncio.sleep(0)
+    found: list[int] = []
+    in_order: Iterator[int] = (index for _, index in merge(*runs))
+    while len(found) < ROW_CAP and (some := list(islice(in_order, SLICE))):
+        found += some
+        await asyncio.sleep(0)
+    return found[:ROW_CAP]
+
+
+async def several_records(rows: Sequence[TensorRow]) -> bool:
+    """Whether the rows come from more than one rank or micro-batch."""
+    seen: set[tuple[object, object]] = set()
+    for start in range(0, len(rows), SLICE):
+        seen |= scopes(islice(rows, start, start + SLICE))
+        if len(seen) > 1:
+            return True
+        await asyncio.sleep(0)
+    return False
