@@ -50,7 +50,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
-    ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows"),  # what a line is
+    ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows", "digests"),
     ("terminal", "settings", "collecting"),
     ("format", "paths", "actions"),
 )
@@ -72,6 +72,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
+    "replay_core.replay.frontier": (None, "which modules to look at after digests: plain data, no torch"),
     "replay_core.replay.forecast": (None, "what cannot run here, by the file system alone"),
     "replay_core.demo.faults": (("FAULTS",), "the choices of `demo --fault`: plain data, no torch"),
     "replay_core.replay.plan": (None, "what to replay: plain data, no torch"),
