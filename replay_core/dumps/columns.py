@@ -47,7 +47,7 @@ def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]
             found += flatten({name: [[] if value is None else value for value in column]})
         elif (texts := _texts(name, column)) is not None:
             found.append(texts)
-        elif len(present) < len(column) and all(type(value) in (int, float) for value in present):
+        elif len(present) < len(column) and all(type(value) in (int, float, bool) for value in present):
             numbers = [math.nan if value is None else float(value) for value in column]
             found.append(TensorRef(name, "float64", (len(numbers),), Inline(numbers), sentinel=NULL))
         else:

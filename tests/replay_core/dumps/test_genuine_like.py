@@ -155,7 +155,8 @@ def test_a_slice_of_the_policy_loss_has_no_alignment(tmp_path: Path) -> None:
 
 def test_rows_that_fill_the_world_are_said_of_a_dataproto(tmp_path: Path) -> None:
     proto = fake_class("verl.protocol", "DataProto")
-    batch = ((4,), None, {"input_ids": ("int64", (4, 1), np.arange(4, dtype=np.int64).tobytes())})
+    tokens = np.array([4, 5, 6, 4], dtype=np.int64)
+    batch = ((4,), None, {"input_ids": ("int64", (4, 1), tokens.tobytes())})
     ids = np.array(["a", "b", "c", "a"], dtype=object)
     proto.__getstate__ = lambda self: (batch, {"request_id": ids}, {"global_steps": 1})
     (tmp_path / "x.dp").write_bytes(pickle.dumps(proto()))
