@@ -120,13 +120,14 @@ def test_numpy_files(tmp_path: Path, compressed: bool) -> None:
         "words": np.array(["a", "bcd"]),
     }
     (np.savez_compressed if compressed else np.savez)(
-        tmp_path / "x.npz", **arrays, objects=np.array([{}], dtype=object)
+        tmp_path / "x.npz", **arrays, objects=np.array([{"a": 1}, "b"], dtype=object)
     )
     np.save(tmp_path / "y.npy", arrays["f"])
     found = {ref.name: ref for ref in open_run(tmp_path / "x.npz").records[0].tensors()}
     for name, values in arrays.items():
         np.testing.assert_array_equal(pages.array(found[name]), values)
-    assert not found["objects"].is_readable
+    assert found["objects.0.a"].source == Inline(1)
+    assert found["objects.1"].source == Inline("b")
     run = open_run(tmp_path)
     assert (run.dialect, [record.key.micro for record in run.records]) == ("file", [0, 1])
 
