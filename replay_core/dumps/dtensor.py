@@ -76,7 +76,7 @@ def _order_of_cuts(
     torch and FSDP cut them differently.
     """
     factors = [_attribute(placement, "split_factor") for placement in _spec(value)["placements"]]
-    late = []
+    late: list[int] = []
     for axis, (kind, dim) in enumerate(placements):
         if kind != STRIDED:
             continue

@@ -157,6 +157,8 @@ def _say_what_was_left(path: Path, run: Run) -> None:
     run.problems += [Problem(where, what) for where, what in found.skipped]
     if found.linked:
         run.notes.append(f"linked folders are not followed: {_few(found.linked)}")
+    if found.special:
+        run.notes.append(f"pipes, sockets and devices are not opened: {_few(found.special)}")
     if packed := _packed(path):
         run.notes.append(f"compressed files are not read: {_few(packed)}")
 
