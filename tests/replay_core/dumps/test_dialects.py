@@ -227,6 +227,15 @@ def test_weavers_loss_debug_and_batch_inputs(tmp_path: Path) -> None:
     assert fields_of(run, 1)["input_ids"].alignment == "full"
 
 
+def test_weavers_loss_debug_of_tokens_laid_end_to_end(tmp_path: Path) -> None:
+    tokens = dict.fromkeys(("log_probs", "old_log_probs", "elementwise_loss", "effective_valid"), torch.rand(9))
+    write_nexrl(tmp_path, "is_loss_debug", {**tokens, "advantages": torch.rand(2), "loss": 0.5}, step=3)
+    debug = fields_of(open_run(tmp_path))
+    assert {name: debug[name].alignment for name in ("policy_logprobs", "response_mask", "advantages")} == {
+        "policy_logprobs": "packed", "response_mask": "packed", "advantages": None
+    }  # fmt: skip
+
+
 def test_holes_in_ranks_and_micro_batches_are_named(tmp_path: Path) -> None:
     for rank, micro in ((0, 0), (0, 1), (1, 0), (2, 1)):
         write_nexrl(tmp_path, "forward_data", {"log_probs": torch.zeros(1, 2)}, rank=rank, micro=micro)
