@@ -69,7 +69,9 @@ def _texts(name: str, column: Sequence[Any]) -> TensorRef | None:
     """
     if all(isinstance(value, (str, type(None))) for value in column):
         words = [value or "" for value in column] if None in column else None
-    elif all(_is_prose(value) for value in column) and any(isinstance(value, (list, tuple)) for value in column):
+    elif any(isinstance(value, (list, tuple)) and value for value in column) and all(
+        _is_prose(value) or value in ([], ()) for value in column
+    ):
         words = [value if isinstance(value, str) else json.dumps(value, default=str) for value in column]
     else:
         words = None

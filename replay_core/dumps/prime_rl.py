@@ -195,7 +195,7 @@ def _batch(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _places(batch: list[Any]) -> tuple[str, ...]:
     """The names of a batch's fields. Earlier versions had other fields from the sixth place on: those stay numbers."""
-    tokens, lengths, temperatures = batch[0], *(batch[_SETTLED : _SETTLED + 2] + [None, None])[:2]
+    tokens, lengths, temperatures = batch[0], *[*batch[_SETTLED : _SETTLED + 2], None, None][:2]
     count = len(tokens) if isinstance(tokens, list) else -1
     is_known = isinstance(lengths, list) and all(type(n) is int for n in lengths) and sum(lengths) == count
     if is_known and (temperatures is None or (isinstance(temperatures, list) and len(temperatures) == count)):

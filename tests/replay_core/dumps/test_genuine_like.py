@@ -15,7 +15,7 @@ import torch
 
 from replay_core import pages
 from replay_core.dumps import open_run
-from replay_core.records import RecordKey, Run, TensorRef
+from replay_core.records import Inline, RecordKey, Run, TensorRef
 from tests.builders import save_file
 from tests.replay_core.dumps.test_dialects import fake_class
 
@@ -65,6 +65,13 @@ def test_a_template_of_the_users_own_is_known_by_what_the_files_hold(tmp_path: P
     }
     assert any("names are not the framework's" in note for note in run.notes)
     assert run.problems == []
+
+
+def test_a_sample_without_a_weight_version_does_not_spell_the_column_out(tmp_path: Path) -> None:
+    versions = [["1"], [], ["1", "2"]]
+    samples = [sample(number, weight_versions=said) for number, said in enumerate(versions)]
+    save_file(tmp_path / "rollout_data/0.pt", {"rollout_id": 0, "samples": samples})
+    assert field(opened(tmp_path), "weight_version").source == Inline(['["1"]', "[]", '["1", "2"]'])
 
 
 def test_verls_first_cache_has_no_suffix(tmp_path: Path) -> None:
