@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten
+from replay_core.dumps.instances import plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, Parts, TensorRef, Unreadable
 
@@ -31,7 +32,8 @@ def table(samples: Sequence[dict[Any, Any]], prefix: str = "") -> list[TensorRef
 def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]:
     """Columns by name, each a value per sample (None: the sample has none)."""
     found: list[TensorRef] = []
-    for name, column in values.items():
+    for name, wrapped in values.items():
+        column = [plain(value) for value in wrapped]
         present = [value for value in column if value is not None]
         if not present:
             continue

@@ -77,6 +77,9 @@ def tensor_dict(tree: Any, path: Path) -> dict[str, Any]:
         DumpError: it is no TensorDict.
     """
     state = plain(tree)
+    if isinstance(state, list) and all(isinstance(row, dict) for row in state):
+        names = dict.fromkeys(name for row in state for name in row)
+        state = {name: [row.get(name) for row in state] for name in names}  # a lazy stack: a row per sample
     if not isinstance(state, dict):
         raise DumpError("not a TensorDict", file=str(path), found=type(state).__name__)
     return {str(name): value for name, value in state.items()}

@@ -98,6 +98,8 @@ def _scalar(value: Any, name: str) -> TensorRef:
 
 
 def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
+    if values and type(values[0]) is dict:
+        values = [plain(value) for value in values]
     if not values:
         yield TensorRef(name, "float64", (0,), Inline([]))
     elif _all(values, dict):

@@ -80,6 +80,16 @@ def test_positions_of_a_vision_model_have_their_tokens_first(folder: Path) -> No
     np.testing.assert_array_equal(pages.array(positions), expected)
 
 
+def test_a_lazy_stack_is_a_row_per_sample(folder: Path) -> None:
+    record = next(record for record in open_run(folder / "queue").records if record.key.step == 6)
+    ids, texts = field(record, "input_ids"), field(record, "t")
+    assert (ids.rows, ids.alignment) == ((3, 5), "full")
+    assert field(record, "n.x").rows == (2, 4)
+    assert texts.source == Inline(["txt", "uxt"])
+    alone = {ref.name for ref in only(folder / "lazy_stack.pt").tensors()}
+    assert alone == {"input_ids.0", "input_ids.1", "log_probs.0", "log_probs.1", "n.x.0", "n.x.1", "t"}
+
+
 def test_a_numpy_column_is_said_of_the_sample(folder: Path) -> None:
     assert field(only(folder / "bf16_step_7.dp"), "__num_turns__").alignment == "sample"
 
