@@ -65,7 +65,8 @@ class RldbgError(Exception):
         for label in ("file", "tensor", "expected", "found"):
             value = getattr(self, label)
             if value is not None:
-                lines.append(f"  {label + ':':<10}{value}")
+                # A line break in a name is the file's own: it must not pass for a line of ours.
+                lines.append(f"  {label + ':':<10}" + str(value).replace("\n", "\\n"))
         if self.hint:
             lines += ["", f"hint: {self.hint}"]
         return "\n".join(lines)

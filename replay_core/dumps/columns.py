@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten
+from replay_core.dumps.instances import plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, Parts, TensorRef, Unreadable
 
@@ -31,7 +32,8 @@ def table(samples: Sequence[dict[Any, Any]], prefix: str = "") -> list[TensorRef
 def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]:
     """Columns by name, each a value per sample (None: the sample has none)."""
     found: list[TensorRef] = []
-    for name, column in values.items():
+    for name, wrapped in values.items():
+        column = [plain(value) for value in wrapped]
         present = [value for value in column if value is not None]
         if not present:
             continue
@@ -47,7 +49,7 @@ def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]
             found += flatten({name: [[] if value is None else value for value in column]})
         elif (texts := _texts(name, column)) is not None:
             found.append(texts)
-        elif len(present) < len(column) and all(type(value) in (int, float) for value in present):
+        elif len(present) < len(column) and all(type(value) in (int, float, bool) for value in present):
             numbers = [math.nan if value is None else float(value) for value in column]
             found.append(TensorRef(name, "float64", (len(numbers),), Inline(numbers), sentinel=NULL))
         else:
@@ -69,7 +71,9 @@ def _texts(name: str, column: Sequence[Any]) -> TensorRef | None:
     """
     if all(isinstance(value, (str, type(None))) for value in column):
         words = [value or "" for value in column] if None in column else None
-    elif all(_is_prose(value) for value in column) and any(isinstance(value, (list, tuple)) for value in column):
+    elif any(isinstance(value, (list, tuple)) and value for value in column) and all(
+        _is_prose(value) or value in ([], ()) for value in column
+    ):
         words = [value if isinstance(value, str) else json.dumps(value, default=str) for value in column]
     else:
         words = None

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from replay_core.dumps.containers import read_container
-from replay_core.errors import RldbgError
+from replay_core.dumps.peeking import REFERENCES
+from replay_core.errors import RldbgError, UnsafeFileError
 from replay_core.records import Problem, RecordKey
 
 #: A file touched less than this ago may not be whole yet.
@@ -89,7 +90,9 @@ def being_written(files: Sequence[Path]) -> list[Problem]:
         if not -FRESH_S < age < FRESH_S:
             continue
         try:
-            read_container(file)
+            read_container(file, inert=REFERENCES)
+        except UnsafeFileError:
+            continue  # a whole file that asks for something else: its record says so
         except RldbgError as error:
             age = max(age, 0)
             what = f"touched {age:.0f} s ago and not readable: still being written? ({error.message})"

@@ -1,6 +1,7 @@
 """Context-parallel slices put back in the order of their tokens, as slime and miles cut them.
 
-A sequence of T tokens is cut into 2n chunks of ceil(T / 2n); rank i of n holds chunks i and 2n - 1 - i. What is
+A sequence of T tokens is cut into 2n chunks of ceil(T / 2n); rank i of n holds chunks i and 2n - 1 - i. Where the
+sequences of a batch are padded (qkv_format bshd), T is the padded length and the padding belongs to nobody. What is
 said of a token stands with the logits before it, so the response of a prompt of P tokens reaches from logit P - 1 to
 T - 2 (cp_utils.get_logits_and_tokens_offset_with_cp of both). A rank's tensor is its two stretches end to end.
 """
@@ -18,15 +19,16 @@ MAX_RANKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of one sample."""
+    """Tokens of one sample; `padded` is what its row was padded to before it was cut."""
 
     total: int
     response: int
+    padded: int | None = None
 
 
 def stretches(lengths: Lengths, rank: int, ranks: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """First and last-plus-one response token of the rank's two chunks; (0, 0) where a chunk has none."""
-    chunk = -(-lengths.total // (2 * ranks))
+    chunk = -(-(lengths.total if lengths.padded is None else lengths.padded) // (2 * ranks))
     prompt = lengths.total - lengths.response
     found = []
     for number in (rank, 2 * ranks - 1 - rank):

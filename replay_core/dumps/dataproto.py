@@ -6,22 +6,19 @@ non_tensor_batch, meta_info); ROLL's is (a BytesIO of torch.save(TensorDict), no
 
 from __future__ import annotations
 
-from array import array
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns, join
 from replay_core.dumps.containers import read_nested
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.instances import plain
 from replay_core.dumps.peeking import class_of
 from replay_core.errors import DumpError
 from replay_core.records import ITEMSIZE, FileBytes, Inline, TensorRef, Unreadable
 
 VERL = "verl.protocol.DataProto"
 ROLL = "roll.distributed.scheduler.protocol.DataProto"
-#: Rows of one jagged tensor: more than any batch has.
-_MAX_ROWS = 1 << 24
 
 
 def facts_of(tree: Any) -> dict[str, Any]:
@@ -44,9 +41,11 @@ def fields_of(tree: Any, path: Path) -> list[TensorRef]:
     fields = tensor_fields(_batch(batch, path))
     if isinstance(beside, dict):
         for name, value in beside.items():
-            fields += (
-                [value.with_(name=str(name))] if isinstance(value, TensorRef) else columns({str(name): _column(value)})
-            )
+            if isinstance(value, TensorRef):
+                said = "sample" if len(value.shape) == 1 else None
+                fields.append(value.with_(name=str(name), alignment=said))
+            else:
+                fields += columns({str(name): _column(value)})
     if isinstance(facts, dict):
         fields += flatten({"meta_info": facts}) if facts else []
     return fields
@@ -62,7 +61,8 @@ def _batch(batch: Any, path: Path) -> dict[str, Any]:
     if batch is None:
         return {}
     if isinstance(batch, TensorRef):
-        return tensor_dict(read_nested(batch).tree, path)
+        inside = read_nested(batch).tree
+        return {} if inside is None else tensor_dict(inside, path)
     if isinstance(batch, (tuple, list)) and len(batch) == 3 and isinstance(batch[2], dict):
         return {str(name): _numpy_tensor(entry) for name, entry in batch[2].items()}
     if class_of(batch):
@@ -76,9 +76,10 @@ def tensor_dict(tree: Any, path: Path) -> dict[str, Any]:
     Raises:
         DumpError: it is no TensorDict.
     """
-    state = tree.get("state") if isinstance(tree, dict) and "__class__" in tree else tree
-    if isinstance(state, dict) and isinstance(state.get("_tensordict"), dict):
-        state = state["_tensordict"]
+    state = plain(tree)
+    if isinstance(state, list) and all(isinstance(row, dict) for row in state):
+        names = dict.fromkeys(name for row in state for name in row)
+        state = {name: [row.get(name) for row in state] for name in names}  # a lazy stack: a row per sample
     if not isinstance(state, dict):
         raise DumpError("not a TensorDict", file=str(path), found=type(state).__name__)
     return {str(name): value for name, value in state.items()}
@@ -87,79 +88,17 @@ def tensor_dict(tree: Any, path: Path) -> dict[str, Any]:
 def tensor_fields(batch: dict[str, Any], prefix: str = "", depth: int = 0) -> list[TensorRef]:
     """The fields of {name: tensor | nested | list | other}."""
     fields: list[TensorRef] = []
-    for field, value in batch.items():
-        if isinstance(value, dict) and class_of(value) and depth < 8:
-            fields += _instance(f"{prefix}{field}", value, depth)
-        elif isinstance(value, TensorRef):
+    for field, wrapped in batch.items():
+        value = plain(wrapped)
+        if isinstance(value, TensorRef):
             fields.append(value.with_(name=f"{prefix}{field}"))
         elif isinstance(value, list):
             fields += columns({f"{prefix}{field}": value})
+        elif value is not wrapped and isinstance(value, dict) and depth < 8:
+            fields += tensor_fields({str(name): inner for name, inner in value.items()}, f"{prefix}{field}.", depth + 1)
         else:
             fields += flatten({f"{prefix}{field}": value})
     return fields
-
-
-def _instance(field: str, value: dict[str, Any], depth: int) -> list[TensorRef]:
-    """A TensorDict inside, a jagged tensor, or tensordict's wrapper around what is no tensor."""
-    state = value.get("state")
-    state = state if isinstance(state, dict) else {}
-    kind = class_of(value).rpartition(".")[2]
-    if kind == "NestedTensor":
-        return [jagged(field, state)]
-    if kind == "NonTensorData":
-        return flatten({field: _plain(value)})
-    if kind in ("NonTensorStack", "LazyStackedTensorDict"):
-        stacked = _plain(value)
-        return columns({field: stacked}) if isinstance(stacked, list) else flatten({field: stacked})
-    if isinstance(state.get("_tensordict"), dict):
-        state = state["_tensordict"]
-    return tensor_fields({str(name): inner for name, inner in state.items()}, f"{field}.", depth + 1)
-
-
-def _plain(item: Any, depth: int = 0) -> Any:
-    """What a NonTensorData or a stack of them wraps."""
-    state = item.get("state") if isinstance(item, dict) and "__class__" in item else None
-    if not isinstance(state, dict) or depth > 8:
-        return item
-    stacked = state.get("tensordicts", state.get("_tensordicts"))
-    if isinstance(stacked, list):
-        return [_plain(inner, depth + 1) for inner in stacked]
-    inner = state.get("non_tensordict", state.get("_non_tensordict", state))
-    return inner.get("data") if isinstance(inner, dict) else inner
-
-
-def jagged(field: str, state: dict[str, Any]) -> TensorRef:
-    """A jagged NestedTensor: rows end to end. Its offsets, a number per row, are read to know the rows."""
-    values, offsets = state.get("values"), state.get("offsets")
-    if not isinstance(values, TensorRef) or not isinstance(offsets, TensorRef):
-        return TensorRef(field, "none", (), Unreadable("a nested tensor without values or offsets"))
-    bounds = whole_numbers(offsets)
-    lengths = None if bounds is None else tuple(after - before for before, after in pairwise(bounds))
-    plain = state.get("lengths") is None and state.get("_ragged_idx", 1) == 1 and bool(values.shape)
-    if not plain or lengths is None or bounds is None or not bounds or min(lengths, default=0) < 0:
-        return values.with_(name=field, source=Unreadable("a nested tensor whose rows do not lie end to end"))
-    if bounds[0] != 0 or bounds[-1] != values.shape[0]:
-        return values.with_(name=field, source=Unreadable("a nested tensor whose offsets do not fit its values"))
-    return values.with_(name=field, rows=lengths)
-
-
-def whole_numbers(ref: TensorRef) -> list[int] | None:
-    """The numbers of a short vector of int32 or int64; None when it is none."""
-    code = {"int64": "q", "int32": "i"}.get(ref.dtype)
-    source = ref.source
-    if code is None or len(ref.shape) != 1 or ref.numel > _MAX_ROWS:
-        return None
-    if isinstance(source, Inline):
-        data = source.value if isinstance(source.value, bytes) else None
-        if data is None:
-            return [int(number) for number in source.value]
-    elif isinstance(source, FileBytes) and source.strides is None and not source.big_endian:
-        with open(source.path, "rb") as file:
-            file.seek(source.offset)
-            data = file.read(ref.nbytes)
-    else:
-        return None
-    return list(array(code, data)) if len(data) == ref.nbytes else None
 
 
 def _numpy_tensor(entry: Any) -> Any:

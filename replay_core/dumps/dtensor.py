@@ -17,6 +17,8 @@ from replay_core.records import Parts, TensorRef, Unreadable
 CLASS = "torch.distributed.tensor.DTensor"
 _OLD_CLASS = "torch.distributed._tensor.api.DTensor"
 _MAX_RANKS = 1 << 16
+#: A cut of what a later axis of the mesh has cut before: FSDP over tensor parallelism.
+STRIDED = "_StridedShard"
 
 
 def is_dtensor(value: Any) -> bool:
@@ -43,9 +45,13 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
     mesh, placements = _mesh_shape(first), _placements(first)
     if mesh is None or placements is None or len(mesh) != len(placements):
         return whole.with_(source=Unreadable("a DTensor whose mesh or placements are in no form that is known"))
-    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate")), None)
+    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate", STRIDED)), None)
     if odd is not None:
         return whole.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
+    order = _order_of_cuts(first, whole.shape, placements, mesh)
+    if order is None:
+        return whole.with_(source=Unreadable("a strided shard that is uneven, or whose factor is not the mesh's"))
+    placements = [("Replicate" if kind == "Replicate" else "Shard", dim) for kind, dim in placements]
     at: dict[tuple[int, ...], TensorRef] = {}
     for rank, value in shards.items():
         at.setdefault(_coordinate(value, rank, mesh), value["local"])
@@ -53,11 +59,40 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
     missing = [place for place in needed if _face(at, place, placements) is None]
     if missing:
         return whole.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
-    built = _built(at, (), mesh, placements)
+    built = _built(at, {}, order, mesh, placements)
     if built is None or built.shape != whole.shape:
         found = list(built.shape) if built is not None else "shards that do not fit each other"
         return whole.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(whole.shape)}"))
     return built
+
+
+def _order_of_cuts(
+    value: dict[str, Any], shape: Sequence[int], placements: Sequence[tuple[str, int]], mesh: Sequence[int]
+) -> list[int] | None:
+    """Mesh axes in the order they cut the tensor; None where a strided shard says another order than the mesh's.
+
+    FSDP cuts what tensor parallelism has cut already, though its axis stands before: `_StridedShard(dim, factor)` is
+    a cut after the later axes of the same dimension, `factor` how many pieces those made. Uneven ones are left:
+    torch and FSDP cut them differently.
+    """
+    factors = [_attribute(placement, "split_factor") for placement in _spec(value)["placements"]]
+    late: list[int] = []
+    for axis, (kind, dim) in enumerate(placements):
+        if kind != STRIDED:
+            continue
+        later = [other for other in range(axis + 1, len(mesh)) if placements[other] == ("Shard", dim)]
+        factor = prod(mesh[other] for other in later)
+        if factors[axis] != factor or not -len(shape) <= dim < len(shape) or shape[dim] % (factor * mesh[axis]):
+            return None
+        late.insert(0, axis)
+    return [axis for axis in range(len(mesh)) if axis not in late] + late
+
+
+def _attribute(placement: Any, name: str) -> Any:
+    state = placement.get("state") if isinstance(placement, dict) else None
+    if isinstance(state, (tuple, list)) and len(state) == 2:
+        state = state[1]  # a class with slots: (attributes, slots)
+    return state.get(name) if isinstance(state, dict) else None
 
 
 def _empty(value: dict[str, Any]) -> TensorRef:
@@ -150,18 +185,19 @@ def _face(
 
 def _built(
     at: Mapping[tuple[int, ...], TensorRef],
-    place: tuple[int, ...],
+    place: Mapping[int, int],
+    order: Sequence[int],
     mesh: Sequence[int],
     placements: Sequence[tuple[str, int]],
 ) -> TensorRef | None:
-    """Mesh axes from the last inwards: the first axis cuts the tensor first, so its pieces are joined last."""
-    axis = len(place)
-    if axis == len(mesh):
-        return _face(at, place, placements)
+    """Mesh axes from the last cut inwards: the first axis of the order cuts first, so its pieces are joined last."""
+    if len(place) == len(mesh):
+        return _face(at, tuple(place[axis] for axis in range(len(mesh))), placements)
+    axis = order[len(place)]
     kind, dim = placements[axis]
     if kind != "Shard":
-        return _built(at, (*place, 0), mesh, placements)
-    pieces = [_built(at, (*place, number), mesh, placements) for number in range(mesh[axis])]
+        return _built(at, {**place, axis: 0}, order, mesh, placements)
+    pieces = [_built(at, {**place, axis: number}, order, mesh, placements) for number in range(mesh[axis])]
     filled = [piece for piece in pieces if piece is not None and piece.numel]
     if not filled:
         return pieces[0]

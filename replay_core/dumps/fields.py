@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from replay_core.dumps.instances import is_instance, plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef, Unreadable
 
@@ -59,6 +60,11 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
     elif isinstance(value, TensorRef):
         yield value.with_(name=name)
     elif isinstance(value, dict):
+        if "__class__" in value and is_instance(value):
+            opened = plain(value)
+            if opened is not value:
+                yield from _walk(opened, name, depth + 1)
+                return
         for key, inner in value.items():
             path = f"{name}.{key}" if name else str(key)
             if type(inner) is TensorRef:  # most of a large record, and the generator below is dear
@@ -85,10 +91,15 @@ def _scalar(value: Any, name: str) -> TensorRef:
         return TensorRef(name, "complex128", (), Inline(value))
     if isinstance(value, str):
         return TensorRef(name, "text", (), Inline(value))
+    if isinstance(value, (set, frozenset)):
+        # Two equal sets are one text, whatever order they were filled in.
+        return TensorRef(name, "text", (), Inline("{" + ", ".join(sorted(map(repr, value))) + "}"))
     return TensorRef(name, "text", (), Inline(str(value)))
 
 
 def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
+    if values and type(values[0]) is dict:
+        values = [plain(value) for value in values]
     if not values:
         yield TensorRef(name, "float64", (0,), Inline([]))
     elif _all(values, dict):
@@ -140,7 +151,7 @@ def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[T
         present = [sample[key] for sample in samples if sample.get(key) is not None]
         if len(present) == len(samples):
             yield from _walk(present, path, depth + 1)
-        elif present and all(type(value) in (int, float) for value in present):
+        elif present and all(type(value) in (int, float, bool) for value in present):
             numbers = [_NAN if sample.get(key) is None else float(sample[key]) for sample in samples]
             yield TensorRef(path, "float64", (len(numbers),), Inline(numbers), sentinel=NULL)
         else:

@@ -52,6 +52,8 @@ class Listing:
         self.skipped: list[tuple[str, str]] = []
         #: Linked folders, which are not followed.
         self.linked: list[str] = []
+        #: Pipes, sockets and devices, which are not opened.
+        self.special: list[str] = []
         text = os.path.abspath(path)
         if os.path.isdir(text):
             self.folders = list(self._walk(text, 0, [0]))
@@ -66,10 +68,12 @@ class Listing:
                 if entry.is_dir(follow_symlinks=False):
                     below.append(entry.name)
                 # Opening a pipe would wait for its writer, a device for whatever it does.
-                elif entry.is_file():
+                elif _is_file(entry):
                     names.append(entry.name)
                 elif entry.is_symlink():
                     self._link(entry)
+                else:
+                    self.special.append(entry.path)
         seen[0] += len(names) + len(below)
         if seen[0] > MAX_NAMES:
             self.skipped.append((path, f"more than {MAX_NAMES:,} names: nothing from here on was looked at"))
@@ -88,8 +92,18 @@ class Listing:
     def _link(self, entry: os.DirEntry[str]) -> None:
         if os.path.isdir(entry.path):
             self.linked.append(entry.path)
-        elif not os.path.exists(entry.path):
+        elif os.path.exists(entry.path):
+            self.special.append(entry.path)
+        else:
             self.skipped.append((entry.path, "a link to a file that is not there"))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether the entry is a file; a link that leads back to itself, or where nobody may look, is none."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 _known: dict[Path, Listing] = {}

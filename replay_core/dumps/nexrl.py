@@ -175,6 +175,8 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     for ref in fields:
         ref.canonical = _canonical(ref.name, key.stage, parameter)
         ref.alignment = _alignment(ref, key.stage)
+    if key.stage == "is_loss_debug":
+        _lay_end_to_end(fields)
     return Fields(fields, _empty_advantages(fields, key, path))
 
 
@@ -208,6 +210,14 @@ def _alignment(ref: TensorRef, stage: str) -> str | None:
     if len(ref.shape) != 2:
         return None
     return "next" if ref.name in _NEXT else "full" if ref.name in _FULL else None
+
+
+def _lay_end_to_end(fields: list[TensorRef]) -> None:
+    """Weaver's loss may run over tokens without padding: what is as long as its mask is said of the same tokens."""
+    mask = next((ref for ref in fields if ref.name == "effective_valid"), None)
+    for ref in fields:
+        if mask is not None and len(mask.shape) == 1 and ref.shape == mask.shape and ref.name in _NEXT:
+            ref.alignment = "packed"
 
 
 def _empty_advantages(fields: list[TensorRef], key: RecordKey, path: Path) -> list[Problem]:

@@ -39,7 +39,7 @@ from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.row_tables import ROW_DIALECTS
 from replay_core.dumps.several import runs_inside, said_once
 from replay_core.errors import DumpError, NotADumpError, RequestError
-from replay_core.records import Problem, Record, RecordKey, Run, TensorRef
+from replay_core.records import Fields, Problem, Record, RecordKey, Run, TensorRef
 
 #: Tried in this order; the last one takes any single file that holds a dict of arrays.
 DIALECTS: tuple[Dialect, ...] = (
@@ -163,6 +163,8 @@ def _say_what_was_left(path: Path, run: Run) -> None:
     run.problems += [Problem(where, what) for where, what in found.skipped]
     if found.linked:
         run.notes.append(f"linked folders are not followed: {_few(found.linked)}")
+    if found.special:
+        run.notes.append(f"pipes, sockets and devices are not opened: {_few(found.special)}")
     if packed := _packed(path):
         run.notes.append(f"compressed files are not read: {_few(packed)}")
 
@@ -263,7 +265,11 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:
     def load() -> Sequence[TensorRef]:
         try:
-            return dialect.read(key, file)
+            fields = dialect.read(key, file)
+            problems = [Problem(str(file), what) for what in peeking.said_of(file)]
+            if not problems:
+                return fields
+            return Fields(fields, (*(fields.problems if isinstance(fields, Fields) else ()), *problems))
         except OSError as error:
             raise DumpError(f"cannot read the file: {error.strerror}", file=str(error.filename or file)) from None
         except (

@@ -28,6 +28,7 @@ _BY_PLACE = frozenset({"torch_zip", "torch_legacy", "pickle", "safetensors", "np
 
 _Stamp = tuple[int, int, int]
 _seen: dict[Path, tuple[_Stamp, Any]] = {}
+_said: dict[Path, tuple[str, ...]] = {}
 
 
 def forget() -> None:
@@ -68,8 +69,17 @@ def content_of(path: Path) -> Content:
     """
     known = _seen.pop(path, None)
     if known is not None and not isinstance(known[1], RldbgError) and known[0] == _stamp(path):
-        return known[1]  # type: ignore[no-any-return]
-    return read_container(path, inert=REFERENCES)
+        found: Content = known[1]
+    else:
+        found = read_container(path, inert=REFERENCES)
+    if found.problems:
+        _said[path] = found.problems
+    return found
+
+
+def said_of(path: Path) -> tuple[str, ...]:
+    """What the container of the file that `content_of` read last says is wrong with it; asked once."""
+    return _said.pop(path, ())
 
 
 def look(path: Path) -> Content:

@@ -34,8 +34,10 @@ PLACES = (
     "env_names", "seq_lens", "ref_logprobs", "routed_experts", "mm_kwargs", "mm_token_type_ids", "rl_weights",
     "ce_weights", "ref_kl_weights",
 )  # fmt: skip
-#: Fields that a batch cannot lack.
-_REQUIRED = 6
+#: Fields that a batch cannot lack, and those whose places no version has changed.
+_REQUIRED, _SETTLED = 4, 5
+_PLACE = "place_"
+_OTHER_VERSION = "a MicroBatch of another version: its fields from the sixth place on are in no order that is known"
 
 WORDS: Words = {
     "token_ids": ("input_ids", "full"),
@@ -54,6 +56,7 @@ WORDS: Words = {
     "is_masked": ("is_masked", "full"),
     "is_masked_high": ("is_masked_high", "full"),
     "is_masked_low": ("is_masked_low", "full"),
+    "rewards": ("token_rewards", "full"),
     "temperatures": ("temperature", "full"),
     "sequence_lengths": ("sample_lengths", "sample"),
     "export_sequence_idx": ("sample_id", "sample"),
@@ -64,7 +67,7 @@ SENTINELS = {
     "inference_logprobs": "0.0 on the prompt",
     "trainer_logprobs": "log(1/vocabulary) at the first token",
 }
-_NULLABLE = "null is a number that was not finite"
+_NULLABLE = "null is a number that was not finite, or not computed"
 
 
 def detect(path: Path) -> bool:
@@ -152,7 +155,9 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         DumpError: the file is damaged, or is no export and no batch.
     """
     if _BATCH.search(str(path)):
-        return _named(_batch(key, path))
+        fields = _named(_batch(key, path))
+        numbered = any(ref.name.startswith(_PLACE) for ref in fields)
+        return Fields(fields, [Problem(str(path), _OTHER_VERSION)] if numbered else [])
     rows = rows_by_place(path, _MICRO)
     problems = list(rows.problems)
     chosen = tuple(row for row in rows.rows if row.places[0] == key.micro)
@@ -180,12 +185,22 @@ def _batch(key: RecordKey, path: Path) -> list[TensorRef]:
             expected=f"lists of {_REQUIRED} to {len(PLACES)} fields",
             found=type(batch).__name__ if not isinstance(batch, list) else f"{len(batch)} fields",
         )
-    by_name = dict(zip(PLACES, batch, strict=False))
+    by_name = dict(zip(_places(batch), batch, strict=False))
     lengths = _lengths(by_name)
     fields = []
     for order, (field, value) in enumerate(by_name.items()):
         fields += [ref.with_(order=order) for ref in _column(field, value, lengths)]
     return fields
+
+
+def _places(batch: list[Any]) -> tuple[str, ...]:
+    """The names of a batch's fields. Earlier versions had other fields from the sixth place on: those stay numbers."""
+    tokens, lengths, temperatures = batch[0], *[*batch[_SETTLED : _SETTLED + 2], None, None][:2]
+    count = len(tokens) if isinstance(tokens, list) else -1
+    is_known = isinstance(lengths, list) and all(type(n) is int for n in lengths) and sum(lengths) == count
+    if is_known and (temperatures is None or (isinstance(temperatures, list) and len(temperatures) == count)):
+        return PLACES
+    return (*PLACES[:_SETTLED], *(f"{_PLACE}{number}" for number in range(_SETTLED + 1, len(PLACES) + 1)))
 
 
 def _lengths(batch: dict[str, Any]) -> tuple[int, ...] | None:

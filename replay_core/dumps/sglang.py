@@ -6,6 +6,7 @@ file; the rest lie beside it. Steps count forwards, so a training step may be se
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,7 +177,9 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     said = _said(path.name)
     if said is None:
         raise DumpError("the name is not one of sglang's dumper", file=str(path))
-    folder = Folder(str(path.parent), sorted(entry.name for entry in path.parent.iterdir()))
+    with os.scandir(path.parent) as entries:
+        # A slash in the name of a tensor made a folder: what is in it is listed on its own.
+        folder = Folder(str(path.parent), sorted(entry.name for entry in entries if entry.is_file()))
     members = _records(folder).get((said.step, said.rank, said.stage)) or [said]
     fields: list[TensorRef] = []
     problems: list[Problem] = []

@@ -86,7 +86,8 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         raise DumpError("not a TrainingInputBatch", file=str(path), found=class_of(tree) or type(tree).__name__)
     fields: list[TensorRef] = []
     for field, value in batch.items():
-        fields += _fields(str(field), value)
+        fields += [ref.with_(alignment="sample") if len(ref.shape) == 1 and ref.rows is None else ref
+                   for ref in _fields(str(field), value)]  # fmt: skip
     problems = []
     metadata = _state(tree).get("metadata")
     if isinstance(metadata, dict):
@@ -101,7 +102,7 @@ def _fields(field: str, value: Any) -> list[TensorRef]:
     if not isinstance(value, dict):
         return flatten({field: value})
     form = value.get("format")
-    if form == "numpy":
+    if form == "numpy" or (form is None and {"data", "shape", "dtype"} <= value.keys()):  # before the key was written
         return [cast(value.get("data"), value.get("dtype"), value.get("shape")).with_(name=field)]
     if form == "torch":
         return [_nested(value.get("data")).with_(name=field)]

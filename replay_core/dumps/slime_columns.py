@@ -72,7 +72,7 @@ def with_masks(fields: list[TensorRef], samples: Sequence[dict[Any, Any]]) -> li
 def train_columns(tree: dict[str, Any], path: Path) -> tuple[list[TensorRef], list[Problem]]:
     """v1: {column: a value per sample}; what is no list is said of the whole file."""
     data = tree["rollout_data"]
-    samples = _lengths(data)
+    samples = _lengths(tree)
     sliced = [field for field in data if field in SLICED and samples and is_sliced(_rows(data[field]), samples)]
     group = _group(tree, path, sliced, samples) if sliced else {}
     fields: list[TensorRef] = []
@@ -86,12 +86,19 @@ def train_columns(tree: dict[str, Any], path: Path) -> tuple[list[TensorRef], li
             whole = put_together(str(field), there, samples) if there and len(there) == len(parts) else None
             found = [whole] if whole else [as_slice(ref) for ref in found]
             if whole is None:
-                what = f"{field}: this rank's slice of a context-parallel group, whose other slices are not beside it"
+                what = f"{field}: this rank's slice of a context-parallel group, {_why_alone(tree)}"
                 problems.append(Problem(str(path), what))
         if isinstance(value, list) and samples and len(value) != len(samples):
             found = [ref.with_(alignment=None) for ref in found]  # said of the whole batch, not of this rank's rows
         fields += found
     return fields, problems
+
+
+def _why_alone(tree: dict[str, Any]) -> str:
+    form = tree.get("qkv_format", "thd")
+    if form in ("thd", "bshd"):
+        return "whose other slices are not beside it"
+    return f"cut in the form {form!s:.20}, which is not known"
 
 
 SLICE = "slice."
@@ -103,7 +110,7 @@ def is_context_parallel(tree: Any) -> bool:
     data = tree.get("rollout_data") if isinstance(tree, dict) else None
     if not isinstance(data, dict):
         return False
-    samples = _lengths(data)
+    samples = _lengths(tree)
     return bool(samples) and any(is_sliced(_rows(data[field]), samples) for field in SLICED & data.keys())
 
 
@@ -112,13 +119,20 @@ def as_slice(ref: TensorRef) -> TensorRef:
     return ref.with_(name=SLICE + ref.name)
 
 
-def _lengths(data: dict[Any, Any]) -> list[Lengths]:
+def _lengths(tree: dict[str, Any]) -> list[Lengths]:
+    """Of a v1 file. Rows that were padded before they were cut say to what: max_seq_lens."""
+    data = tree["rollout_data"]
     total, response = data.get("total_lengths"), data.get("response_lengths")
+    padded = data.get("max_seq_lens") if tree.get("qkv_format", "bshd") == "bshd" else None
     if not isinstance(total, list) or not isinstance(response, list) or len(total) != len(response):
         return []
     if not all(type(number) is int and 0 <= number < 1 << 30 for number in (*total, *response)):
         return []
-    return [Lengths(*pair) for pair in zip(total, response, strict=True)]
+    if not isinstance(padded, list) or len(padded) != len(total):
+        return [Lengths(*pair) for pair in zip(total, response, strict=True)]
+    if not all(type(number) is int and 0 <= number < 1 << 30 for number in padded):
+        return []
+    return [Lengths(*sizes) for sizes in zip(total, response, padded, strict=True)]
 
 
 def _rows(column: Any) -> list[int]:
@@ -131,7 +145,8 @@ def _group(
     tree: dict[str, Any], path: Path, sliced: Sequence[str], samples: Sequence[Lengths]
 ) -> dict[int, dict[Any, Any]]:
     """Rank of the context-parallel group -> its columns, from the files of one rollout with the same samples."""
-    if tree.get("qkv_format", "thd") != "thd":
+    form = tree.get("qkv_format", "thd")
+    if form != "thd" and (form != "bshd" or any(one.padded is None for one in samples)):
         return {}
     data = tree["rollout_data"]
     size, own = tree.get("cp_size"), tree.get("cp_rank")
@@ -144,7 +159,7 @@ def _group(
         theirs = other.get("rollout_data")
         if not isinstance(theirs, dict) or other.get("rollout_id") != tree.get("rollout_id"):
             continue
-        if theirs.get("sample_indices") != data.get("sample_indices") or _lengths(theirs) != list(samples):
+        if theirs.get("sample_indices") != data.get("sample_indices") or _lengths(other) != list(samples):
             continue
         if is_said and other.get("cp_size") == size and type(other.get("cp_rank")) is int:
             found.setdefault(other["cp_rank"], theirs)

@@ -16,11 +16,12 @@ from replay_core.dumps.columns import columns
 from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, tensor_fields
 from replay_core.dumps.dialect import Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
-from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
+from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
 name = "verl"
 
@@ -126,20 +127,22 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         fields = tensor_fields(tensor_dict(tree["tensordict"], path)) + _beside(tree)
     else:
         raise DumpError("not a batch of verl's", file=str(path), expected="a DataProto", found=class_of(tree) or "data")
-    known = named(fields, WORDS, PAD)
-    return Fields(known, _copies(known, path))
+    known = _engine_side(named(fields, WORDS, PAD))
+    return Fields(known, (Problem(str(path), what) for what in repeated_rows(known)))
 
 
-def _copies(fields: list[TensorRef], path: Path) -> list[Problem]:
-    """pad_dataproto_to_divisor repeats the first rows at the end: samples whose ids come twice."""
-    ids = next((ref for ref in fields if ref.canonical == "sample_id" and isinstance(ref.source, Inline)), None)
-    values = ids.source.value if ids is not None and isinstance(ids.source, Inline) else None
-    if not isinstance(values, list) or len(set(map(str, values))) == len(values):
-        return []
-    copies = len(values) - len(set(map(str, values)))
-    if values[-copies:] != values[:copies]:
-        return []  # ids that name a conversation, not a row
-    return [Problem(str(path), f"the last {copies} rows are copies of the first: they fill the world size")]
+def _engine_side(fields: list[TensorRef]) -> list[TensorRef]:
+    """What the engine keeps without padding is as long as the sample: its mask, and what is said of the next token."""
+    rows = {ref.name: ref.rows for ref in fields if ref.rows}
+    whole = rows.get("input_ids")
+    if whole is None or rows.get("responses") == whole:
+        return fields
+    return [
+        ref.with_(alignment="full" if ref.name.endswith("_mask") else "next")
+        if ref.alignment == "response" and ref.rows == whole
+        else ref
+        for ref in fields
+    ]
 
 
 def _beside(tree: dict[str, Any]) -> list[TensorRef]:

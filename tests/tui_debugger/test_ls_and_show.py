@@ -82,6 +82,18 @@ def test_nothing_a_file_says_reaches_the_terminal_raw(
     assert "\\x1b" in shown.out + shown.err
 
 
+def test_a_line_break_in_a_name_makes_no_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = rows(tmp_path / "odd\nproblem: none.jsonl", {"tokens": [1, 2], "b\nnote: all is well": 1.0})
+    (tmp_path / "bad\nsteps 0..9.pt").write_bytes(b"PK\3\4")
+    assert run(["ls", str(tmp_path)]) == 3
+    assert run(["show", str(good)]) == 0
+    assert run(["show", str(good), "--tensor", "nope"]) == 2
+    shown = capsys.readouterr()
+    lines = [line.strip() for line in (shown.out + shown.err).splitlines()]
+    assert not any(line.startswith(("problem: none", "note: all is well", "steps 0..9")) for line in lines)
+    assert sum("\\nsteps 0..9.pt" in line for line in lines) == 1
+
+
 def test_safe_keeps_text_as_it_is() -> None:
     assert safe("naïve 日本 ✓ 5.0±0.1") == "naïve 日本 ✓ 5.0±0.1"
     assert safe("a\nb\tc", lines=True) == "a\nb\tc"

@@ -18,7 +18,12 @@ _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CL
 
 
 def comparison_report(doc: Document, *, show_all: bool = False) -> str:
-    lines = [headline(doc), words.counts(doc["counts"]), f"a  {doc['a']['path']}", f"b  {doc['b']['path']}"]
+    lines = [
+        headline(doc),
+        words.counts(doc["counts"]),
+        f"a  {words.safe(doc['a']['path'])}",
+        f"b  {words.safe(doc['b']['path'])}",
+    ]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
     lines += [f"note: {note}" for note in doc["notes"][:5]]
@@ -34,7 +39,9 @@ def comparison_report(doc: Document, *, show_all: bool = False) -> str:
     if doc["hints"]:
         lines += ["", *(f"hint: {hint}" for hint in doc["hints"])]
     lines += ["", _coverage(doc["coverage"])]
-    lines += [f"problem: {problem['what']}\n  {problem['where']}" for problem in doc["problems"]]
+    lines += [
+        f"problem: {words.safe(problem['what'])}\n  {words.safe(problem['where'])}" for problem in doc["problems"]
+    ]
     for other in doc["others"]:
         lines += ["", "=" * 20, comparison_report(other, show_all=show_all)]
     return "\n".join(lines)

@@ -17,7 +17,7 @@ PIECES = 6
 def diagnosis_report(doc: Document, *, show_all: bool = False) -> str:
     causes = [finding for finding in doc["findings"] if finding["echo_of"] is None]
     echoes = [finding for finding in doc["findings"] if finding["echo_of"] is not None]
-    lines = [headline(doc), f"{doc['path']}  ({doc['dialect']})"]
+    lines = [headline(doc), f"{words.safe(doc['path'])}  ({doc['dialect']})"]
     for finding in causes:
         lines += ["", *_finding(finding)]
     if echoes:

@@ -10,7 +10,7 @@ from tui_debugger.reports.columns import columns
 
 
 def record_report(doc: Document) -> str:
-    lines = [f"{key_words(doc['key'])}  {doc['path']}", ""]
+    lines = [f"{key_words(doc['key'])}  {words.safe(doc['path'])}", ""]
     rows = [["field", "is", "dtype", "shape", "tokens", "min", "max", "mean", "nan", "value"]]
     for field in doc["fields"]:
         stats = field["stats"] or {}
@@ -30,7 +30,10 @@ def record_report(doc: Document) -> str:
             ]
         )
     lines += columns(rows, right=frozenset({5, 6, 7, 8}))
-    problems = [f"problem: {problem['what']}\n  {problem['where']}" for problem in doc.get("problems") or []]
+    problems = [
+        f"problem: {words.safe(problem['what'])}\n  {words.safe(problem['where'])}"
+        for problem in doc.get("problems") or []
+    ]
     return "\n".join([*lines, *([""] if problems else []), *problems])
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from replay_core.jobs import Document
+from tui_debugger.format import safe
 from tui_debugger.reports.columns import columns
 
 
 def run_report(doc: Document) -> str:
     steps = [step for step in doc["steps"] if step is not None]
     span = f"steps {steps[0]}..{steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "no step numbers"
-    lines = [f"{doc['path']}  {doc['dialect']}  {span}  {len(doc['records'])} records  checked: {doc['checked']}"]
-    lines += [f"note: {note}" for note in doc["notes"]]
+    lines = [f"{safe(doc['path'])}  {doc['dialect']}  {span}  {len(doc['records'])} records  checked: {doc['checked']}"]
+    lines += [f"note: {safe(note)}" for note in doc["notes"]]
     if doc["records"]:
         lines.append("")
         rows = [["step", "rank", "micro", "role", "stage", "fields"]]
@@ -18,7 +19,7 @@ def run_report(doc: Document) -> str:
         lines += columns(rows, right=frozenset({0, 1, 2}))
     if doc["problems"]:
         lines.append("")
-        lines += [f"problem: {problem['what']}\n  {problem['where']}" for problem in doc["problems"]]
+        lines += [f"problem: {safe(problem['what'])}\n  {safe(problem['where'])}" for problem in doc["problems"]]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.dumps.containers import numpy_rebuild as numpy_
+from replay_core.dumps.containers import plain_values
 from replay_core.dumps.containers import tensordict_rebuild as tensordict_
 from replay_core.dumps.containers import torch_rebuild as torch_
 from replay_core.dumps.containers.loading import Loading, Span
@@ -46,6 +47,8 @@ _INERT = (
     "tensordict.tensorclass.NonTensorStack",
     "tensordict._lazy.LazyStackedTensorDict",
     "torch._dynamo.decorators._DimRange",
+    "types.SimpleNamespace",
+    "uuid.UUID",
     torch_.NESTED,
 )
 #: A distributed tensor's placement: never interpreted, so any class below these names is kept inert.
@@ -195,6 +198,15 @@ def _table() -> dict[str, Symbol]:
         "collections.deque": _list,
         "tensordict._reductions._make_td": tensordict_.make_td,
         "tensordict._reductions._rebuild_tensordict_files_consolidated": tensordict_.rebuild_consolidated,
+        "datetime.datetime": plain_values.a_datetime,
+        "datetime.date": plain_values.a_date,
+        "datetime.time": plain_values.a_time,
+        "datetime.timedelta": plain_values.a_duration,
+        "datetime.timezone": plain_values.a_timezone,
+        "decimal.Decimal": plain_values.a_decimal,
+        "fractions.Fraction": plain_values.a_fraction,
+        "builtins.range": plain_values.a_range,
+        "builtins.xrange": plain_values.a_range,
         "_codecs.encode": _encode,
         "_io.BytesIO": _bytes_io,
         "copyreg._reconstructor": _reconstructor,
@@ -217,7 +229,7 @@ def _table() -> dict[str, Symbol]:
         calls[f"pathlib.{path}"] = calls[f"pathlib._local.{path}"] = _path
     table = {name: Symbol(name, call) for name, call in calls.items()}
     names = ["numpy.ndarray", *(f"torch.{name}" for name in (*_LAYOUTS, *_QSCHEMES))]
-    names += [f"builtins.{name}" for name in ("int", "float", "str", "bool", "object")]
+    names += [f"builtins.{name}" for name in ("int", "float", "str", "bool", "object", "Ellipsis")]
     table |= {name: Symbol(name) for name in names}
     for name in ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"):
         table[name] = TensorClass(name)

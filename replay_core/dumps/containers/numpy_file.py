@@ -1,6 +1,6 @@
 """numpy's own files: .npy, one array behind a header; .npz, a zip of them.
 
-Arrays of objects are pickles and stay unread. A compressed .npz is unpacked into memory, up to a limit: its
+An array of objects is a pickle, read like any other. A compressed .npz is unpacked into memory, up to a limit: its
 arrays lie nowhere as they are.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from replay_core.dumps.containers.loading import Loading, Span
 from replay_core.dumps.containers.numpy_rebuild import NumpyDType, from_buffer, make_dtype
+from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.settle import settle
 from replay_core.dumps.containers.torch_rebuild import geometry, unreadable
@@ -35,7 +36,10 @@ def read_npy(loading: Loading) -> Any:
     Raises:
         DumpError: the header is not numpy's, or the file ends before its array.
     """
-    return settle(loading, _array(loading, loading.region))
+    value, end = _array(loading, loading.region)
+    if end < loading.region.end:
+        loading.problems.append(f"only the file's first array is read: {loading.region.end - end:,} bytes follow it")
+    return settle(loading, value)
 
 
 def is_npz(region: Region) -> bool:
@@ -66,7 +70,7 @@ def read_npz(loading: Loading) -> dict[str, Any]:
                 region = loading.region.part(start, record.nbytes)
                 if start + record.nbytes > loading.region.end:
                     raise loading.region.truncated(start + record.nbytes)
-            tree[field] = settle(loading, _array(loading, region))
+            tree[field] = settle(loading, _array(loading, region)[0])
         except DumpError as error:
             loading.problems.append(f"{field}: {error.message}")
             tree[field] = unreadable("none", (), error.message)
@@ -96,7 +100,8 @@ def _unpacked(loading: Loading, record: ZipRecord, left: int) -> bytes:
     return data
 
 
-def _array(loading: Loading, region: Region) -> Any:
+def _array(loading: Loading, region: Region) -> tuple[Any, int]:
+    """The array, and where its bytes end."""
     head = region.read(region.start, min(12, region.end - region.start))
     if head[:6] != MAGIC or len(head) < 12:
         raise loading.malformed("not a numpy array", expected=repr(MAGIC), found=repr(head[:6]))
@@ -108,19 +113,30 @@ def _array(loading: Loading, region: Region) -> Any:
     code, shape, order = _header(loading, region.read(start, length).decode("latin-1"))
     start += length
     if not isinstance(code, str):
-        return unreadable("numpy struct", shape, "a structured array")
+        return unreadable("numpy struct", shape, "a structured array"), region.end
+    if code.lstrip("|") == "O":
+        return _objects(loading, region.part(start, region.end - start))
     dtype = make_dtype(loading, (code,))
     dtype.code = code.lstrip("<>|=")
     itemsize = _itemsize(dtype)
     if not itemsize:
-        return unreadable(f"numpy {code:.40}", shape, f"rldbg has no dtype like numpy's {code:.40}")
+        return unreadable(f"numpy {code:.40}", shape, f"rldbg has no dtype like numpy's {code:.40}"), region.end
     try:
         nbytes = geometry(shape, None).extent * itemsize
     except (ValueError, TypeError) as error:
         raise loading.malformed(f"a numpy array has an impossible shape: {error}") from None
     if start + nbytes > region.end:
         raise region.truncated(start + nbytes)
-    return from_buffer(loading, (Span(region, start, nbytes), dtype, shape, order))
+    return from_buffer(loading, (Span(region, start, nbytes), dtype, shape, order)), start + nbytes
+
+
+def _objects(loading: Loading, region: Region) -> tuple[Any, int]:
+    """An array of objects: numpy pickles it behind the header."""
+    inner = loading.inside(region)
+    machine = Machine(inner)
+    value = machine.run(region.start)
+    inner.refuse_strangers()
+    return value, machine.end
 
 
 def _itemsize(dtype: NumpyDType) -> int:

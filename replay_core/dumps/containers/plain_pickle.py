@@ -10,7 +10,7 @@ from replay_core.dumps.containers.settle import settle
 
 
 def read_plain_pickle(loading: Loading) -> Any:
-    """The tree of the first pickle in the file; what follows it is noted.
+    """The tree of the first pickle in the file; what follows it is a problem.
 
     Raises:
         DumpError: it is damaged or unsafe.
@@ -19,5 +19,6 @@ def read_plain_pickle(loading: Loading) -> Any:
     value = machine.run(loading.region.start)
     loading.refuse_strangers()
     if machine.end < loading.region.end:
-        loading.note(f"{loading.region.end - machine.end} bytes follow the pickle")
+        left = f"{loading.region.end - machine.end:,} bytes"
+        loading.problems.append(f"only the file's first pickle is read: {left} follow it")
     return settle(loading, value)

@@ -73,15 +73,19 @@ class Region:
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None,
         big_endian: bool,
+        parts: int = 1,
     ) -> FileBytes | Inline:
-        """Where a tensor's bytes lie; the little-endian bytes in C order where no file holds them as they are."""
+        """Where a tensor's bytes lie; the little-endian bytes in C order where no file holds them as they are.
+
+        parts: numbers an element consists of: two of a complex one, each with its own byte order.
+        """
         if self.memory is None:
             return FileBytes(self.path, offset, nbytes, strides, big_endian)
         data = self.memory[offset : offset + nbytes]
         if strides is not None:
             starts = _element_starts(shape, strides, itemsize)
             data = b"".join(data[start : start + itemsize] for start in starts)
-        return Inline(_swapped(data, itemsize) if big_endian else data)
+        return Inline(_swapped(data, itemsize // parts) if big_endian else data)
 
 
 def _element_starts(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Iterator[int]:

@@ -9,17 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.dumps.containers.loading import Loading, Span
-from replay_core.dumps.containers.torch_rebuild import Storage, unreadable, view
+from replay_core.dumps.containers.torch_rebuild import NESTED, Storage, unreadable, view
 from replay_core.records import ITEMSIZE, FileBytes, TensorRef
 
 CLASS = "tensordict.TensorDict"
+#: A jagged tensor's leaves, each under its name with one of these before it.
+_JAGGED = {"<NJT_VALUES>": "values", "<NJT_LENGTHS>": "lengths", "<NJT_OFFSETS>": "offsets"}
 _RESERVED = frozenset({"cls", "non_tensors", "leaves", "cls_metadata"})
 
 
 def make_td(loading: Loading, args: tuple[Any, ...]) -> dict[str, Any]:
-    """`_make_td(class, state)`."""
-    _, state = args
-    return {"__class__": CLASS, "state": state["_tensordict"]}
+    """`_make_td(class, state)`; a lazy stack's state holds the tensordicts it is of."""
+    cls, state = args
+    if "_tensordict" in state:
+        return {"__class__": CLASS, "state": state["_tensordict"]}
+    return {"__class__": repr(cls), "state": state}
 
 
 def rebuild_consolidated(loading: Loading, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -35,13 +39,33 @@ def rebuild_consolidated(loading: Loading, args: tuple[Any, ...]) -> dict[str, A
 def _consolidated(loading: Loading, metadata: dict[str, Any], storage: FileBytes, depth: int) -> dict[str, Any]:
     if depth > 8:
         raise loading.malformed("a tensordict nested more than 8 deep")
-    state: dict[str, Any] = dict(metadata["non_tensors"])
+    state: dict[str, Any] = {name: _wrapped(value) for name, value in metadata["non_tensors"].items()}
     for name, leaf in metadata["leaves"].items():
-        state[name] = _leaf(loading, leaf, storage)
+        part, label = _of_jagged(name)
+        if part is None:
+            state[name] = _leaf(loading, leaf, storage)
+            continue
+        inner = state.setdefault(label, {"__class__": NESTED, "state": {}})["state"]
+        inner[part] = _leaf(loading, leaf, storage)
+        if part == "offsets" and len(leaf) > 5 and type(leaf[5]) is int:
+            inner["_ragged_idx"] = leaf[5]
     for name, nested in metadata.items():
         if name not in _RESERVED and type(nested) is dict and "leaves" in nested:
             state[name] = _consolidated(loading, nested, storage, depth + 1)
     return {"__class__": CLASS, "state": state}
+
+
+def _wrapped(value: Any) -> Any:
+    """`(data, batch size, device)` of what is no tensor."""
+    return value[0] if type(value) is tuple and len(value) == 3 else value
+
+
+def _of_jagged(name: Any) -> tuple[str | None, str]:
+    """Which part of a jagged tensor a leaf is, and that tensor's name."""
+    for prefix, part in _JAGGED.items():
+        if type(name) is str and name.startswith(prefix):
+            return part, name[len(prefix) :]
+    return None, ""
 
 
 def _leaf(loading: Loading, leaf: Any, storage: FileBytes) -> TensorRef:

@@ -52,7 +52,7 @@ def read_unsettled(loading: Loading) -> Any:
         raise loading.malformed("a torch stream without its list of storage keys")
     end = storages.locate(keys, at)
     if end < region.end:
-        loading.note(f"{region.end - end} bytes follow the last storage")
+        loading.problems.append(f"only the file's first stream is read: {region.end - end:,} bytes follow it")
     if keys:
         value, _ = _pickle(loading, pickle_start)
     loading.persistent = None

@@ -98,7 +98,13 @@ def view(
             found=f"{nbytes} bytes from byte {start} (shape {list(shape)}, strides {steps and list(steps)})",
         )
     source = span.region.source(
-        span.offset + start, nbytes, itemsize, shape, steps, storage.big_endian and itemsize > 1
+        span.offset + start,
+        nbytes,
+        itemsize,
+        shape,
+        steps,
+        storage.big_endian and itemsize > 1,
+        2 if dtype.startswith("complex") else 1,
     )
     return TensorRef("", dtype, shape, source)
 

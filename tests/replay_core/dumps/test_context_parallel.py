@@ -20,9 +20,9 @@ from tests.builders import save_file
 TOTALS, RESPONSES = [13, 9, 4], [11, 4, 1]
 
 
-def cut(values: torch.Tensor, total: int, response: int, rank: int, ranks: int) -> torch.Tensor:
+def cut(values: torch.Tensor, total: int, response: int, rank: int, ranks: int, padded: int = 0) -> torch.Tensor:
     """slice_log_prob_with_cp of slime/backends/megatron_utils/cp_utils.py, written out."""
-    prompt, chunk = total - response, (total + 2 * ranks - 1) // (2 * ranks)
+    prompt, chunk = total - response, ((padded or total) + 2 * ranks - 1) // (2 * ranks)
     spans = [(rank * chunk, (rank + 1) * chunk), ((2 * ranks - rank - 1) * chunk, (2 * ranks - rank) * chunk)]
     parts = []
     for start, end in spans:
@@ -36,13 +36,17 @@ def write(root: Path, ranks: int, copies: int = 1, **said: Any) -> list[torch.Te
     whole = [torch.randn(length) for length in RESPONSES]
     for number in range(ranks * copies):
         rank = number // copies
-        slices = [cut(v, t, r, rank, ranks) for v, t, r in zip(whole, TOTALS, RESPONSES, strict=True)]
+        padded = said.get("padded", 0)
+        slices = [cut(v, t, r, rank, ranks, padded) for v, t, r in zip(whole, TOTALS, RESPONSES, strict=True)]
         data = {
             "tokens": [torch.arange(total) for total in TOTALS], "total_lengths": TOTALS,
             "response_lengths": RESPONSES, "sample_indices": [5, 2, 9], "log_probs": slices,
             "loss_masks": [torch.ones(length, dtype=torch.int32) for length in RESPONSES],
         }  # fmt: skip
-        more = {"cp_rank": rank, "cp_size": ranks, "qkv_format": "thd"} if said.get("names_ranks") else {}
+        if padded:
+            data["max_seq_lens"] = [padded] * len(TOTALS)
+        form = said.get("form") or ("bshd" if padded else "thd")
+        more = {"cp_rank": rank, "cp_size": ranks, "qkv_format": form} if said.get("names_ranks") else {}
         content = {"rollout_id": 3, "rank": number, "rollout_data": data, **more}
         save_file(root / f"train_data/3_{number}.pt", content)
     for file in root.rglob("*.pt"):
@@ -51,9 +55,12 @@ def write(root: Path, ranks: int, copies: int = 1, **said: Any) -> list[torch.Te
 
 
 @pytest.mark.parametrize("names_ranks", [True, False])
+@pytest.mark.parametrize("padded", [0, 16])
 @pytest.mark.parametrize(("ranks", "copies"), [(2, 1), (2, 2), (4, 1)])
-def test_every_rank_shows_the_whole_response(tmp_path: Path, names_ranks: bool, ranks: int, copies: int) -> None:
-    whole = write(tmp_path, ranks, copies, names_ranks=names_ranks)
+def test_every_rank_shows_the_whole_response(
+    tmp_path: Path, names_ranks: bool, padded: int, ranks: int, copies: int
+) -> None:
+    whole = write(tmp_path, ranks, copies, names_ranks=names_ranks, padded=padded)
     run = open_run(tmp_path)
     assert any("context-parallel" in note for note in run.notes)
     assert len(run.records) == ranks * copies
@@ -63,6 +70,14 @@ def test_every_rank_shows_the_whole_response(tmp_path: Path, names_ranks: bool, 
         assert (ref.rows, ref.alignment) == (tuple(RESPONSES), "response")
         np.testing.assert_array_equal(pages.array(ref), torch.cat(whole).numpy())
         assert record.problems == ()
+
+
+@pytest.mark.parametrize("said", [{"form": "bshd"}, {"form": "sbhd", "padded": 16}])
+def test_slices_in_a_form_that_is_not_known_are_not_put_together(tmp_path: Path, said: dict[str, Any]) -> None:
+    write(tmp_path, 2, names_ranks=True, **said)
+    record = open_run(tmp_path).records[0]
+    assert record.get("old_logprobs") is None
+    assert ("sbhd" in record.problems[0].what) == (said["form"] == "sbhd")
 
 
 def test_a_slice_whose_others_are_gone_is_not_said_to_be_the_response(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.records import RecordKey, Run, TensorRef
-from tests.builders import save_file, write_nexrl
+from tests.builders import Bomb, save_file, write_nexrl
 
 
 def fields_of(run: Run, position: int = 0) -> dict[str, TensorRef]:
@@ -118,6 +118,16 @@ def test_areals_references_are_not_taken_for_data(tmp_path: Path) -> None:
     assert run.records[0].key == RecordKey(4, None, 1, "rollout", "trajectory")
     assert "reference, not data" in said(run)
     assert "reference, not data" in str(fields_of(run)["rollout_logprobs"].source)
+    assert "still being written" not in said(run)
+
+
+def test_a_fresh_file_that_asks_to_run_something_is_not_said_to_be_half_written(tmp_path: Path) -> None:
+    for number, content in enumerate(({"loss": 0.5}, {"loss": Bomb("true")})):
+        write_nexrl(tmp_path, "loss", content, micro=number)
+    assert "still being written" not in said(open_run(tmp_path))
+    cut = tmp_path / "loss/step_000000_rank0_micro0.pt"
+    cut.write_bytes(cut.read_bytes()[:300])
+    assert "still being written" in said(open_run(tmp_path))
 
 
 def test_verls_numpy_serialization(tmp_path: Path) -> None:
@@ -225,6 +235,15 @@ def test_weavers_loss_debug_and_batch_inputs(tmp_path: Path) -> None:
         "next"
     ] * 4
     assert fields_of(run, 1)["input_ids"].alignment == "full"
+
+
+def test_weavers_loss_debug_of_tokens_laid_end_to_end(tmp_path: Path) -> None:
+    tokens = dict.fromkeys(("log_probs", "old_log_probs", "elementwise_loss", "effective_valid"), torch.rand(9))
+    write_nexrl(tmp_path, "is_loss_debug", {**tokens, "advantages": torch.rand(2), "loss": 0.5}, step=3)
+    debug = fields_of(open_run(tmp_path))
+    assert {name: debug[name].alignment for name in ("policy_logprobs", "response_mask", "advantages")} == {
+        "policy_logprobs": "packed", "response_mask": "packed", "advantages": None
+    }  # fmt: skip
 
 
 def test_holes_in_ranks_and_micro_batches_are_named(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from replay_core import pages
 from replay_core.dumps import open_run
-from replay_core.records import RecordKey, Run, TensorRef
+from replay_core.records import Inline, RecordKey, Run, TensorRef
 from tests.builders import save_file
 from tests.replay_core.dumps.test_dialects import fake_class
 
@@ -64,6 +65,13 @@ def test_a_template_of_the_users_own_is_known_by_what_the_files_hold(tmp_path: P
     }
     assert any("names are not the framework's" in note for note in run.notes)
     assert run.problems == []
+
+
+def test_a_sample_without_a_weight_version_does_not_spell_the_column_out(tmp_path: Path) -> None:
+    versions = [["1"], [], ["1", "2"]]
+    samples = [sample(number, weight_versions=said) for number, said in enumerate(versions)]
+    save_file(tmp_path / "rollout_data/0.pt", {"rollout_id": 0, "samples": samples})
+    assert field(opened(tmp_path), "weight_version").source == Inline(['["1"]', "[]", '["1", "2"]'])
 
 
 def test_verls_first_cache_has_no_suffix(tmp_path: Path) -> None:
@@ -155,7 +163,8 @@ def test_a_slice_of_the_policy_loss_has_no_alignment(tmp_path: Path) -> None:
 
 def test_rows_that_fill_the_world_are_said_of_a_dataproto(tmp_path: Path) -> None:
     proto = fake_class("verl.protocol", "DataProto")
-    batch = ((4,), None, {"input_ids": ("int64", (4, 1), np.arange(4, dtype=np.int64).tobytes())})
+    tokens = np.array([4, 5, 6, 4], dtype=np.int64)
+    batch = ((4,), None, {"input_ids": ("int64", (4, 1), tokens.tobytes())})
     ids = np.array(["a", "b", "c", "a"], dtype=object)
     proto.__getstate__ = lambda self: (batch, {"request_id": ids}, {"global_steps": 1})
     (tmp_path / "x.dp").write_bytes(pickle.dumps(proto()))
@@ -320,3 +329,36 @@ def test_skyrls_batch_opens_under_the_name_its_module_had_as_a_package_of_its_ow
     found = run.records[0].get("input_ids")
     assert found is not None
     assert np.array_equal(pages.array(found), ids_BT)
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ([], []),
+        ([[0, 1, 2]], ["position_ids"]),
+        ([[0, 1, 2], 0.7], ["position_ids", "place_6"]),
+        ([[0, 1, 2], [0.7] * 3, [1, 2]], ["position_ids", "place_6", "place_7"]),
+        ([[0, 1, 2], [1, 2], [0.7] * 3], ["position_ids", "sample_lengths", "temperature"]),
+    ],
+)
+def test_micro_batches_of_other_versions_are_not_given_wrong_names(
+    tmp_path: Path, more: list[Any], names: list[str]
+) -> None:
+    batch = [[5, 6, 7], [False, True, True], [0.5] * 3, [-0.1] * 3, *more]
+    file = tmp_path / "rollouts/step_3/rank_0.bin"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(msgspec.msgpack.encode([batch]))
+    (record,) = opened(tmp_path).records
+    found = [ref.canonical for ref in record.tensors()]
+    assert found == ["input_ids", "loss_mask", "advantages", "rollout_logprobs", *names]
+    assert bool(record.problems) == any("place_" in name for name in names)
+
+
+def test_rewards_of_a_token_export_are_said_of_tokens(tmp_path: Path) -> None:
+    row = {"schema_version": 1, "step": 3, "export_step": 3, "rank": 0, "micro_step": 0, "token_ids": [1, 2, 3],
+           "trainer_logprobs": [-1.0, None, -3.0], "rewards": [None, None, 0.5], "is_masked": [None] * 3,
+           "losses": [{}, {}, {"rl": {"advantage": 0.5, "mask": True}}], "run_id": None}  # fmt: skip
+    lines(tmp_path / "token_exports/step_3/rank_0.jsonl", row, row)
+    run = opened(tmp_path)
+    assert field(run, "token_rewards").alignment == "full"
+    assert "not computed" in str(field(run, "is_masked").sentinel)

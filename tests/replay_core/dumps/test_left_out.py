@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 from pathlib import Path
 
@@ -90,3 +91,20 @@ def test_a_folder_that_cannot_be_read_is_a_problem(dump: Path, monkeypatch: pyte
     run = open_run(dump)
     assert run.steps() == [0, 1]
     assert any(problem.where == str(closed) and "Permission denied" in problem.what for problem in run.problems)
+
+
+def test_a_link_that_leads_to_itself_costs_only_itself(dump: Path) -> None:
+    (dump / "again").symlink_to("again")
+    run = open_run(dump)
+    assert run.steps() == [0, 1]
+    assert [problem.where.rpartition("/")[2] for problem in run.problems] == ["again"]
+
+
+def test_pipes_sockets_and_devices_are_named_and_not_opened(dump: Path) -> None:
+    os.mkfifo(dump / "step_000002.pt")
+    (dump / "step_000003.pt").symlink_to("/dev/zero")
+    run = open_run(dump)
+    assert run.steps() == [0, 1]
+    (note,) = [note for note in run.notes if "not opened" in note]
+    assert "step_000002.pt" in note
+    assert "step_000003.pt" in note
