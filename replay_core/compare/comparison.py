@@ -55,6 +55,8 @@ class Comparison:
     records_unreadable: int = 0
     #: Samples that only one of two runs has, of records whose other samples are paired.
     samples_alone: int = 0
+    #: Ranks and micro-batches that were said to be there and are in neither run; None where nobody said how many.
+    numbers_absent: int | None = None
     #: The values beside the element of the first divergence that was found, and which element that was.
     around: Around | None = None
     around_of: tuple[Any, ...] | None = None

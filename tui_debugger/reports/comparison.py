@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from replay_core.errors import SelectionError
@@ -120,20 +121,28 @@ def explanation(doc: Document, name: str) -> str:
     """
     rows = [row for row in doc["tensors"] if row["name"] == name or name in row["names"]]
     if not rows:
-        known = sorted({row["name"] for row in doc["tensors"]})
-        near = [other for other in known if name in other][:8]
+        known = sorted({str(word) for row in doc["tensors"] for word in (row["name"], *row["names"]) if word})
         raise SelectionError(
             f"no tensor {name!r} was compared",
-            expected=", ".join(near or known[:8]),
+            expected=", ".join(_near(name, known)),
             found=name,
             hint="--all lists them",
         )
-    return "\n\n".join(_explained(row) for row in rows)
+    said = [_explained(row) for row in sorted(rows, key=_badness)[:ROWS]]
+    if len(rows) > ROWS:
+        said.append(f"... and {len(rows) - ROWS} more of this name, no worse than these (--json has them all)")
+    return "\n\n".join(said)
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """The names a person may have meant: those that hold what was typed, then those spelt like it."""
+    holding = [other for other in known if name.lower() in other.lower()] if name else []
+    return (holding or difflib.get_close_matches(name, known, 8, 0.5) or known)[:8]
 
 
 def _explained(row: dict[str, Any]) -> str:
     lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {_at(row)}"]
-    if row.get("index") is not None:
+    if row["a"] is not None or row["b"] is not None:
         place = words.place(row["index"])
         if row["index"]["sample_b"] is not None:
             place += f" (sample {row['index']['sample_b']} of b)"
@@ -191,10 +200,11 @@ def _coverage(coverage: dict[str, int]) -> str:
         ("records_only_in_a", "only in a"),
         ("records_only_in_b", "only in b"),
         ("samples_on_one_side", "samples on one side alone"),
+        ("numbers_absent", "ranks and micro-batches asked for that neither has"),
         ("records_unreadable", "records unreadable"),
         ("tensors_skipped", "tensors skipped"),
         ("bookkeeping_fields_not_compared", "bookkeeping fields not compared"),
     ):
-        if coverage[label]:
+        if coverage.get(label):
             parts.append(f"{coverage[label]} {what}")
     return "; ".join(parts)
