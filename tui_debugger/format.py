@@ -44,8 +44,16 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def exact(value: object) -> str:
-    """A stored value with every digit that tells it from its neighbour."""
-    return f"{value:.9g}" if isinstance(value, float) and not isinstance(value, bool) else number(value)
+    """A stored value with every digit that tells it from its neighbour (of float32; `exact_pair` for wider)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.9g}" if isinstance(value, float) else number(value)
+
+
+def exact_pair(a: object, b: object) -> tuple[str, str]:
+    """Two values with every digit that tells them from each other: those of float64 that part late, in full."""
+    texts = exact(a), exact(b)
+    return (repr(a), repr(b)) if texts[0] == texts[1] and isinstance(a, float) and a != b else texts
 
 
 def shape(value: Sequence[object] | None) -> str:

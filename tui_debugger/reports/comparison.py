@@ -86,9 +86,8 @@ def _first(first: dict[str, Any], beginning: str) -> list[str]:
         lines.append(f"  in b    {other}")
     if first["a"] is not None or first["b"] is not None:
         raw = index["raw_a"], index["raw_b"]
-        lines.append(
-            f"  values  a{raw[0] or ''} = {words.exact(first['a'])}   b{raw[1] or ''} = {words.exact(first['b'])}"
-        )
+        a, b = words.exact_pair(first["a"], first["b"])
+        lines.append(f"  values  a{raw[0] or ''} = {a}   b{raw[1] or ''} = {b}")
     if first["origin"]:
         lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
     lines.append(f"  why     {first['why']}")
@@ -146,7 +145,8 @@ def _explained(row: dict[str, Any]) -> str:
         place = words.place(row["index"])
         if row["index"]["sample_b"] is not None:
             place += f" (sample {row['index']['sample_b']} of b)"
-        lines.append(f"  values  a = {words.exact(row['a'])}   b = {words.exact(row['b'])}   {place}")
+        a, b = words.exact_pair(row["a"], row["b"])
+        lines.append(f"  values  a = {a}   b = {b}   {place}".rstrip())
     lines.append(f"  why     {row['reason']}")
     for label, metrics in (("", row["metrics"]), ("  unmasked, padding included:", row["unmasked"])):
         if metrics and metrics["mismatched"]:
@@ -159,7 +159,8 @@ def _explained(row: dict[str, Any]) -> str:
 
 def _at(row: dict[str, Any]) -> str:
     key, other = row["a_key"] or row["b_key"], row["b_key"] or row["a_key"]
-    place = f"{words.scope(key)} {key['stage']}".strip()
+    role = "" if key["role"] in (None, "actor") else f"{key['role']}/"
+    place = f"{words.scope(key)} {role}{key['stage']}".strip()
     same = all(key[part] == other[part] for part in ("step", "rank", "micro"))
     return place if same else f"{place} → {words.scope(other)}"
 
@@ -175,12 +176,19 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
                 _at(row),
                 words.pair(row["dtype"], words.short_dtype),
                 words.pair(row["shape"], words.shape),
-                words.number(metrics.get("max_abs")) if metrics else "",
-                words.number(metrics.get("rel_l2")) if metrics else "",
+                _size(metrics, "max_abs"),
+                _size(metrics, "rel_l2"),
                 _why(row),
             ]
         )
     return columns(table, right=frozenset({5, 6}))
+
+
+def _size(metrics: dict[str, Any], name: str) -> str:
+    """A figure; none where elements differ and no finite number says by how much: NaN, texts, ids beyond 2**53."""
+    if not metrics:
+        return ""
+    return words.NONE if metrics["mismatched"] and not metrics[name] else words.number(metrics[name])
 
 
 def _why(row: dict[str, Any]) -> str:
