@@ -19,7 +19,8 @@ _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CL
 
 
 def comparison_report(doc: Document, *, show_all: bool = False) -> str:
-    lines = [headline(doc), words.counts(doc["counts"]), f"a  {doc['a']['path']}", f"b  {doc['b']['path']}"]
+    lines = [*_together(doc), headline(doc), words.counts(doc["counts"])]
+    lines += [f"a  {doc['a']['path']}", f"b  {doc['b']['path']}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
     lines += [f"note: {note}" for note in doc["notes"][:5]]
@@ -39,6 +40,20 @@ def comparison_report(doc: Document, *, show_all: bool = False) -> str:
     for other in doc["others"]:
         lines += ["", "=" * 20, comparison_report(other, show_all=show_all)]
     return "\n".join(lines)
+
+
+def _together(doc: Document) -> list[str]:
+    """Of three runs, what each pair of them came to, the worst first: the first pair alone is no answer."""
+    if not doc["others"]:
+        return []
+    every = [doc, *doc["others"]]
+    every.sort(key=lambda one: _word_of(one) in words.DIVERGING, reverse=True)
+    said = [f"{words.comparison_answer(one).sentence}  ({one['a']['path']} | {one['b']['path']})" for one in every]
+    return [*said, ""]
+
+
+def _word_of(doc: Document) -> str:
+    return words.comparison_answer(doc).word
 
 
 def _badness(row: dict[str, Any]) -> tuple[int, float]:

@@ -292,3 +292,25 @@ def test_ranks_that_were_promised_and_are_nowhere_are_no_agreement(compare: Call
     assert compare(report)[0] == code
     assert compare(*asked, "--allow-missing")[0] == ExitCode.AGREES
     assert "numbers_absent" not in compare(*scripted[:2], "--step", "3", "--json")[1]
+
+
+def test_three_runs_begin_with_the_pair_that_parts(compare: Call, scripted: list[str]):
+    code, out, _ = compare(*scripted, "--step", "3")
+    assert code == ExitCode.DIVERGES
+    assert out.startswith("DIFF first at loss")
+
+
+@pytest.mark.parametrize(("off", "code"), [(0.0, ExitCode.AGREES), (5.0, ExitCode.DIVERGES)])
+def test_what_one_side_says_twice_is_let_pass_only_where_it_says_the_same(
+    off: float, code: int, compare: Call, tmp_path: Path
+):
+    """Weaver's is_loss_debug repeats the log probabilities of forward_data, which the other run has once."""
+    from tests.builders import write_nexrl
+
+    logprobs_BT = -torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
+    for name in ("self", "weaver"):
+        write_nexrl(tmp_path / name, "forward_data", {"log_probs": logprobs_BT, "response_mask": torch.ones(2, 6)})
+    write_nexrl(tmp_path / "weaver", "is_loss_debug", {"log_probs": logprobs_BT + off})
+    found, out, _ = compare(tmp_path / "self", tmp_path / "weaver")
+    assert found == code
+    assert ("only b has it in is_loss_debug" in out) is bool(off)
