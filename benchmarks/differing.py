@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
+from benchmarks import installed
 from benchmarks.inputs import Inputs, record_of
 from benchmarks.racing import Result, Side, child, race
 
@@ -31,20 +35,49 @@ def rows(inputs: Inputs) -> Iterator[Result]:
     ):
         for bar, name, said in (
             (4.0, "torch_assert_close", "torch.load(mmap=True) and assert_close"),
-            (None, "sglang_rule", "torch.load(mmap=True) and sglang's rule, not its comparator (bar 10 for that)"),
-            (None, "msprobe_rule", "torch.load(mmap=True) and msprobe's rule, not its command (bar 15 for that)"),
+            (10.0, "sglang_rule", "sglang's comparator"),
+            (15.0, "msprobe_rule", "msprobe compare"),
         ):
-            if name == "torch_assert_close" or b is noisy:
-                yield _raced(f"{inputs.pairs} pairs of 4 MB bf16, {title}", a, b, expect, bar, name, said)
+            of = f"{inputs.pairs} pairs of 4 MB bf16, {title}"
+            if name == "torch_assert_close":
+                yield _raced(of, a, b, expect, bar, _loop(a, b, name), said)
+            elif b is noisy:
+                yield _raced_by_peer(of, a, b, bar, name, said)
 
 
-def _raced(title: str, a: Path, b: Path, expect: int, bar: float | None, name: str, said: str) -> Result:
+def _raced_by_peer(title: str, a: Path, b: Path, bar: float, rule: str, said: str) -> Result:
+    """Against the package itself on dumps of its own form; where it is not installed, against its rule, no bar."""
+    tool, write = {
+        "sglang_rule": (installed.SGLANG, installed.write_sglang),
+        "msprobe_rule": (installed.MSPROBE, installed.write_msprobe),
+    }[rule]
+    why = tool.missing()
+    if why is not None:
+        said = f"torch.load(mmap=True) and the rule of {said}, not the tool itself (bar {bar:g} for that)"
+        result = _raced(title, a, b, 1, None, _loop(a, b, rule), said)
+        result.notes.append(f"the tool itself: {why}")
+        return result
+    with tempfile.TemporaryDirectory(prefix=f"rldbg-{tool.name}-", dir=a.parent) as folder:
+        sides = [write(Path(folder) / side.name, _tensors(side)) for side in (a, b)]
+        words = [sys.executable, "-m", "benchmarks.installed", tool.name, *map(str, sides), f"{folder}/out"]
+        return _raced(title, a, b, 1, bar, words, f"{said}, {tool.version()}, its own dumps")
+
+
+def _tensors(dump: Path) -> dict[str, torch.Tensor]:
+    loaded = torch.load(record_of(dump), mmap=True, weights_only=True)
+    return {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+
+
+def _loop(a: Path, b: Path, name: str) -> list[str]:
+    return [sys.executable, "-c", _LOOP, str(record_of(a)), str(record_of(b)), name]
+
+
+def _raced(title: str, a: Path, b: Path, expect: int, bar: float | None, words: list[str], said: str) -> Result:
     peaks: list[float] = []
 
     def ours() -> None:
         peaks.append(child([sys.executable, "-m", "tui_debugger", "compare", str(a), str(b)], expect=expect))
 
-    words = [sys.executable, "-c", _LOOP, str(record_of(a)), str(record_of(b)), name]
     result = race(
         f"{title}, whole commands",
         Side("`rldbg compare A B`", ours),

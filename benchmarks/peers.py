@@ -1,7 +1,8 @@
 """What other tools say of two recordings: True where they find nothing wrong.
 
-The packages themselves where they are installed. sglang's comparator and msprobe are not run: their rules are written
-down here from their sources, without their loading and reporting, which only makes them look better and faster.
+The packages themselves where they are installed (`installed.py` says how to install them). Where sglang's comparator
+or msprobe is not, its rule stands in for it, written down here from its source without its loading and reporting, which
+only makes it look better and faster; its row is then called `(rule)`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.installed import MSPROBE, SGLANG, msprobe_says, sglang_says
 
 Fields = dict[str, Any]
 Says = Callable[[Fields, Fields], bool]
@@ -103,12 +106,21 @@ def _floats(value: torch.Tensor) -> np.ndarray:
 
 def peers() -> tuple[dict[str, Says], list[str]]:
     """The tools that can be asked here, and a note on each that cannot."""
-    asked: dict[str, Says] = {
-        "assert_close": torch_assert_close,
-        "np.allclose": numpy_allclose,
-        "sglang (rule)": sglang_rule,
-        "msprobe (rule)": msprobe_rule,
-    }
+    asked: dict[str, Says] = {"assert_close": torch_assert_close, "np.allclose": numpy_allclose}
+    notes = []
+    for tool, says, rule in (
+        (SGLANG, sglang_says, sglang_rule),
+        (MSPROBE, msprobe_says, msprobe_rule),
+    ):
+        why = tool.missing()
+        if why is None:
+            asked[tool.name] = says
+            notes.append(f"{tool.name} is {tool.version()} itself, its own dumps and its own command")
+        else:
+            asked[f"{tool.name} (rule)"] = rule
+            notes.append(f"{tool.name} is its rule alone, written down: {why}")
     if importlib.util.find_spec("polygraphy"):
-        return {**asked, "polygraphy": polygraphy_simple}, []
-    return asked, ["polygraphy is not installed (pip install --no-deps polygraphy): no column"]
+        asked["polygraphy"] = polygraphy_simple
+    else:
+        notes.append("polygraphy is not installed (pip install --no-deps polygraphy): no column")
+    return asked, notes

@@ -139,6 +139,7 @@ def compare_dumps(
     scope_b: dict[str, int | None] | None = None,
     more_a: Sequence[Path] = (),
     more_b: Sequence[Path] = (),
+    promised: dict[str, int | None] | None = None,
     **selection: Selection | str | None,
 ) -> Document:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
@@ -153,6 +154,7 @@ def compare_dumps(
         scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A: two
             steps of one run, two ranks of one step.
         more_a, more_b: the other directories of either run.
+        promised: how many ranks and micros there are to be ("rank", "micro"); those in neither run are stated.
         selection: step, rank, micro, stage, role.
 
     Raises:
@@ -161,7 +163,7 @@ def compare_dumps(
     """
     from replay_core.compare import compare_runs
     from replay_core.compare.renaming import Renames
-    from replay_core.compare.scope import records_of_scope
+    from replay_core.compare.scope import records_of_scope, state_scope
     from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
     tolerances = load_tolerances(tolerance_file) if tolerance_file is not None else DEFAULT
@@ -192,6 +194,8 @@ def compare_dumps(
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
         {"name": ", ".join(name)} if name else {}
     )
+    if scope_b is None:
+        state_scope(compared, promised or {}, records_a or run_a.records, records_b or run_b.records)
     _latest[:] = [compared]
     return _with_texts(documents.comparison_document(compared), run_a)
 

@@ -44,8 +44,16 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def exact(value: object) -> str:
-    """A stored value with every digit that tells it from its neighbour."""
-    return f"{value:.9g}" if isinstance(value, float) and not isinstance(value, bool) else number(value)
+    """A stored value with every digit that tells it from its neighbour (of float32; `exact_pair` for wider)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.9g}" if isinstance(value, float) else number(value)
+
+
+def exact_pair(a: object, b: object) -> tuple[str, str]:
+    """Two values with every digit that tells them from each other: those of float64 that part late, in full."""
+    texts = exact(a), exact(b)
+    return (repr(a), repr(b)) if texts[0] == texts[1] and isinstance(a, float) and a != b else texts
 
 
 def shape(value: Sequence[object] | None) -> str:
@@ -219,13 +227,17 @@ def comparison_answer(document: Mapping[str, Any]) -> Answer:
     if not compared:
         return Answer("NONE", "missing", "nothing could be compared", [], _remarks(document, totals))
     left_out = totals.get("MISSING", 0) + totals.get("skipped", 0)
+    coverage = document.get("coverage") or {}
+    unread, absent = coverage.get("records_unreadable", 0), coverage.get("numbers_absent", 0)
     word = "SAME" if compared == totals.get("SAME", 0) else "CLOSE"
     phrase = "everything bitwise SAME" if word == "SAME" else "everything SAME or CLOSE"
     facts = [f"{compared:,} compared"]
-    if left_out:
-        return Answer(
-            "PARTLY", "missing", f"no divergence, but {left_out} not compared", facts, _remarks(document, totals)
-        )
+    if left_out or unread or absent:
+        lacks = [f"{left_out} not compared"] if left_out else []
+        lacks += [f"{unread} record{'s' if unread > 1 else ''} unreadable"] if unread else []
+        lacks += [f"{absent} ranks and micro-batches are not there"] if absent else []
+        said = f"no divergence, but {', '.join(lacks)}"
+        return Answer("PARTLY", "missing", said, facts, _remarks(document, totals))
     return Answer(word, word.lower(), phrase, facts, _remarks(document, totals))
 
 

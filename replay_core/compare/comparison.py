@@ -19,6 +19,7 @@ from replay_core.compare.context import (
     look_at_the_overlap,
     name_samples,
     note_correlation,
+    restated,
     texts_in_order,
 )
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
@@ -55,6 +56,8 @@ class Comparison:
     records_unreadable: int = 0
     #: Samples that only one of two runs has, of records whose other samples are paired.
     samples_alone: int = 0
+    #: Ranks and micro-batches that were said to be there and are in neither run; None where nobody said how many.
+    numbers_absent: int | None = None
     #: The values beside the element of the first divergence that was found, and which element that was.
     around: Around | None = None
     around_of: tuple[Any, ...] | None = None
@@ -174,7 +177,12 @@ def compare_runs(
 
 def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
     if pair.a is None or pair.b is None:
-        return judge.judge(pair, facing)
+        row = judge.judge(pair, facing)
+        if row is not None or restated(pair, facing):
+            return row
+        which, stage = ("a" if pair.b is None else "b"), pair.one[0].key.stage
+        why = f"only {which} has it in {stage}, where it is not what {which} says elsewhere under this name"
+        return TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
     if facing.partial and not faces(pair.a[1], pair.b[1], facing) and not lays_out(pair.name, facing):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)

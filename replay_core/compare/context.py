@@ -84,6 +84,30 @@ def is_tied(pair: TensorPair, facing: Facing) -> bool:
     return False
 
 
+def restated(pair: TensorPair, facing: Facing) -> bool:
+    """Whether a one-sided tensor says again what its own side says in another stage, where it was compared.
+
+    False only where the two are known to part: then leaving it out would hide what nobody looked at.
+    """
+    side, own = (facing.a if pair.b is None else facing.b), pair.one[1]
+    twins = [ref for (name, _), (_, ref) in side.tensors.items() if name == pair.name and ref is not own]
+    alike = [ref for ref in twins if (ref.shape, ref.rows, ref.is_text) == (own.shape, own.rows, own.is_text)]
+    readable = [ref for ref in alike if ref.is_readable and own.is_readable]
+    try:
+        return not readable or any(_says_the_same(own, ref) for ref in readable)
+    except DumpError:
+        return False
+
+
+def _says_the_same(one: TensorRef, other: TensorRef) -> bool:
+    if one.is_text:
+        return bool(pages.array(one).tolist() == pages.array(other).tolist())
+    if one.dtype == other.dtype and pages.same_bytes(one, other):
+        return True
+    pairs = zip(pages.flat_chunks(one), pages.flat_chunks(other), strict=True)
+    return all(np.array_equal(as_real(x), as_real(y), equal_nan=True) for (_, x), (_, y) in pairs)
+
+
 def name_samples(row: TensorVerdict, pair: TensorPair, facing: Facing) -> None:
     """Say which text of a list differs, and what b calls a sample that stands elsewhere in it."""
     assert pair.a is not None

@@ -100,8 +100,10 @@ def _json_rules(text: str, path: Path) -> list[tuple[str, str]]:
         rules = json.loads(text, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the map of names is not JSON: {error}", file=str(path)) from None
-    if not all(isinstance(value, str) for _, value in rules):
-        raise RequestError("the map of names is not flat", file=str(path), expected='{"name in a": "name in b"}')
+    if not all(isinstance(value, str) and name.strip() and value.strip() for name, value in rules):
+        raise RequestError(
+            "the map of names is not flat, or a name is empty", file=str(path), expected='{"name in a": "name in b"}'
+        )
     return list(rules)
 
 
@@ -112,11 +114,13 @@ def _line_rules(text: str, path: Path) -> list[tuple[str, str]]:
         if not said:
             continue
         in_a, equals, in_b = (part.strip().strip("\"'") for part in said.partition("="))
-        if not equals or not in_a or not in_b:
+        if not equals or not in_a or not in_b or "=" in in_b:
             raise RequestError(
                 f"line {number} of the map of names is no rule",
                 file=str(path),
-                expected="name in a = name in b",
+                expected='name in a = name in b; names that hold a = go into a JSON object, {"name in a": "name in b"}'
+                if "=" in in_b
+                else "name in a = name in b",
                 found=said,
             )
         rules.append((in_a, in_b))

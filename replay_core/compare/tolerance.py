@@ -15,7 +15,6 @@ A file is TOML, a table per rule; the last rule that fits a tensor decides what 
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -94,7 +93,7 @@ class Tolerances:
         """The same with every |d| <= atol + rtol |a| in place of limits for floats. One alone leaves the other 0.
 
         Raises:
-            RequestError: one is negative or not a number.
+            RequestError: one is negative, infinite or not a number.
         """
         if atol is None and rtol is None:
             return self
@@ -192,12 +191,13 @@ def _rule(path: Path, number: int, table: dict[str, Any]) -> Rule:
 
 
 def _checked(what: str, value: Any, path: Path | None = None) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+    # An int of 400 digits is no float either: Python's own is the judge of both.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
         raise RequestError(
             f"{what} is no tolerance",
             file=None if path is None else str(path),
-            expected="a number from 0 upwards",
-            found=str(value),
+            expected="a finite number from 0 upwards",
+            found=str(value)[:40],
         )
     return float(value)
 

@@ -1,7 +1,8 @@
-"""A model's weights in Hugging Face's layout: model.safetensors, sharded with an index, or pytorch_model.bin.
+"""A model's weights in Hugging Face's layout: model.safetensors, pytorch_model.bin, or shards of either.
 
 The directory is one record of stage `param`. The index says which file has which tensor; a file it names
-that is not there is a problem, and its tensors are listed as unreadable.
+that is not there is a problem, and its tensors are listed as unreadable. Without an index the shards' own
+names say how many there are.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ _INDEX = re.compile(
     r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json"
 )
 _SINGLE = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
-_SHARD = re.compile(r"\w+-\d+-of-\d+\.(?:safetensors|bin)")
+#: Files that nothing but weights is called, with a config.json beside them or without.
+_UNMISTAKABLE = ("adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
+_SHARD = re.compile(
+    r"((?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?)-(\d{1,6})-of-(\d{1,6})\.(safetensors|bin)"
+)
 _STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[_-]?(\d{1,18})")
 MAX_INDEX = 1 << 28
+#: More shards than this are a name that lies.
+MAX_SHARDS = 4096
 
 
 def detect(path: Path) -> bool:
@@ -43,7 +50,16 @@ def _holder(folder: Folder) -> str | None:
     index = next((entry for entry in folder.names if _INDEX.fullmatch(entry)), None)
     if index is not None:
         return index
-    return next((entry for entry in _SINGLE if entry in folder.names), None) if "config.json" in folder.names else None
+    single = _SINGLE if "config.json" in folder.names else _UNMISTAKABLE
+    return next((entry for entry in single if entry in folder.names), None) or _first_shard(folder)
+
+
+def _first_shard(folder: Folder) -> str | None:
+    """The first of a folder's shards, where no index speaks for them; safetensors before .bin, as their readers do."""
+    if ".safetensors" not in folder.suffixes and ".bin" not in folder.suffixes:
+        return None
+    shards = [entry for entry in folder.names if _SHARD.fullmatch(entry)]
+    return min(shards, key=lambda entry: (entry.endswith(".bin"), entry), default=None)
 
 
 def index(path: Path) -> Index:
@@ -59,6 +75,9 @@ def index(path: Path) -> Index:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
+    of_a_set = _SHARD.fullmatch(path.name)
+    if of_a_set is not None:
+        return _shards(path, of_a_set)
     if not path.name.endswith(".index.json"):
         return [_named(ref) for ref in flatten(read_container(path).tree)]
     places = _weight_map(path)
@@ -81,6 +100,21 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         if lost and held:
             problems.append(Problem(str(path.parent / shard), f"{lost} tensors of the index are not in the file"))
         fields += [held.get(tensor, TensorRef(tensor, "none", (), Unreadable(why))) for tensor in names]
+    return Fields([_named(ref.with_(order=order)) for order, ref in enumerate(fields)], problems)
+
+
+def _shards(path: Path, shard: re.Match[str]) -> Fields:
+    """The tensors of every shard of a set; one that cannot be read stands as an unreadable tensor of its name."""
+    stem, number, total, suffix = shard.groups()
+    fields: list[TensorRef] = []
+    problems: list[Problem] = []
+    for at in range(1, min(int(total), MAX_SHARDS) + 1):
+        file = path.with_name(f"{stem}-{at:0{len(number)}d}-of-{total}.{suffix}")
+        try:
+            fields += flatten(read_container(file).tree)
+        except RldbgError as error:
+            problems.append(Problem(str(file), f"{error.message}; shard {at} of {int(total)}, which no index lists"))
+            fields.append(TensorRef(file.name, "none", (), Unreadable(error.message)))
     return Fields([_named(ref.with_(order=order)) for order, ref in enumerate(fields)], problems)
 
 

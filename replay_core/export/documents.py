@@ -163,6 +163,7 @@ def comparison_document(comparison: Comparison) -> Document:
             "elements_compared": comparison.elements,
             "bookkeeping_fields_not_compared": comparison.notes_not_compared,
             "samples_on_one_side": comparison.samples_alone,
+            **({} if comparison.numbers_absent is None else {"numbers_absent": comparison.numbers_absent}),
         },
         summary=None if comparison.summary is None else comparison.summary.to_mapping(),
         others=[],

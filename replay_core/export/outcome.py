@@ -25,7 +25,7 @@ def _one(doc: Document, allow_missing: bool) -> ExitCode:
     if doc["coverage"]["records_unreadable"]:
         return ExitCode.BAD_BYTES
     counts = doc["counts"]
-    absent = counts["MISSING"] + counts["skipped"]
+    absent = counts["MISSING"] + counts["skipped"] + doc["coverage"].get("numbers_absent", 0)
     diverges = counts["DIFF"] + counts["NAN"] + counts["SHAPE"] > 0
     return ExitCode.DIVERGES if diverges or (absent and not allow_missing) else ExitCode.AGREES
 

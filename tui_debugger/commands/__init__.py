@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from replay_core.errors import ExitCode, RequestError
+from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document, Event, LogLine, Progress
 from tui_debugger.format import safe
@@ -71,19 +72,47 @@ def finish(
     fail_on: str = "warning",
 ) -> int:
     """Print the answer, write it where asked, and return the exit code it means."""
+    refused: RldbgError | None = None
     if output is not None:
         from replay_core.export.documents import write_document  # brings the recorder: 30 ms
 
-        write_document(doc, output)
-        click.echo(f"wrote {output}", err=True)
+        try:
+            write_document(doc, output)
+            click.echo(f"wrote {output}", err=True)
+        except RldbgError as error:
+            refused = error  # after the answer: it took the time it took
+    # A reader that leaves early (`| head`) does not change the answer, nor the code that stands for it.
+    with contextlib.suppress(ReaderLeft):
+        say(json.dumps(doc, indent=1, allow_nan=False) if as_json else safe(report(doc), lines=True))
+    if refused is not None:
+        raise refused
+    return int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on))
+
+
+class ReaderLeft(click.exceptions.Exit):
+    """Nobody reads standard output any more (`| head`). Where the answer was still being found, nobody has the whole
+    of it, and the exit code must not stand for one; click by itself would leave with 1."""
+
+    def __init__(self) -> None:
+        super().__init__(ExitCode.INTERRUPTED)
+
+
+def say(text: str) -> None:
+    """One piece of the answer on standard output.
+
+    Raises:
+        ReaderLeft: nobody reads any more; what is said later goes nowhere.
+        RequestError: it cannot be written.
+    """
     try:
-        click.echo(json.dumps(doc, indent=1, allow_nan=False) if as_json else safe(report(doc), lines=True))
+        click.echo(text)
     except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        if error.errno == errno.EPIPE:
+            raise ReaderLeft from None
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         raise RequestError("standard output cannot be written", found=error.strerror) from None
-    return int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on))
 
 
 class ProgressLine:
@@ -119,4 +148,4 @@ class ProgressLine:
             self._width = 0
 
 
-__all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "selectors", "step_selector"]
+__all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "say", "selectors", "step_selector"]

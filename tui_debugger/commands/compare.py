@@ -13,10 +13,20 @@ from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document, Event, Partial
 from replay_core.records import STAGES, Selection
-from tui_debugger.commands import ProgressLine, document_output, finish, selectors
+from tui_debugger.commands import ProgressLine, document_output, finish, say, selectors
 from tui_debugger.reports.comparison import comparison_report, explanation
 
-_PATH = click.Path(path_type=Path)
+
+class _Dump(click.Path):
+    """A path, and never the working directory for an empty text: an unset variable of a script is no dump."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_PATH = _Dump(path_type=Path)
 
 
 @click.command("compare")
@@ -91,6 +101,7 @@ def command(
         "step": step,
         "rank": rank or (Selection.parse(f"0:{num_ranks}") if num_ranks else None),
         "micro": micro or (Selection.parse(f"0:{num_micros}") if num_micros else None),
+        "promised": {"rank": None if rank else num_ranks, "micro": None if micro else num_micros},
     }
     if a is not None and len(given) == 1 and workbench.is_document(a):
         doc = _reopened(a, options)
@@ -106,19 +117,19 @@ def command(
         else:
             raise click.UsageError(f"compare needs two dumps, A and B; got {len(given)}")
         progress.clear()
-    if explain:
+    if explain is not None:
         explanation(doc, explain)  # an unknown name is an error in every form of output
     if jsonl:
         return _last_line(doc, output, allow_missing)
 
     def report(document: Document) -> str:
-        return explanation(document, explain) if explain else comparison_report(document, show_all=show_all)
+        return explanation(document, explain) if explain is not None else comparison_report(document, show_all=show_all)
 
     return finish(doc, report, as_json=as_json, output=output, allow_missing=allow_missing)
 
 
 def _reopened(path: Path, options: dict[str, Any]) -> Document:
-    asked = [option for option, value in options.items() if value not in (None, False, ())]
+    asked = [option for option, value in options.items() if option != "promised" and value not in (None, False, ())]
     if asked:
         raise RequestError(
             "a written document is shown as it was",
@@ -136,11 +147,11 @@ class _Lines:
     """A JSON line per tensor, and one for the first divergence, each as soon as it is known."""
 
     def row(self, row: Document) -> None:
-        click.echo(json.dumps({"tensor": row}, allow_nan=False))
+        say(json.dumps({"tensor": row}, allow_nan=False))
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Partial) and event.document.get("first_divergence"):
-            click.echo(json.dumps(event.document, allow_nan=False))
+            say(json.dumps(event.document, allow_nan=False))
 
 
 def _last_line(doc: Document, output: Path | None, allow_missing: bool) -> int:

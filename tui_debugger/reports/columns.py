@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 from tui_debugger.format import safe
@@ -12,12 +13,21 @@ def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
     if not rows:
         return []
     rows = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(_cells(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
+        blanks = [" " * (width - _cells(cell)) for cell, width in zip(row, widths, strict=True)]
         cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            blank + cell if i in right else cell + blank
+            for i, (cell, blank) in enumerate(zip(row, blanks, strict=True))
         ]
         lines.append((" " * gap).join(cells).rstrip())
     return lines
+
+
+def _cells(text: str) -> int:
+    """How many cells of a terminal a text takes. rich.cells knows more and costs the start of a command."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.combining(letter) > 0 for letter in text)

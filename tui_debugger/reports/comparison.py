@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from replay_core.errors import SelectionError
@@ -18,12 +19,8 @@ _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CL
 
 
 def comparison_report(doc: Document, *, show_all: bool = False) -> str:
-    lines = [
-        headline(doc),
-        words.counts(doc["counts"]),
-        f"a  {words.safe(doc['a']['path'])}",
-        f"b  {words.safe(doc['b']['path'])}",
-    ]
+    lines = [*_together(doc), headline(doc), words.counts(doc["counts"])]
+    lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
     lines += [f"note: {note}" for note in doc["notes"][:5]]
@@ -45,6 +42,20 @@ def comparison_report(doc: Document, *, show_all: bool = False) -> str:
     for other in doc["others"]:
         lines += ["", "=" * 20, comparison_report(other, show_all=show_all)]
     return "\n".join(lines)
+
+
+def _together(doc: Document) -> list[str]:
+    """Of three runs, what each pair of them came to, the worst first: the first pair alone is no answer."""
+    if not doc["others"]:
+        return []
+    every = [doc, *doc["others"]]
+    every.sort(key=lambda one: _word_of(one) in words.DIVERGING, reverse=True)
+    said = [f"{words.comparison_answer(one).sentence}  ({one['a']['path']} | {one['b']['path']})" for one in every]
+    return [*said, ""]
+
+
+def _word_of(doc: Document) -> str:
+    return words.comparison_answer(doc).word
 
 
 def _badness(row: dict[str, Any]) -> tuple[int, float]:
@@ -92,9 +103,8 @@ def _first(first: dict[str, Any], beginning: str) -> list[str]:
         lines.append(f"  in b    {other}")
     if first["a"] is not None or first["b"] is not None:
         raw = index["raw_a"], index["raw_b"]
-        lines.append(
-            f"  values  a{raw[0] or ''} = {words.exact(first['a'])}   b{raw[1] or ''} = {words.exact(first['b'])}"
-        )
+        a, b = words.exact_pair(first["a"], first["b"])
+        lines.append(f"  values  a{raw[0] or ''} = {a}   b{raw[1] or ''} = {b}")
     if first["origin"]:
         lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
     lines.append(f"  why     {first['why']}")
@@ -127,24 +137,33 @@ def explanation(doc: Document, name: str) -> str:
     """
     rows = [row for row in doc["tensors"] if row["name"] == name or name in row["names"]]
     if not rows:
-        known = sorted({row["name"] for row in doc["tensors"]})
-        near = [other for other in known if name in other][:8]
+        known = sorted({str(word) for row in doc["tensors"] for word in (row["name"], *row["names"]) if word})
         raise SelectionError(
             f"no tensor {name!r} was compared",
-            expected=", ".join(near or known[:8]),
+            expected=", ".join(_near(name, known)),
             found=name,
             hint="--all lists them",
         )
-    return "\n\n".join(_explained(row) for row in rows)
+    said = [_explained(row) for row in sorted(rows, key=_badness)[:ROWS]]
+    if len(rows) > ROWS:
+        said.append(f"... and {len(rows) - ROWS} more of this name, no worse than these (--json has them all)")
+    return "\n\n".join(said)
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """The names a person may have meant: those that hold what was typed, then those spelt like it."""
+    holding = [other for other in known if name.lower() in other.lower()] if name else []
+    return (holding or difflib.get_close_matches(name, known, 8, 0.5) or known)[:8]
 
 
 def _explained(row: dict[str, Any]) -> str:
     lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {_at(row)}"]
-    if row.get("index") is not None:
+    if row["a"] is not None or row["b"] is not None:
         place = words.place(row["index"])
         if row["index"]["sample_b"] is not None:
             place += f" (sample {row['index']['sample_b']} of b)"
-        lines.append(f"  values  a = {words.exact(row['a'])}   b = {words.exact(row['b'])}   {place}")
+        a, b = words.exact_pair(row["a"], row["b"])
+        lines.append(f"  values  a = {a}   b = {b}   {place}".rstrip())
     lines.append(f"  why     {row['reason']}")
     for label, metrics in (("", row["metrics"]), ("  unmasked, padding included:", row["unmasked"])):
         if metrics and metrics["mismatched"]:
@@ -157,7 +176,8 @@ def _explained(row: dict[str, Any]) -> str:
 
 def _at(row: dict[str, Any]) -> str:
     key, other = row["a_key"] or row["b_key"], row["b_key"] or row["a_key"]
-    place = f"{words.scope(key)} {key['stage']}".strip()
+    role = "" if key["role"] in (None, "actor") else f"{key['role']}/"
+    place = f"{words.scope(key)} {role}{key['stage']}".strip()
     same = all(key[part] == other[part] for part in ("step", "rank", "micro"))
     return place if same else f"{place} → {words.scope(other)}"
 
@@ -173,12 +193,19 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
                 _at(row),
                 words.pair(row["dtype"], words.short_dtype),
                 words.pair(row["shape"], words.shape),
-                words.number(metrics.get("max_abs")) if metrics else "",
-                words.number(metrics.get("rel_l2")) if metrics else "",
+                _size(metrics, "max_abs"),
+                _size(metrics, "rel_l2"),
                 _why(row),
             ]
         )
     return columns(table, right=frozenset({5, 6}))
+
+
+def _size(metrics: dict[str, Any], name: str) -> str:
+    """A figure; none where elements differ and no finite number says by how much: NaN, texts, ids beyond 2**53."""
+    if not metrics:
+        return ""
+    return words.NONE if metrics["mismatched"] and not metrics[name] else words.number(metrics[name])
 
 
 def _why(row: dict[str, Any]) -> str:
@@ -198,10 +225,11 @@ def _coverage(coverage: dict[str, int]) -> str:
         ("records_only_in_a", "only in a"),
         ("records_only_in_b", "only in b"),
         ("samples_on_one_side", "samples on one side alone"),
+        ("numbers_absent", "ranks and micro-batches asked for that neither has"),
         ("records_unreadable", "records unreadable"),
         ("tensors_skipped", "tensors skipped"),
         ("bookkeeping_fields_not_compared", "bookkeeping fields not compared"),
     ):
-        if coverage[label]:
+        if coverage.get(label):
             parts.append(f"{coverage[label]} {what}")
     return "; ".join(parts)

@@ -53,6 +53,8 @@ def test_a_rule_that_meets_nothing_is_said(tmp_path: Path):
         ('{"a": "b", "a": "c"}', "contradicts itself"),
         ("a.* = b\n", r"more \*"),
         ("just words\n", "line 1 of the map of names is no rule"),
+        ("a = b = c\n", "line 1 of the map of names is no rule"),
+        ('{"": "x"}', "a name is empty"),
         ("# nothing\n", "has no rule"),
         ('{"a": 1}', "not flat"),
         ('{"a": ', "not JSON"),

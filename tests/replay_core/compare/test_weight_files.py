@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file as save_safetensors
 
 from replay_core import workbench
+from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
 
 
@@ -35,6 +36,34 @@ def sharded(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
         save_safetensors({name: tensors[name] for name in names if places[name] == shard}, path / shard)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return path
+
+
+def torch_shards(path: Path, tensors: dict[str, torch.Tensor], of: int) -> Path:
+    """As torch.save leaves them, with no index and no config.json beside them."""
+    path.mkdir()
+    names = list(tensors)
+    for shard in range(of):
+        held = {name: tensors[name] for name in names[shard::of]}
+        torch.save(held, path / (f"pytorch_model-{shard + 1:05d}-of-{of:05d}.bin" if of > 1 else "pytorch_model.bin"))
+    return path
+
+
+@pytest.mark.parametrize("of", [1, 3])
+def test_bin_files_need_neither_config_nor_index(of: int, tmp_path: Path) -> None:
+    document = workbench.compare_dumps(
+        directory(tmp_path / "a", weights()), torch_shards(tmp_path / "b", weights(), of)
+    )
+    assert document["counts"]["SAME"] == document["counts"]["total"] == 5
+    assert {row["b_key"]["stage"] for row in document["tensors"]} == {"param"}
+
+
+def test_a_shard_that_is_not_there_is_missed_without_an_index_too(tmp_path: Path) -> None:
+    b = torch_shards(tmp_path / "b", weights(), 3)
+    (b / "pytorch_model-00002-of-00003.bin").unlink()
+    document = workbench.compare_dumps(directory(tmp_path / "a", weights()), b)
+    assert exit_code(document) == ExitCode.BAD_BYTES
+    assert "shard 2 of 3" in document["problems"][0]["what"]
+    assert document["counts"]["MISSING"] == 3  # its two tensors, and the shard itself
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,11 +54,24 @@ def test_own_limits_decide(compare: Call, dumps: tuple[Path, Path], tmp_path: Pa
     assert "no tolerance" in err
 
 
-@pytest.mark.parametrize("limit", ["nan", "-1"])
-def test_a_tolerance_that_is_no_number_is_a_wrong_request(limit: str, compare: Call, dumps: tuple[Path, Path]):
-    code, _, err = compare(*dumps, "--atol", limit)
+@pytest.mark.parametrize("option", ["--atol", "--rtol"])
+@pytest.mark.parametrize("limit", ["nan", "-1", "inf", "-inf", "1e400"])
+def test_a_tolerance_that_is_no_number_is_a_wrong_request(
+    limit: str, option: str, compare: Call, dumps: tuple[Path, Path]
+):
+    code, _, err = compare(*dumps, option, limit)
     assert code == ExitCode.BAD_REQUEST
-    assert "--atol is no tolerance" in err
+    assert f"{option} is no tolerance" in err
+
+
+def test_a_tolerance_file_without_bounds_holds_nothing_to_anything(
+    compare: Call, dumps: tuple[Path, Path], tmp_path: Path
+):
+    rules = tmp_path / "limits.toml"
+    rules.write_text('[[tolerance]]\nname = "*"\nreason = "off"\nrel_l2 = inf\n')
+    code, _, err = compare(*dumps, "--tolerance", rules)
+    assert code == ExitCode.BAD_REQUEST
+    assert "rel_l2 is no tolerance" in err
 
 
 @pytest.mark.parametrize(
@@ -69,6 +84,9 @@ def test_a_tolerance_that_is_no_number_is_a_wrong_request(limit: str, compare: C
         (["--map", "nothing.map"], "map of names cannot be read"),
         (["--tolerance", "nothing.toml"], "tolerance file cannot be read"),
         (["--explain", "nobody"], "no tensor 'nobody' was compared"),
+        (["--explain", ""], "no tensor '' was compared"),
+        (["--explain", "layers.1.outptu"], "expected: layers.1.output,"),
+        (["--explain", "LAYERS.1"], "expected: layers.1.output"),
     ],
 )
 def test_a_wrong_request_is_2(arguments: list[str], says: str, compare: Call, dumps: tuple[Path, Path]):
@@ -165,6 +183,57 @@ def test_a_sample_of_one_side_alone_is_never_0(compare: Call, tmp_path: Path):
     assert compare(a, b, "--allow-missing")[0] == ExitCode.AGREES
 
 
+def test_an_empty_path_is_no_dump(compare: Call, dumps: tuple[Path, Path]):
+    """`rldbg compare "$UNSET" b`: not the working directory."""
+    code, _, err = compare("", dumps[1])
+    assert code == ExitCode.BAD_REQUEST
+    assert "the path is empty" in err
+
+
+def test_a_run_compared_with_itself_is_said_so(compare: Call, dumps: tuple[Path, Path]):
+    code, out, _ = compare(dumps[0], dumps[0])
+    assert code == ExitCode.AGREES
+    assert "one and the same path" in out
+    assert "one and the same path" not in compare(*dumps)[1]
+
+
+def test_a_record_that_neither_side_can_read_is_never_everything_same(compare: Call, dumps: tuple[Path, Path]):
+    for path in dumps:
+        (file,) = path.glob("modules/*.pt")
+        file.write_bytes(file.read_bytes()[:100])
+    code, out, _ = compare(*dumps)
+    assert code == ExitCode.BAD_BYTES
+    assert out.startswith("PARTLY no divergence, but 2 records unreadable")
+
+
+def test_an_output_that_cannot_be_written_does_not_cost_the_answer(compare: Call, dumps: tuple[Path, Path]):
+    code, out, err = compare(*dumps, "--output", "/dev/full")
+    assert code == ExitCode.BAD_REQUEST
+    assert out.startswith("DIFF")
+    assert "cannot be written" in err
+
+
+@pytest.mark.parametrize(("form", "code"), [("--jsonl", 130), ("--json", 1), ("--all", 1)])
+def test_a_reader_that_leaves_early_is_no_verdict(form: str, code: int, tmp_path: Path):
+    """Of a stream nobody has the whole answer; a finished one keeps its code."""
+    names = [f"layers.{number}.output" for number in range(400)]
+    a, b = write_pair(
+        tmp_path, {"modules": dict.fromkeys(names, torch.ones(2))}, {"modules": dict.fromkeys(names, torch.ones(2) * 2)}
+    )
+    call = f"{sys.executable} -m tui_debugger compare {a} {b} {form}"
+    script = f"{call} | head -n 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert (ran.stdout.strip(), ran.stderr) == (str(code), "")
+
+
+def test_a_full_disk_behind_a_stream_is_said(dumps: tuple[Path, Path]):
+    call = [sys.executable, "-m", "tui_debugger", "compare", *map(str, dumps), "--jsonl"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == ExitCode.BAD_REQUEST
+    assert "standard output cannot be written" in ran.stderr
+
+
 def test_the_report_of_a_regrouped_batch_names_both_places(compare: Call, tmp_path: Path):
     batch = samples([(2, 3), (3, 3), (2, 4), (2, 2)])
     changed = [worse(sample, 4) if sample.name == 2 else sample for sample in batch]
@@ -198,7 +267,7 @@ def scripted(tmp_path: Path) -> list[str]:
 
 def test_the_nexrl_scripts_arguments_unchanged(compare: Call, scripted: list[str], tmp_path: Path):
     report = tmp_path / "report.json"
-    rest = ["--step", "3", "--num_ranks", "8", "--num_micros", "2", "--output", report]
+    rest = ["--step", "3", "--num_ranks", "2", "--num_micros", "1", "--output", report]
     code, out, _ = compare(*scripted[:2], *rest)
     assert code == ExitCode.AGREES
     assert "loss loss" in out
@@ -211,3 +280,37 @@ def test_the_nexrl_scripts_arguments_unchanged(compare: Call, scripted: list[str
     code, _, err = compare(*scripted[:2], "--step", "1")
     assert code == ExitCode.BAD_REQUEST
     assert "no record of step 1" in err
+
+
+def test_ranks_that_were_promised_and_are_nowhere_are_no_agreement(compare: Call, scripted: list[str], tmp_path: Path):
+    report = tmp_path / "report.json"
+    asked = [*scripted[:2], "--step", "3", "--num_ranks", "64", "--num_micros", "2", "--output", report]
+    code, out, _ = compare(*asked)
+    assert code == ExitCode.DIVERGES
+    assert out.startswith("PARTLY no divergence, but 63 ranks and micro-batches are not there")
+    assert "rank 2..63 of 64 is in no run; there are rank 0..1" in out
+    assert compare(report)[0] == code
+    assert compare(*asked, "--allow-missing")[0] == ExitCode.AGREES
+    assert "numbers_absent" not in compare(*scripted[:2], "--step", "3", "--json")[1]
+
+
+def test_three_runs_begin_with_the_pair_that_parts(compare: Call, scripted: list[str]):
+    code, out, _ = compare(*scripted, "--step", "3")
+    assert code == ExitCode.DIVERGES
+    assert out.startswith("DIFF first at loss")
+
+
+@pytest.mark.parametrize(("off", "code"), [(0.0, ExitCode.AGREES), (5.0, ExitCode.DIVERGES)])
+def test_what_one_side_says_twice_is_let_pass_only_where_it_says_the_same(
+    off: float, code: int, compare: Call, tmp_path: Path
+):
+    """Weaver's is_loss_debug repeats the log probabilities of forward_data, which the other run has once."""
+    from tests.builders import write_nexrl
+
+    logprobs_BT = -torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
+    for name in ("self", "weaver"):
+        write_nexrl(tmp_path / name, "forward_data", {"log_probs": logprobs_BT, "response_mask": torch.ones(2, 6)})
+    write_nexrl(tmp_path / "weaver", "is_loss_debug", {"log_probs": logprobs_BT + off})
+    found, out, _ = compare(tmp_path / "self", tmp_path / "weaver")
+    assert found == code
+    assert ("only b has it in is_loss_debug" in out) is bool(off)

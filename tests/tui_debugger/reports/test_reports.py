@@ -134,3 +134,21 @@ def test_a_sample_without_tokens_has_no_worst_one():
         "sample": 0, "position": 1, "raw_a": [0], "raw_b": [0],
     }  # fmt: skip
     assert "DISAGREES" in replay_report(leaking)
+
+
+def test_values_that_differ_late_are_told_apart(tmp_path: Path):
+    a = {"ids": torch.tensor([2**62]), "wide": torch.tensor([1.0], dtype=torch.float64)}
+    b = {"ids": torch.tensor([2**62 + 1]), "wide": torch.tensor([1.0 + 2**-40], dtype=torch.float64)}
+    document = compared(tmp_path, a, b)
+    assert "a = 4,611,686,018,427,387,904   b = 4,611,686,018,427,387,905" in explanation(document, "ids")
+    assert "a = 1.0   b = 1.0000000000009095" in explanation(document, "wide")
+
+
+def test_a_difference_no_number_measures_has_no_size(tmp_path: Path):
+    document = compared(tmp_path, {"x": torch.ones(2), "y": "one"}, {"x": torch.ones(2) * torch.nan, "y": "two"})
+    table = [line.split() for line in comparison_report(document).splitlines() if " modules " in line]
+    assert [(row[0], row[1], row[-2:]) for row in table] == [("NAN", "x", ["—", "—"]), ("DIFF", "y", ["—", "—"])]
+
+
+def test_wide_letters_keep_the_columns_in_place():
+    assert columns([["層.输出", "x"], ["plain", "y"]]) == ["層.输出  x", "plain    y"]
