@@ -151,8 +151,7 @@ def compare_dumps(
         atol, rtol: every |d| <= atol + rtol |a| instead of any other limit for floats.
         summarised: also what NexRL's script reports; None: where either dump is NexRL's.
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
-        scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A: two
-            steps of one run, two ranks of one step.
+        scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A.
         more_a, more_b: the other directories of either run.
         promised: how many ranks and micros there are to be ("rank", "micro"); those in neither run are stated.
         selection: step, rank, micro, stage, role.
@@ -172,10 +171,8 @@ def compare_dumps(
     run_a, run_b = open_run(a, *more_a), open_run(b, *more_b)
     chosen = {part: value for part, value in selection.items() if value is not None}
     records_a = _chosen(run_a, chosen)
-    if scope_b is None:
-        records_b = _chosen(run_b, chosen)
-    else:
-        records_b = records_of_scope(run_b, scope_b, {part: chosen.get(part) for part in scope_b})
+    beside = {part: chosen.get(part) for part in scope_b or {}}
+    records_b = _chosen(run_b, chosen) if scope_b is None else records_of_scope(run_b, scope_b, beside)
     if summarised is None:
         summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
     compared = compare_runs(
