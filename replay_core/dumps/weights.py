@@ -45,7 +45,7 @@ def detect(path: Path) -> bool:
 
 def _holder(folder: Folder) -> str | None:
     """The file that stands for a folder's weights: the index where there is one."""
-    if ".json" not in folder.suffixes:
+    if not {".json", ".safetensors", ".bin"} & set(folder.suffixes):
         return None
     index = next((entry for entry in folder.names if _INDEX.fullmatch(entry)), None)
     if index is not None:
