@@ -332,7 +332,7 @@ class Rowwise:
 
     def whole(self) -> Iterator[tuple[Rows, Rows]]:
         width = self.width
-        step = rows_of_a_chunk(width) * width
+        step = width if len(self.a.shape) < 2 else rows_of_a_chunk(width) * width
         chunks = zip(pages.flat_chunks(self.a, step), pages.flat_chunks(self.b, step), strict=True)
         for (_, chunk_a), (_, chunk_b) in chunks:
             across = min(width, chunk_a.size)  # the end of a long vector is a shorter row

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from replay_core.measure.sums import FEWEST_ROWS
 
-#: Elements of one chunk: the bytes and the float32 numbers of both sides fit in 2 MB of L2. CPU seconds of a command
-#: over 160 pairs of 4 MB in bf16: 2.9 at 64 k, 2.6 at 128 k, 2.8 at 256 k.
-CHUNK = 131_072
+#: Elements of one chunk. Two threads hand the interpreter to each other around every NumPy call, which takes as long as
+#: a call on 128 k elements: small chunks fit the L2 cache, and make two threads slower than one. Wall seconds of 160
+#: pairs of 4 MB in bf16 on two cores, one thread and two: 1.6, 1.9 at 128 k; 1.6, 1.4 at 256 k; 1.8, 1.2 at 512 k; 1.9,
+#: 1.1 at 1 M, which holds twice the memory.
+CHUNK = 524_288
 #: A vector is one row as far as this.
 LONGEST_ROW = 262_144
 
