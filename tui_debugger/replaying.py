@@ -8,7 +8,6 @@ from typing import Any
 
 from replay_core.errors import JobCancelledError, ModelError, RldbgError
 from replay_core.jobs import Document, Job
-from replay_core.replay import frontier
 from replay_core.replay.flags import Flags
 from tui_debugger import digests, paths, snapshot
 from tui_debugger import format as fmt
@@ -94,6 +93,8 @@ class Replaying(Errands):
 
         A window at a time, as much as there is room for, until the divergence is among them.
         """
+        from replay_core.replay import frontier  # rarely needed: not before the first paint
+
         (label, reference, alone), (_, cell, _) = sides.values()
         if not reference.get("hashes"):
             # It was captured whole, while there was room.
