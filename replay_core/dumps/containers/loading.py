@@ -5,7 +5,7 @@ The builders get it as their first argument; each container format gives it its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +54,8 @@ class Loading:
     zip_storage: Callable[[StorageClass, str, int], Storage] | None = None
     #: Where the torch zip's storage of a key lies, and how many bytes it has.
     zip_place: Callable[[bytes], tuple[int, int]] | None = None
+    #: Reads where the storages of many keys lie, ahead of `zip_place`.
+    zip_look_up: Callable[[Iterable[bytes]], None] | None = None
     big_endian: bool = False
 
     def malformed(self, what: str, *, expected: str | None = None, found: str | None = None) -> DumpError:

@@ -128,8 +128,8 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
 
     Empty when there are few; when they are unusual, the end is -1 and asking again is a waste.
     """
-    find_place = loading.zip_place
-    if find_place is None or loading.region.memory is not None:
+    find_place, look_up = loading.zip_place, loading.zip_look_up
+    if find_place is None or look_up is None or loading.region.memory is not None:
         return _UNUSUAL
     rows: list[tuple[bytes, ...]] = []
     start, entry, match = pos, _ENTRY.match, _ENTRY.match(buf, pos)
@@ -166,6 +166,7 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
     ):
         return _UNUSUAL
 
+    look_up(keys)
     entries: list[Any] = []
     add, path, big_endian = entries.append, loading.region.path, loading.big_endian
     for name, key, get, numel, offset, size, stride in zip(

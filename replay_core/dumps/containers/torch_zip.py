@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from replay_core.dumps.containers.loading import Loading, Span
@@ -71,6 +72,11 @@ def read_torch_zip(loading: Loading) -> Any:
             known = places[key] = (_usual_offset(region, record) or _data_offset(loading, record), record[3])
         return known
 
+    def look_up(keys: Iterable[bytes]) -> None:
+        """Find the places of many records at once; of an unusual one `place` says what is wrong when asked for it."""
+        asked = [(key, record) for key in keys if (record := records.get(data_prefix + key)) is not None]
+        places.update(_usual_places(region, asked))
+
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
         span = new(Span, (region, *place(key.encode("utf-8", "replace"))))
         if type(numel) is not int or not 0 <= numel * cls.itemsize <= span.nbytes:
@@ -88,7 +94,8 @@ def read_torch_zip(loading: Loading) -> Any:
             raise loading.malformed("a storage key that is not text")
         return storage(pid[1], pid[2], pid[4])
 
-    loading.persistent, loading.zip_storage, loading.zip_place = persistent, storage, place
+    loading.persistent, loading.zip_storage = persistent, storage
+    loading.zip_place, loading.zip_look_up = place, look_up
     loading.big_endian = big_endian
     start, nbytes = _data_offset(loading, records[name]), records[name].nbytes
     value = Machine(loading, region.part(start, nbytes)).run(start)
@@ -121,6 +128,21 @@ def _usual_offset(region: Region, record: ZipRecord) -> int:
     # Two little-endian lengths end the header.
     offset = at + _LOCAL.size + head[26] + (head[27] << 8) + head[28] + (head[29] << 8)
     return offset if offset + nbytes <= region.end else 0
+
+
+def _usual_places(region: Region, asked: list[tuple[bytes, ZipRecord]]) -> dict[bytes, tuple[int, int]]:
+    """`_usual_offset` of many records and their sizes, those left out that lie otherwise. A fifth of the time each."""
+    plain = [entry for entry in asked if not entry[1].method and not entry[1].flags & 1]
+    fd, start, size, read = region.fd, region.start, _LOCAL.size, os.pread
+    heads = b"".join([read(fd, size, start + record[4]) for _, record in plain])
+    if len(heads) != size * len(plain):
+        return {}
+    found = {}
+    for (key, record), (magic, name_length, extra_length) in zip(plain, _LOCAL.iter_unpack(heads), strict=True):
+        offset = start + record[4] + size + name_length + extra_length
+        if magic == b"PK\x03\x04" and offset + record[3] <= region.end:
+            found[key] = offset, record[3]
+    return found
 
 
 def _data_offset(loading: Loading, record: ZipRecord) -> int:
