@@ -264,8 +264,13 @@ class MatrixScreen(Watching):
         if baseline is None or cell.get("part") == "reference":
             self.debugger.say("the baseline agrees with itself: choose another cell, or mark two and press =")
             return
-        self.app.pop_screen()
+        self._leave_for_tensors()
         self.debugger.work(self.debugger.session.compare_cells(baseline, cell), "job")
+
+    def _leave_for_tensors(self) -> None:
+        """Back to the debugger, at the list that the answer will stand in: a narrow screen shows one pane."""
+        self.app.pop_screen()
+        self.debugger.action_pane("tensors")
 
     def action_open_log(self) -> None:
         log = (self._cell or {}).get("log")
@@ -285,7 +290,7 @@ class MatrixScreen(Watching):
 
     def action_pair(self) -> None:
         if len(self.debugger.state.marks) == 2:
-            self.app.pop_screen()
+            self._leave_for_tensors()
         self.debugger.action_pair()
 
     def action_cancel(self) -> None:
