@@ -72,6 +72,7 @@ class RldbgApp(App[None]):
         more: Sequence[Path] = (),
     ) -> None:
         super().__init__()
+        self._styled_for: dict[str, str] = {}
         self._more = tuple(more)
         self._parity = parity
         self.animation_level = "none"
@@ -105,6 +106,11 @@ class RldbgApp(App[None]):
         self._kept: dict[str, Any] = {}
         self._collecting = collecting.Collecting()
         state.a_path, state.b_path, state.peeked = a, b, list(peeked)
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Style everything anew. textual does so for the first theme, too, which the first paint was styled for."""
+        if self.debugger.is_whole or self.get_css_variables() != self._styled_for:
+            super().refresh_css(animate)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return dict(theming.TOKENS)
@@ -140,6 +146,8 @@ class RldbgApp(App[None]):
             problems.append(f"no theme {asked}: using {theming.DEFAULT} (there is {', '.join(t.name for t in themes)})")
             asked = theming.DEFAULT
         self.theme = asked
+        self._styled_for = self.get_css_variables()
+        self.stylesheet.set_variables(self._styled_for)
         self._problems = problems
 
     def _known(self, name: str | None) -> str | None:
