@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,22 @@ async def opened(
 
 async def rest(app: RldbgApp, pilot: Pilot[None]) -> None:
     """Until no worker runs and everything that changed is drawn."""
-    for _ in range(200):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
         await pilot.pause(0.02)
         if app.debugger.is_current_with_state and not any(not worker.is_finished for worker in app.debugger.workers):
             await pilot.pause()
             if app.debugger.is_current_with_state:
                 return
     raise AssertionError("the screen never came to rest")
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], object], what: str = "", limit_s: float = 30) -> None:
+    """Until something is so that a screen at rest would not show (a job still runs): waited for, not slept for."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, f"{what or 'it'} never came:\n{screen(pilot.app)}"  # type: ignore[arg-type]
+        await pilot.pause(0.02)
 
 
 async def press(app: RldbgApp, pilot: Pilot[None], *keys: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from replay_core.errors import RequestError
-from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.tui_debugger.driving import A, B, opened, press, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 
 
@@ -82,11 +82,10 @@ def test_moving_on_gives_up_what_is_still_being_read() -> None:
 
         app = RldbgApp(A, B, engine=engine)
         async with app.run_test(size=(160, 48)) as pilot:
-            await pilot.pause(0.6)
-            assert "looking closer" in screen(app)
+            await until(pilot, lambda: "looking closer" in screen(app))
             before = engine.kinds().count("inspect")
             await pilot.press("right_square_bracket")
-            await pilot.pause(0.4)
+            await until(pilot, lambda: engine.given_up and engine.kinds().count("inspect") > before)
             assert engine.given_up == 1
             assert engine.kinds().count("inspect") == before + 1
 

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from textual.command import CommandList
 
 from replay_core.errors import ChildDiedError, RldbgError, TruncatedError
-from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts
+from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.state import Busy
 
@@ -90,9 +91,8 @@ def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
         engine.gate = asyncio.Event()
         async with opened(A, engine=engine) as (app, pilot):
             await pilot.press("r")
-            await pilot.pause(0.3)
-            assert "RUN  replaying reference: each row alone: 0 of 4 rows" in screen(app)
-            assert "host 700 MiB" in screen(app) or "host 740 MiB" in screen(app)
+            await until(pilot, lambda: "RUN  replaying reference: each row alone: 0 of 4 rows" in screen(app))
+            await until(pilot, lambda: "host 700 MiB" in screen(app) or "host 740 MiB" in screen(app))
             await pilot.press("q")
             assert app.is_running
             await pilot.press("ctrl+c")
@@ -109,7 +109,7 @@ def test_q_leaves_with_0_and_stops_the_children() -> None:
         engine = ScriptedEngine()
         async with opened(A, B, engine=engine) as (app, pilot):
             await pilot.press("q")
-            await pilot.pause(0.1)
+            await until(pilot, lambda: app.return_code is not None)
             assert app.return_code == 0
         assert engine.stopped
 
@@ -284,7 +284,9 @@ def test_the_palette_runs_an_action_by_name() -> None:
         async with opened(A, B) as (app, pilot):
             await press(app, pilot, "g", "colon")
             await pilot.press(*"packing")
-            await pilot.pause(0.5)
+            found = app.screen.query_one(CommandList)
+            first = lambda: str(found.get_option_at_index(0).prompt) if found.option_count else ""  # noqa: E731
+            await until(pilot, lambda: "packing" in first().lower())
             await pilot.press("enter")
             await rest(app, pilot)
             assert app.session.state.flags["packing"] is True

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 from replay_core import workbench
 from replay_core.jobs import Job
-from tests.tui_debugger.driving import screen
+from tests.tui_debugger.driving import screen, until
 from tui_debugger.app import RldbgApp
 from tui_debugger.commands.ui import _begun
 from tui_debugger.live import LiveRun
@@ -69,13 +67,6 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
     writer = Writer(tmp_path / "run")
     yield writer
     writer.close()
-
-
-async def until(pilot: Pilot[None], holds: Callable[[], Any], what: str, limit_s: float = 30) -> None:
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, f"{what} never came:\n{screen(pilot.app)}"  # type: ignore[arg-type]
-        await pilot.pause(0.05)
 
 
 @contextlib.asynccontextmanager

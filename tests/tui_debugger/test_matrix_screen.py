@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.tui_debugger.driving import A, opened, press, screen, toasts
+from tests.tui_debugger.driving import A, opened, press, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.screens.matrix import MatrixScreen
 
@@ -84,11 +84,9 @@ def test_cells_stand_there_as_they_end_and_the_run_can_be_cancelled() -> None:
         engine.gate = asyncio.Event()
         async with opened(A, engine=engine) as (app, pilot):
             await pilot.press("m", "r")
-            await pilot.pause(0.3)
-            assert "RUN" in screen(app)
+            await until(pilot, lambda: "RUN" in screen(app))
             await pilot.press("ctrl+c")
-            await pilot.pause(0.3)
-            assert app.session.state.busy is None
+            await until(pilot, lambda: app.session.state.busy is None)
             assert not app.session.state.matrix.runs
 
     asyncio.run(run())

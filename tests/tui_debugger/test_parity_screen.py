@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts
+from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.app import RldbgApp
 from tui_debugger.screens.parity import ParityScreen
@@ -137,14 +137,12 @@ def test_keys_go_on_while_critics_run_and_ctrl_c_ends_them() -> None:
         engine.gate = asyncio.Event()
         app = RldbgApp(engine=engine, parity={"asked": {}})
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.pause(0.4)
+            await until(pilot, lambda: "critic A: deepspeed" in screen(app))
             assert "RUN" in screen(app).splitlines()[1]
-            assert "critic A: deepspeed" in screen(app)
             assert engine.jobs[0].kind == "parity"
             assert engine.jobs[0].params["out"]
             await pilot.press("2")
-            await pilot.pause(0.1)
-            assert "Both critics run" in screen(app)
+            await until(pilot, lambda: "Both critics run" in screen(app))
             await pilot.press("ctrl+c")
             await rest(app, pilot)
             assert app.session.state.busy is None
