@@ -60,9 +60,11 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     if where.strides is None:
         flat = np.frombuffer(file.view(where.offset, ref.nbytes), dtype=dtype, count=ref.numel)
         return flat.reshape(ref.shape)
-    buffer = np.frombuffer(file.view(where.offset, where.nbytes), dtype=dtype)
     byte_strides = tuple(stride * dtype.itemsize for stride in where.strides)
-    return np.lib.stride_tricks.as_strided(buffer, ref.shape, byte_strides, writeable=False)
+    # Not as_strided, which knows none of the dtypes that numpy itself lacks.
+    values: np.ndarray[Any, Any]
+    values = np.ndarray(ref.shape, dtype, file.view(where.offset, where.nbytes), strides=byte_strides)
+    return values
 
 
 def part(ref: TensorRef, spans: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from replay_core.compare import limits
 from replay_core.measure.pair import ColumnGains, PairFigures
+from replay_core.measure.statistics import as_reals
 
 Rows = NDArray[Any]
 
@@ -35,10 +36,10 @@ def gains(chunks: Iterator[tuple[Rows, Rows]]) -> ColumnGains | None:
     taken: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     rows = 0
     for a_RC, b_RC in chunks:
-        if taken and a_RC.shape[1] != taken[0][0].shape[1]:
-            return None
         some = slice(0, limits.MOST_ROWS - rows)
-        taken.append((a_RC[some].astype(np.float64), b_RC[some].astype(np.float64)))
+        taken.append(as_reals(a_RC[some], b_RC[some]))
+        if taken[-1][0].shape[1] != taken[0][0].shape[1]:
+            return None
         rows += taken[-1][0].shape[0]
         if rows >= limits.MOST_ROWS:
             break

@@ -15,7 +15,7 @@ from replay_core.compare.judging import TensorVerdict
 from replay_core.compare.verdict import EXACT_KINDS
 from replay_core.errors import DumpError
 from replay_core.measure.pair import figures
-from replay_core.measure.statistics import as_real
+from replay_core.measure.statistics import as_real, as_reals
 from replay_core.records import Inline, TensorRef
 
 #: Values shown on either side of an element.
@@ -190,10 +190,10 @@ def note_correlation(row: TensorVerdict, facing: Facing) -> None:
         return
     try:
         chunks = list(Rowwise(a, b, facing).counted())
-        x, y = (as_real(pages.array(ref).reshape(-1)) for ref in (a, b))
+        x, y = as_reals(*(pages.array(ref).reshape(-1) for ref in (a, b)))
     except (ShapesDifferError, DumpError):
         return
-    counted = [np.concatenate([as_real(chunk[side].reshape(-1)) for chunk in chunks]) for side in (0, 1)]
+    counted = as_reals(*(np.concatenate([chunk[side].reshape(-1) for chunk in chunks]) for side in (0, 1)))
     inside, every = pearson(counted[0], counted[1]), pearson(x, y)
     if inside is not None and every is not None:
         said = f"Pearson {inside:.6g} over the tokens that count, {every:.6g} with padding"

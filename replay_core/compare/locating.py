@@ -42,7 +42,9 @@ def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -
     for chunk_a, chunk_b in rows.counted():
         if row < start + chunk_a.shape[0]:
             with np.errstate(invalid="ignore", over="ignore"):
-                gap = np.abs(chunk_b[row - start].astype(np.float64) - chunk_a[row - start].astype(np.float64))
+                x, y = (chunk[row - start] for chunk in (chunk_a, chunk_b))
+                wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
+                gap = np.abs(y.astype(wide) - x.astype(wide))
             return (row, int(np.nanargmax(gap))) if not np.isnan(gap).all() else fallback
         start += chunk_a.shape[0]
     return fallback

@@ -134,7 +134,9 @@ def _whole(values: np.ndarray) -> bool:
     """Whether numbers are whole, whatever holds them."""
     if values.dtype.kind in "iub":
         return True
-    numbers = values.astype(np.float64)
+    if values.dtype.kind == "c" and values.imag.any():
+        return False
+    numbers = values.real.astype(np.float64)
     return bool((numbers == np.trunc(numbers)).all())
 
 

@@ -17,7 +17,7 @@ from replay_core.compare.batch import Batch
 from replay_core.compare.correlation import pearson
 from replay_core.compare.judging import TensorVerdict
 from replay_core.errors import DumpError
-from replay_core.measure.statistics import as_real
+from replay_core.measure.statistics import as_reals
 
 #: The script's sections, and the fields each of them compares (canonical names).
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -163,13 +163,11 @@ def _values(row: TensorVerdict, facing: Facing) -> tuple[NDArray[np.float64], ND
         return None
     try:
         if a.shape == b.shape and a.rows == b.rows and facing.in_order(a, b):
-            return as_real(pages.array(a).reshape(-1)), as_real(pages.array(b).reshape(-1))
+            return as_reals(pages.array(a).reshape(-1), pages.array(b).reshape(-1))
         chunks = list(Rowwise(a, b, facing, overlap=True).counted())
     except (ShapesDifferError, DumpError):
         return None
-    sides = (np.concatenate([as_real(chunk[side].reshape(-1)) for chunk in chunks]) for side in (0, 1))
-    one, other = sides
-    return one, other
+    return as_reals(*(np.concatenate([chunk[side].reshape(-1) for chunk in chunks]) for side in (0, 1)))
 
 
 def _moments(values: NDArray[np.float64]) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.measure.equality import is_plain_float, unequal
-from replay_core.measure.statistics import as_real
+from replay_core.measure.statistics import as_real, as_reals
 
 Rows = NDArray[Any]
 Counts = NDArray[np.int64]
@@ -50,7 +50,7 @@ class Distribution:
     def look(self, a_RC: Rows, b_RC: Rows) -> NDArray[np.float64]:
         """Take a chunk into account. Returns its |d|, 0 where either side is not finite."""
         self.mismatched += int(np.count_nonzero(unequal(a_RC, b_RC)))
-        x, y = as_real(a_RC), as_real(b_RC)
+        x, y = as_reals(a_RC, b_RC)
         both = np.isfinite(x) & np.isfinite(y)
         self.compared += a_RC.size
         if not both.all():
@@ -193,7 +193,8 @@ def spread(
     axis = 0 if by_column else 1
     for a_RC, b_RC in chunks:
         d = found.look(a_RC, b_RC)
-        x = np.nan_to_num(as_real(a_RC), nan=0.0, posinf=0.0, neginf=0.0)
+        x = as_real(a_RC.astype(np.complex128) if np.iscomplexobj(b_RC) else a_RC)
+        x = np.nan_to_num(x, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         if d.shape != a_RC.shape:  # complex: real and imaginary part are one place
             d, x = (np.hypot(side[:, ::2], side[:, 1::2]) for side in (d, x))
         with np.errstate(over="ignore"):

@@ -32,7 +32,8 @@ def unequal(a: Rows, b: Rows) -> Mask:
     if kinds[1] in "iu" and kinds[0] in "fV":
         return _integer_against_float(b, a)
     if a.dtype != b.dtype and "V" in kinds:  # ml_dtypes' own kinds
-        a, b = a.astype(np.float64), b.astype(np.float64)
+        wide = np.complex128 if "c" in kinds else np.float64
+        a, b = a.astype(wide), b.astype(wide)
     differs = np.asarray(a != b)
     if differs.any() and a.dtype.kind not in "iub" and b.dtype.kind not in "iub":
         differs &= ~(_isnan(a) & _isnan(b))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from replay_core.measure.equality import is_plain_float, unequal, unequal_bits
 from replay_core.measure.precision import Precision
-from replay_core.measure.statistics import as_real
+from replay_core.measure.statistics import as_reals
 from replay_core.measure.sums import Sums, Total, massive_columns, smooth_sums, sums
 
 Rows = NDArray[Any]
@@ -331,8 +331,8 @@ class _Pass:
         pair = self.pair
         differs = unequal_bits(a_RC, b_RC) if self.bitwise else unequal(a_RC, b_RC)
         pair.mismatched += int(np.count_nonzero(differs))
-        parts = 2 if np.iscomplexobj(a_RC) else 1
-        x, y = as_real(a_RC), as_real(b_RC)
+        parts = 2 if np.iscomplexobj(a_RC) or np.iscomplexobj(b_RC) else 1
+        x, y = as_reals(a_RC, b_RC)
         if parts == 2:  # x and y hold real and imaginary parts side by side
             differs = np.repeat(differs, 2, axis=1)
         both = np.isfinite(x) & np.isfinite(y)

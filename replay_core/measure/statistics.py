@@ -10,6 +10,8 @@ import numpy as np
 from replay_core.pages import flat_chunks, spread_chunks
 from replay_core.records import TensorRef
 
+F64 = np.ndarray[Any, np.dtype[np.float64]]
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -68,7 +70,14 @@ def statistics(ref: TensorRef, chunks: int | None = None) -> Statistics:
     return Statistics(looked_at, nan, pos_inf, neg_inf, zeros, low, high, mean, std, float(np.sqrt(squares)))
 
 
-def as_real(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def as_reals(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[F64, F64]:
+    """Two chunks of one shape in float64, alike laid out: where one is complex, the other has imaginary parts of 0."""
+    if np.iscomplexobj(a) != np.iscomplexobj(b):
+        a, b = a.astype(np.complex128), b.astype(np.complex128)
+    return as_real(a), as_real(b)
+
+
+def as_real(values: np.ndarray[Any, Any]) -> F64:
     """A chunk in float64; complex numbers become pairs of reals along the last axis."""
     if np.issubdtype(values.dtype, np.complexfloating):
         values = np.stack([values.real, values.imag], axis=-1).reshape(*values.shape[:-1], -1)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
-from replay_core.measure.statistics import as_real
 from replay_core.records import TensorRef
 
 #: Stretches of a strip at most: as many as a terminal is wide.
@@ -41,9 +40,10 @@ def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
     for (start, chunk_a), (_, chunk_b) in zip(
         pages.spread_chunks(a, chunks, pages.CHUNK), pages.spread_chunks(b, chunks, pages.CHUNK), strict=True
     ):
-        x, y = _real(chunk_a), _real(chunk_b)
+        x = _wide(chunk_a)
         with np.errstate(invalid="ignore", over="ignore"):
-            d = y - x
+            d = np.abs(_wide(chunk_b) - x)
+            x = np.abs(x)
         usable = np.isfinite(d)
         looked_at += d.size
         nonfinite += int(d.size - np.count_nonzero(usable))
@@ -55,7 +55,7 @@ def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
             sums[axis][0] += np.bincount(buckets, weights=d * d, minlength=count)
             sums[axis][1] += np.bincount(buckets, weights=x * x, minlength=count)
             sums[axis][2] += np.bincount(buckets, minlength=count)
-        magnitudes = np.abs(d[d != 0])
+        magnitudes = d[d != 0]
         equal += int(usable.sum()) - magnitudes.size
         exponents, counts = np.unique(np.frexp(magnitudes)[1] - 1, return_counts=True)
         bins.update(dict(zip(exponents.tolist(), counts.tolist(), strict=True)))
@@ -70,9 +70,9 @@ def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
     }
 
 
-def _real(block: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _wide(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     # A complex number's two parts must not become an axis of their own here.
-    return np.abs(block).astype(np.float64) if np.iscomplexobj(block) else as_real(block)
+    return block.astype(np.complex128 if np.iscomplexobj(block) else np.float64)
 
 
 def _relative(sums: np.ndarray[Any, Any]) -> list[float | None]:

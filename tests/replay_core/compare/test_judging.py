@@ -11,6 +11,11 @@ from replay_core.errors import NothingComparableError
 from tests.builders import compare_fields, compare_paths, row_of, save_file, write_pair
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPES = (
+    *FP8, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.bfloat16, torch.float16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
 
 
 def verdict_of(directory: Path, a: object, b: object, name: str = "x", **options: object) -> Verdict:
@@ -24,6 +29,34 @@ def test_complex_tensors_are_compared_and_the_element_named(tmp_path: Path):
     row = row_of(compare_fields(tmp_path, {"z": a}, {"z": b}), "z")
     assert row.verdict is Verdict.DIFF
     assert (row.raw_a, row.value_b) == ((3, 7), b[3, 7].item())
+
+
+@pytest.mark.filterwarnings("error")
+def test_columns_of_complex_tensors_are_not_judged_by_their_real_parts(tmp_path: Path):
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(64, 256, generator=generator, dtype=torch.complex64)
+    b = a * (1 + 1e-7)
+    b[:, 7] += 0.02j * a[:, 7].abs()
+    assert verdict_of(tmp_path, a, b) is Verdict.DIFF
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_numbers_are_equal_in_any_two_dtypes_and_one_changed_is_found(dtype: torch.dtype, tmp_path: Path):
+    """Lying in the file row by row and column by column; numbers that every dtype holds."""
+    others = [other for other in DTYPES if (other is torch.bool) == (dtype is torch.bool)]
+    values = torch.tensor([[1.0, 2, 4, 8] * 8] * 16)
+    changed = values.clone()
+    changed[3, 5] = 0 if dtype is torch.bool else 16
+
+    def turned(values: torch.Tensor) -> torch.Tensor:
+        return values.t().contiguous().t()
+
+    a = {str(other): turned(values.to(dtype)) for other in others}
+    same = compare_fields(tmp_path / "same", a, {str(other): turned(values.to(other)) for other in others})
+    assert {row.verdict for row in same.tensors} <= {Verdict.SAME, Verdict.CLOSE}
+    apart = compare_fields(tmp_path / "apart", a, {str(other): changed.to(other) for other in others})
+    assert [row.raw_a for row in apart.tensors if row.verdict is Verdict.DIFF] == [(3, 5)] * len(others)
 
 
 @pytest.mark.parametrize("dtype", FP8)

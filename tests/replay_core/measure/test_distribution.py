@@ -25,6 +25,17 @@ def chunks(a: np.ndarray, b: np.ndarray, rows: int = 7):
     return ((a[start : start + rows], b[start : start + rows]) for start in range(0, len(a), rows))
 
 
+@pytest.mark.parametrize("which", ["ab", "a", "b"])
+def test_a_complex_side_beside_a_real_one_has_its_imaginary_parts_looked_at(which: str):
+    a = np.ones((4, 6), dtype=np.complex64 if "a" in which else np.float32)
+    b = np.ones((4, 6), dtype=np.complex64 if "b" in which else np.float32)
+    imaginary = a if which == "a" else b
+    imaginary[1, 2] += 3j
+    found, strip = spread(chunks(a, b), 4, 4)
+    assert found.max_abs == 3
+    assert [cell.max_abs for cell in strip] == [0, 3, 0, 0]
+
+
 @given(st.integers(0, 500))
 @settings(max_examples=30, deadline=None)
 def test_figures_are_those_of_the_whole(seed: int):

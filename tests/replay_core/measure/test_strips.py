@@ -45,6 +45,15 @@ def test_each_axis_has_the_relative_difference_of_its_stretches(tmp_path: Path) 
     assert found["histogram"]["zeros"] == int((a == b).sum())
 
 
+def test_a_turned_phase_is_a_difference_though_no_magnitude_changed(tmp_path: Path) -> None:
+    a = torch.ones(4, 8, dtype=torch.complex64)
+    b = a.clone()
+    b[2] *= 1j
+    found = strips.difference_strips(_ref(tmp_path / "a", a), _ref(tmp_path / "b", b))
+    assert found is not None
+    assert found["axes"][0]["rel_l2"] == pytest.approx([0, 0, 2**0.5, 0])
+
+
 def test_a_packs_batch_axis_of_one_is_no_strip_and_shapes_must_match(tmp_path: Path) -> None:
     a = torch.ones(1, 6, 4)
     found = strips.difference_strips(_ref(tmp_path / "a", a), _ref(tmp_path / "b", a + 1))
