@@ -230,7 +230,10 @@ def comparison_answer(document: Mapping[str, Any]) -> Answer:
     coverage = document.get("coverage") or {}
     unread, absent = coverage.get("records_unreadable", 0), coverage.get("numbers_absent", 0)
     word = "SAME" if compared == totals.get("SAME", 0) else "CLOSE"
-    phrase = "everything bitwise SAME" if word == "SAME" else "everything SAME or CLOSE"
+    rows = [row for row in document.get("tensors") or [] if row.get("verdict") == "SAME"]
+    # 0 equals -0 and a cast may lose nothing: that is the same number in other bits.
+    bitwise = len(rows) == compared and all(row.get("reason") == "bitwise equal" for row in rows)
+    phrase = "everything SAME or CLOSE" if word == "CLOSE" else f"everything {'bitwise ' if bitwise else ''}SAME"
     facts = [f"{compared:,} compared"]
     if left_out or unread or absent:
         lacks = [f"{left_out} not compared"] if left_out else []

@@ -64,3 +64,13 @@ def test_names_are_cut_in_the_middle() -> None:
 def test_a_cut_name_keeps_the_number_of_its_layer(name: str, width: int, said: str) -> None:
     assert len(fmt.dotted(name, width)) <= width
     assert fmt.dotted(name, width) == said
+
+
+@pytest.mark.parametrize(("reasons", "phrase"), [
+    (["bitwise equal", "bitwise equal"], "everything bitwise SAME"),
+    (["bitwise equal", "equal in all 4 elements compared"], "everything SAME"),
+    ([], "everything SAME"),
+])  # fmt: skip
+def test_bitwise_is_said_only_where_every_pair_is_so(reasons: list[str], phrase: str) -> None:
+    rows = [{"verdict": "SAME", "reason": reason} for reason in reasons]
+    assert fmt.comparison_answer({"counts": {"SAME": len(rows) or 2}, "tensors": rows}).where == phrase

@@ -17,7 +17,7 @@ from tui_debugger import actions
 from tui_debugger.widgets.paint import paint
 
 _WORDS = (
-    ("SAME", "same", "bitwise equal"),
+    ("SAME", "same", "equal in every element; bitwise where it says so"),
     ("CLOSE", "close", "within the tolerance of its kind; ? after it marks a suspect"),
     ("DIFF", "diff", "beyond it: a bug until shown otherwise"),
     ("NAN", "nan", "one side has a nan or inf where the other has none"),
