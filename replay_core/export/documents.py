@@ -14,7 +14,6 @@ from replay_core import pages
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document
-from replay_core.recorder.writer import replace_whole
 from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -260,6 +259,9 @@ def write_document(doc: Document, path: Path) -> None:
                 stream.write(data)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
+            # Here, not above: the recorder is much to import before the first paint.
+            from replay_core.recorder.writer import replace_whole
+
             replace_whole(target, data)
     except OSError as error:
         raise RequestError("the document cannot be written", file=str(path), found=error.strerror) from None
