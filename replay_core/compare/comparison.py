@@ -19,8 +19,8 @@ from replay_core.compare.context import (
     look_at_the_overlap,
     name_samples,
     note_correlation,
-    restated,
     texts_in_order,
+    why_missing,
 )
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
 from replay_core.compare.judging import Judge, TensorVerdict
@@ -177,18 +177,14 @@ def compare_runs(
 
 def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
     if pair.a is None or pair.b is None:
-        row = judge.judge(pair, facing)
-        if row is not None or restated(pair, facing):
-            return row
-        which, stage = ("a" if pair.b is None else "b"), pair.one[0].key.stage
-        why = f"only {which} has it in {stage}, where it is not what {which} says elsewhere under this name"
-        return TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
+        why = why_missing(pair, facing)
+        return None if why is None else TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
     if facing.partial and not faces(pair.a[1], pair.b[1], facing) and not lays_out(pair.name, facing):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     ordered = texts_in_order(pair, facing)
     row = judge.judge(ordered, facing)
-    if row is None or row.skipped is not None:
+    if row.skipped is not None:
         return row
     row.a, row.b = pair.a, pair.b
     if row.verdict is Verdict.SHAPE:
@@ -244,9 +240,15 @@ class _Work:
         self._count(again)
         entries: list[tuple[Any, TensorPair, Facing]] = []
         once: set[tuple[int, str]] = set()
+        only_layout: Counter[str] = Counter()
         for facing in again:
-            entries += self._of_facing(facing, once)
+            entries += self._of_facing(facing, once, only_layout)
         entries.sort(key=lambda entry: entry[0])
+        result.notes += [
+            f"{where}: {number} one-sided tensors only lay the same samples out differently; "
+            "tokens are compared one by one"
+            for where, number in only_layout.items()
+        ]
         for facing in again:
             result.notes += facing.notes
             facing.notes = []
@@ -268,9 +270,14 @@ class _Work:
         found = {str(record.path) for side in paired.values() for record in side.records}
         self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]
 
-    def _of_facing(self, facing: Facing, once: set[tuple[int, str]]) -> Iterator[tuple[Any, TensorPair, Facing]]:
-        result, only_layout = self._result, 0
-        for pair in pair_tensors(facing):
+    def _of_facing(
+        self, facing: Facing, once: set[tuple[int, str]], only_layout: Counter[str]
+    ) -> Iterator[tuple[Any, TensorPair, Facing]]:
+        result = self._result
+        pairs = list(pair_tensors(facing))
+        both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
+        facing.paired = {id(ref) for _, ref in both}
+        for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):
                 continue
@@ -282,18 +289,13 @@ class _Work:
             if naming.meaning(pair.name).kind == "note":
                 result.notes_not_compared += 1
             elif is_layout_only(pair, facing):
-                only_layout += 1
+                only_layout[facing.where] += 1
             elif is_tied(pair, facing):
                 result.notes.append(
                     f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 )
             else:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
-        if only_layout:
-            result.notes.append(
-                f"{facing.where}: {only_layout} one-sided tensors only lay the same samples out differently; "
-                "tokens are compared one by one"
-            )
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:
