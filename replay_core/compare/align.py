@@ -159,8 +159,9 @@ class Rowwise:
         self.pairing: Pairing | None = None
         self._overlap = overlap
         self._by_token = False
-        #: The tensor is [sample, position] by its meaning, even where no layout is known.
-        self.by_sample = naming.meaning(a.canonical or a.name).region != "all" or a.alignment is not None
+        #: The tensor is [sample, position] by its meaning, with or without a layout (an activation ends in hidden).
+        meaning = naming.meaning(a.canonical or a.name)
+        self.by_sample = (meaning.region != "all" and meaning.kind != "activation") or a.alignment is not None
         self._place(facing)
 
     @property

@@ -166,12 +166,14 @@ def compare_runs(
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    if not names:
+        result.notes += tolerances.unmet(row.name for row in result.tensors)
     result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
     work.finish()
     if not any(_looked_at(row) for row in result.tensors):
-        raise _nothing(result, chosen_a, chosen_b)
+        raise _nothing(result, chosen_a, chosen_b, renames.unused() if renames is not None else [])
     return result
 
 
@@ -230,12 +232,15 @@ class _Work:
     def _of_step(self, facings: list[Facing]) -> list[Entry]:
         result = self._result
         for facing in facings:
-            for side, is_b in ((facing.a, False), (facing.b, True)):
+            for side in (facing.a, facing.b):
                 side.load()
-                if self._renames is not None:
-                    side.tensors = self._renames.applied(side.tensors, is_b=is_b)
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
+        if self._renames is not None:
+            of_a = [(name, ref) for facing in facings for (name, _), (_, ref) in facing.a.tensors.items()]
+            names_of_a = {ref.name: name for name, ref in of_a} | {name: name for name, _ in of_a}
+            for facing in facings:
+                facing.b.tensors = self._renames.applied(facing.b.tensors, names_of_a)
         again, alone = by_samples(facings)
         self._count(again)
         entries: list[tuple[Any, TensorPair, Facing]] = []
@@ -354,13 +359,15 @@ def _looked_at(row: TensorVerdict) -> bool:
     return elements > 0 or row.verdict is Verdict.SHAPE
 
 
-def _nothing(result: Comparison, records_a: list[Record], records_b: list[Record]) -> NothingComparableError:
-    problem = result.problems[0] if result.problems else None
+def _nothing(
+    result: Comparison, records_a: list[Record], records_b: list[Record], unused: list[str]
+) -> NothingComparableError:
+    said = [*(problem.what for problem in result.problems[:1]), *unused[:2]]
     return NothingComparableError(
         "the two have no tensor in common that could be compared",
         file=f"{result.a.path} and {result.b.path}",
         expected="at least one tensor of the same name under the same step, rank and micro-batch",
-        found=f"{_names(records_a)} against {_names(records_b)}" + (f"; {problem.what}" if problem else ""),
+        found=f"{_names(records_a)} against {_names(records_b)}" + "".join(f"; {what}" for what in said),
         hint=f"rldbg ls {result.b.path}",
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import digests, limits, structure
+from replay_core.compare import copies, digests, limits, structure
 from replay_core.compare.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.compare.locating import locate
 from replay_core.compare.measuring import LookAhead, Measured
@@ -135,6 +135,9 @@ class Judge:
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
             else:
                 self._numbers(row, self._look.measured(pair, facing))
+            if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
+                # No tolerance makes one value of two.
+                row.verdict, row.reason, row.context = Verdict.DIFF, f"{parted}; the first: {row.reason}", None
         except ShapesDifferError as error:
             row.verdict, row.reason = Verdict.SHAPE, str(error)
         except DumpError as error:
