@@ -156,6 +156,7 @@ class TensorRef:
     `alignment` says what the token axis means: full | response | next | packed | sample | None.
     `sentinel` says which stored values mean "there is none": "null", "1.0", "0.0 on the prompt".
     `line` is where a text file says it, counted from 1; None in every other container.
+    `copies` are what other ranks hold of it, where the file says that all hold the same.
     """
 
     name: str
@@ -170,6 +171,7 @@ class TensorRef:
     digest: str | None = None
     sentinel: str | None = None
     line: int | None = None
+    copies: tuple[TensorRef, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -192,7 +194,7 @@ class TensorRef:
         """The same tensor with some parts said otherwise."""
         changed = TensorRef(
             self.name, self.dtype, self.shape, self.source, self.canonical, self.alignment, self.pad, self.rows,
-            self.order, self.digest, self.sentinel, self.line,
+            self.order, self.digest, self.sentinel, self.line, self.copies,
         )  # fmt: skip
         for part, value in changes.items():
             setattr(changed, part, value)

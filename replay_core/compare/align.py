@@ -154,11 +154,14 @@ class Rowwise:
         self.masked = False
         self.note: str | None = None
         self.left_out: list[str] = []
+        #: The sides ("a", "b") of which something that may count faces nothing.
+        self.lone: set[str] = set()
         self.pairing: Pairing | None = None
         self._overlap = overlap
         self._by_token = False
-        #: The tensor is [sample, position] by its meaning, even where no layout is known.
-        self.by_sample = naming.meaning(a.canonical or a.name).region != "all" or a.alignment is not None
+        #: The tensor is [sample, position] by its meaning, with or without a layout (an activation ends in hidden).
+        meaning = naming.meaning(a.canonical or a.name)
+        self.by_sample = (meaning.region != "all" and meaning.kind != "activation") or a.alignment is not None
         self._place(facing)
 
     @property
@@ -208,6 +211,7 @@ class Rowwise:
             flat.append(np.asarray(np.ravel_multi_index(tuple(shared + from_end), ref.shape[:axes]), np.int64))
         self.rows_a, self.rows_b = flat
         self.axes_a = self.axes_b = axes
+        self.lone = {"a", "b"}
         end = "counted from the right end" if left else "at the same index"
         self.left_out.append(f"what both shapes have {end} is compared")
 
@@ -290,6 +294,7 @@ class Rowwise:
             tokens, rows = tokens[says], rows[says]
         if not tokens.size:
             return
+        self.lone.add(which)
         samples = np.unique(samples_of(tokens))
         where = f"sample {samples[0]}" + (f" and {samples.size - 1} more" if samples.size > 1 else "")
         text = f"{tokens.size:,} tokens stand only in {which} (of {where}, in a's order)"

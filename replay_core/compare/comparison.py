@@ -19,8 +19,8 @@ from replay_core.compare.context import (
     look_at_the_overlap,
     name_samples,
     note_correlation,
-    restated,
     texts_in_order,
+    why_missing,
 )
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
 from replay_core.compare.judging import Judge, TensorVerdict
@@ -166,29 +166,27 @@ def compare_runs(
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    if not names:
+        result.notes += tolerances.unmet(row.name for row in result.tensors)
     result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
     work.finish()
     if not any(_looked_at(row) for row in result.tensors):
-        raise _nothing(result, chosen_a, chosen_b)
+        raise _nothing(result, chosen_a, chosen_b, renames.unused() if renames is not None else [])
     return result
 
 
 def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
     if pair.a is None or pair.b is None:
-        row = judge.judge(pair, facing)
-        if row is not None or restated(pair, facing):
-            return row
-        which, stage = ("a" if pair.b is None else "b"), pair.one[0].key.stage
-        why = f"only {which} has it in {stage}, where it is not what {which} says elsewhere under this name"
-        return TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
+        why = why_missing(pair, facing)
+        return None if why is None else TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
     if facing.partial and not faces(pair.a[1], pair.b[1], facing) and not lays_out(pair.name, facing):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     ordered = texts_in_order(pair, facing)
     row = judge.judge(ordered, facing)
-    if row is None or row.skipped is not None:
+    if row.skipped is not None:
         return row
     row.a, row.b = pair.a, pair.b
     if row.verdict is Verdict.SHAPE:
@@ -234,19 +232,28 @@ class _Work:
     def _of_step(self, facings: list[Facing]) -> list[Entry]:
         result = self._result
         for facing in facings:
-            for side, is_b in ((facing.a, False), (facing.b, True)):
+            for side in (facing.a, facing.b):
                 side.load()
-                if self._renames is not None:
-                    side.tensors = self._renames.applied(side.tensors, is_b=is_b)
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
+        if self._renames is not None:
+            of_a = [(name, ref) for facing in facings for (name, _), (_, ref) in facing.a.tensors.items()]
+            names_of_a = {ref.name: name for name, ref in of_a} | {name: name for name, _ in of_a}
+            for facing in facings:
+                facing.b.tensors = self._renames.applied(facing.b.tensors, names_of_a)
         again, alone = by_samples(facings)
         self._count(again)
         entries: list[tuple[Any, TensorPair, Facing]] = []
         once: set[tuple[int, str]] = set()
+        only_layout: Counter[str] = Counter()
         for facing in again:
-            entries += self._of_facing(facing, once)
+            entries += self._of_facing(facing, once, only_layout)
         entries.sort(key=lambda entry: entry[0])
+        result.notes += [
+            f"{where}: {number} one-sided tensors only lay the same samples out differently; "
+            "tokens are compared one by one"
+            for where, number in only_layout.items()
+        ]
         for facing in again:
             result.notes += facing.notes
             facing.notes = []
@@ -268,9 +275,14 @@ class _Work:
         found = {str(record.path) for side in paired.values() for record in side.records}
         self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]
 
-    def _of_facing(self, facing: Facing, once: set[tuple[int, str]]) -> Iterator[tuple[Any, TensorPair, Facing]]:
-        result, only_layout = self._result, 0
-        for pair in pair_tensors(facing):
+    def _of_facing(
+        self, facing: Facing, once: set[tuple[int, str]], only_layout: Counter[str]
+    ) -> Iterator[tuple[Any, TensorPair, Facing]]:
+        result = self._result
+        pairs = list(pair_tensors(facing))
+        both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
+        facing.paired = {id(ref) for _, ref in both}
+        for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):
                 continue
@@ -282,18 +294,13 @@ class _Work:
             if naming.meaning(pair.name).kind == "note":
                 result.notes_not_compared += 1
             elif is_layout_only(pair, facing):
-                only_layout += 1
+                only_layout[facing.where] += 1
             elif is_tied(pair, facing):
                 result.notes.append(
                     f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 )
             else:
                 yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
-        if only_layout:
-            result.notes.append(
-                f"{facing.where}: {only_layout} one-sided tensors only lay the same samples out differently; "
-                "tokens are compared one by one"
-            )
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:
@@ -352,13 +359,15 @@ def _looked_at(row: TensorVerdict) -> bool:
     return elements > 0 or row.verdict is Verdict.SHAPE
 
 
-def _nothing(result: Comparison, records_a: list[Record], records_b: list[Record]) -> NothingComparableError:
-    problem = result.problems[0] if result.problems else None
+def _nothing(
+    result: Comparison, records_a: list[Record], records_b: list[Record], unused: list[str]
+) -> NothingComparableError:
+    said = [*(problem.what for problem in result.problems[:1]), *unused[:2]]
     return NothingComparableError(
         "the two have no tensor in common that could be compared",
         file=f"{result.a.path} and {result.b.path}",
         expected="at least one tensor of the same name under the same step, rank and micro-batch",
-        found=f"{_names(records_a)} against {_names(records_b)}" + (f"; {problem.what}" if problem else ""),
+        found=f"{_names(records_a)} against {_names(records_b)}" + "".join(f"; {what}" for what in said),
         hint=f"rldbg ls {result.b.path}",
     )
 

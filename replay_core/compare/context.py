@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
+from replay_core.compare import digests
 from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair
 from replay_core.compare.correlation import Values, pearson
 from replay_core.compare.judging import TensorVerdict
@@ -84,28 +85,41 @@ def is_tied(pair: TensorPair, facing: Facing) -> bool:
     return False
 
 
-def restated(pair: TensorPair, facing: Facing) -> bool:
-    """Whether a one-sided tensor says again what its own side says in another stage, where it was compared.
+def why_missing(pair: TensorPair, facing: Facing) -> str | None:
+    """What to say of a one-sided tensor; None where its own side says the same in another stage, which was compared.
 
-    False only where the two are known to part: then leaving it out would hide what nobody looked at.
+    A twin that cannot be looked at, or that nothing faces either, clears nothing.
     """
-    side, own = (facing.a if pair.b is None else facing.b), pair.one[1]
-    twins = [ref for (name, _), (_, ref) in side.tensors.items() if name == pair.name and ref is not own]
-    alike = [ref for ref in twins if (ref.shape, ref.rows, ref.is_text) == (own.shape, own.rows, own.is_text)]
-    readable = [ref for ref in alike if ref.is_readable and own.is_readable]
-    try:
-        return not readable or any(_says_the_same(own, ref) for ref in readable)
-    except DumpError:
+    which, side = ("a", facing.a) if pair.b is None else ("b", facing.b)
+    record, own = pair.one
+    twins = [
+        (there.key.stage, ref)
+        for (name, _), (there, ref) in side.tensors.items()
+        if name == pair.name and ref is not own and id(ref) in facing.paired
+    ]
+    if not twins:
+        return f"only {which} has it"
+    if any(_says_the_same(own, ref, Facing(facing.key, side, side)) for _, ref in twins):
+        return None
+    return f"only {which} has it in {record.key.stage}; it is not known to be what {which} says in {twins[0][0]}"
+
+
+def _says_the_same(one: TensorRef, other: TensorRef, facing: Facing) -> bool:
+    """Whether all that a tensor says stands in another of its side, token by token where their layouts differ."""
+    if digests.are_comparable(one, other):
+        return digests.are_equal(one, other)
+    if not (one.is_readable and other.is_readable) or one.is_text != other.is_text:
         return False
-
-
-def _says_the_same(one: TensorRef, other: TensorRef) -> bool:
-    if one.is_text:
-        return bool(pages.array(one).tolist() == pages.array(other).tolist())
-    if one.dtype == other.dtype and pages.same_bytes(one, other):
-        return True
-    pairs = zip(pages.flat_chunks(one), pages.flat_chunks(other), strict=True)
-    return all(np.array_equal(as_real(x), as_real(y), equal_nan=True) for (_, x), (_, y) in pairs)
+    try:
+        if one.is_text:
+            return bool(pages.array(one).tolist() == pages.array(other).tolist())
+        if one.dtype == other.dtype and one.rows == other.rows and pages.same_bytes(one, other):
+            return True
+        rows = Rowwise(one, other, facing, overlap=True)
+        said = [np.array_equal(as_real(x), as_real(y), equal_nan=True) for x, y in rows.counted()]
+        return bool(said) and all(said) and "a" not in rows.lone
+    except (ShapesDifferError, DumpError):
+        return False
 
 
 def name_samples(row: TensorVerdict, pair: TensorPair, facing: Facing) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replay_core import pages
 from replay_core.compare.shapes import explain_shapes
 from replay_core.compare.verdict import Verdict
+from replay_core.errors import DumpError
 from replay_core.measure.statistics import statistics
 from replay_core.records import ITEMSIZE, TensorRef, Unreadable
 
@@ -30,6 +31,14 @@ def are_comparable(a: TensorRef, b: TensorRef) -> bool:
         and _kind(a) == _kind(b)
         and all(_is_digest(ref.digest) or (ref.is_readable and ref.dtype in ITEMSIZE) for ref in (a, b))
     )
+
+
+def are_equal(a: TensorRef, b: TensorRef) -> bool:
+    """Whether two that `are_comparable` hold the same bytes, as far as digests tell; False where bytes are damaged."""
+    try:
+        return (_squeezed(a), a.dtype) == (_squeezed(b), b.dtype) and _digest(a) == _digest(b)
+    except DumpError:
+        return False
 
 
 def _kind(ref: TensorRef) -> str:

@@ -127,6 +127,7 @@ class Facing:
     """Two sides of one computation.
 
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
+    paired: the tensors, by id, that have a counterpart on the other side.
     """
 
     key: RecordKey
@@ -134,12 +135,15 @@ class Facing:
     b: Side
     partial: bool = False
     notes: list[str] = field(default_factory=list)
+    paired: set[int] = field(default_factory=set)
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
-        """`step 0 rank 1 micro 2`, without a stage: a facing has several."""
-        return str(self.key).rpartition(" ")[0] or str(self.key)
+        """`step 0 rank 1 micro 2 critic`, without a stage: a facing has several; an actor's without its role."""
+        before, _, last = str(self.key).rpartition(" ")
+        role = last.removesuffix(self.key.stage).rstrip("/")
+        return " ".join(part for part in (before, role) if part) or last
 
     def settle(self, a: Batch, b: Batch, pairing: Pairing) -> None:
         """Keep what a look at the whole step has found."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import digests, limits, structure
+from replay_core.compare import copies, digests, limits, structure
 from replay_core.compare.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.compare.locating import locate
 from replay_core.compare.measuring import LookAhead, Measured
@@ -92,7 +92,6 @@ class Judge:
         self._look = LookAhead(tolerances, bitwise=bitwise_only)
         #: Whether every recorded input of a module was bitwise equal so far.
         self._inputs_same: dict[tuple[Place, str], bool] = {}
-        self._compared: dict[Place, set[str]] = defaultdict(set)
         #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
         self._shown: dict[Place, str] = {}
         #: Whether what the last norm of a block returned was bitwise equal.
@@ -107,17 +106,11 @@ class Judge:
         """The pairs of a list in its order, the next ones being read while one is judged."""
         return self._look.over(work)
 
-    def judge(self, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
-        """The row of a pair; None when its one-sided twin was compared from another stage already."""
-        if pair.a is None or pair.b is None:
-            record, _ = pair.one
-            if pair.name in self._compared[place_of(record.key)]:
-                return None
-            which = "a" if pair.b is None else "b"
-            return TensorVerdict(pair.name, Verdict.MISSING, f"only {which} has it", a=pair.a, b=pair.b)
+    def judge(self, pair: TensorPair, facing: Facing) -> TensorVerdict:
+        """The row of a pair that both sides have."""
+        assert pair.a is not None
+        assert pair.b is not None
         row = self._both(pair, facing, pair.a[1], pair.b[1])
-        if row.skipped is None:
-            self._compared[row.place].add(row.name)
         if row.name.endswith("norm.output"):
             self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
@@ -142,6 +135,9 @@ class Judge:
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
             else:
                 self._numbers(row, self._look.measured(pair, facing))
+            if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
+                # No tolerance makes one value of two.
+                row.verdict, row.reason, row.context = Verdict.DIFF, f"{parted}; the first: {row.reason}", None
         except ShapesDifferError as error:
             row.verdict, row.reason = Verdict.SHAPE, str(error)
         except DumpError as error:
@@ -179,7 +175,10 @@ class Judge:
         )
         judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
         row.verdict, row.reason, row.suspect = judgement.verdict, judgement.reason, judgement.suspect
-        self._note_noise(row)
+        # What a person accepts says nothing of noise: that is read off the table, and judging again reads the same.
+        by_table = judgement if self._tolerances == DEFAULT else judge(found.figures, found.unmasked, row.context)
+        if by_table.verdict is Verdict.CLOSE:
+            self._note_noise(row, is_suspect=by_table.suspect)
         notes = [found.rows.note, *found.notes]
         if a.dtype != b.dtype:
             notes.append(f"dtype {a.dtype} against {b.dtype}, compared in the wider")
@@ -192,20 +191,25 @@ class Judge:
             if figures is not None:
                 structure.keep(figures, limits.coarsest(row.context.dtype), few=row.context.column != "gradient")
 
-    def _note_noise(self, row: TensorVerdict) -> None:
-        """What was CLOSE on the way is noise that later tensors carry on."""
+    def _note_noise(self, row: TensorVerdict, *, is_suspect: bool) -> None:
+        """What was CLOSE on the way is noise that later tensors carry on.
+
+        What is suspect is noise where it grew out of what was noise before it, and else may be the fault itself.
+        """
         assert row.figures is not None
         kind = naming.meaning(row.name).kind
-        if row.verdict is not Verdict.CLOSE or kind not in ("activation", "logprob") or not row.figures.finite:
+        if kind not in ("activation", "logprob") or not row.figures.finite:
             return
         rms = math.sqrt(row.figures.sum_d2 / row.figures.finite)
-        noise = rms if kind == "logprob" else row.figures.rel_l2
+        if kind == "logprob" and row.figures.max_abs > limits.LOGPROB_FP32.max_abs[0]:
+            self._past_fp32.add(row.place)
+        noise, before = rms if kind == "logprob" else row.figures.rel_l2, self._noise[row.place]
+        if is_suspect and noise > limits.NOISE_GROWTH * before:
+            return
         if kind == "logprob":
             error = rms / math.sqrt(row.figures.finite)
             self._mean_error[row.place] = max(self._mean_error[row.place], error)
-            if row.figures.max_abs > limits.LOGPROB_FP32.max_abs[0]:
-                self._past_fp32.add(row.place)
-        self._noise[row.place] = max(self._noise[row.place], noise)
+        self._noise[row.place] = max(before, noise)
 
     def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
         """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""

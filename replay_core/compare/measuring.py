@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import columns, limits
+from replay_core.compare import columns, limits, samples
 from replay_core.compare.align import Facing, Rowwise, TensorPair
 from replay_core.compare.tolerance import Tolerances
 from replay_core.compare.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
@@ -81,6 +81,7 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
             found.figures.columns = columns.gains(rows.counted())
     if logprobs:
         found.worst_sample = _worst_sample(rows, found.figures)
+        _tokens_of_samples(rows, found.figures)
     if positions and not bitwise:
         found.positions = _judge_positions(rows, found.figures)
     return found
@@ -179,6 +180,14 @@ def _by_samples(rows: Rowwise, counted: PairFigures) -> None:
     samples = rows.samples() if counted.row_width < limits.PATTERN_ELEMENTS else None
     if samples is not None and samples.size == counted.row_d2.size:
         counted.row_sample = samples
+
+
+def _tokens_of_samples(rows: Rowwise, counted: PairFigures) -> None:
+    """Look at the tokens of log probabilities whose rows are samples: their sums tell no token from another."""
+    of_row = rows.samples()
+    each_its_own = of_row is not None and np.array_equal(of_row, np.arange(counted.row_d2.size))
+    if counted.mismatched and counted.row_width > 1 and each_its_own:
+        samples.look(counted, rows.counted(), counted.row_d2.size)
 
 
 def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:

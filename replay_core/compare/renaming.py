@@ -1,13 +1,14 @@
 """The user's own words for tensors: which name of b is which name of a. One rule a line, or a JSON object.
 
 model.layers.*.attn.out = layers.*.self_attn.output
-# a name of a, then the name b has for it; every * stands for the same text on both sides, in order
+# a name of a (recorded or listed), then the name b has for it; every * stands for the same text on both sides, in order
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ class Renames:
 
     rules: list[tuple[str, str]]
     source: str
-    _used: set[int] = field(default_factory=set)
+    #: Rules that made a tensor of b one of a's, and of others the first name they gave.
+    _met: set[int] = field(default_factory=set)
+    _given: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Renames:
@@ -48,19 +51,17 @@ class Renames:
         return cls(_consistent(rules, path), str(path))
 
     def applied(
-        self, tensors: dict[tuple[str, str], tuple[Record, TensorRef]], *, is_b: bool
+        self, tensors: dict[tuple[str, str], tuple[Record, TensorRef]], names_of_a: Mapping[str, str]
     ) -> dict[tuple[str, str], tuple[Record, TensorRef]]:
-        """A side's tensors under a's names.
+        """A side of b's tensors under a's names. `names_of_a`: what a's tensors are called, by every name they have.
 
         Raises:
             RequestError: two tensors of b would have one name of a.
         """
-        if not is_b:
-            return tensors
         renamed: dict[tuple[str, str], tuple[Record, TensorRef]] = {}
         origin: dict[tuple[str, str], str] = {}
         for (name, stage), held in tensors.items():
-            key = (self._name(name, held[1].name), stage)
+            key = (self._name((name, held[1].name), names_of_a), stage)
             if key in renamed:
                 raise RequestError(
                     f"the map gives two tensors of b one name, {key[0]}",
@@ -72,23 +73,28 @@ class Renames:
             origin[key] = name
         return renamed
 
-    def _name(self, *names: str) -> str:
+    def _name(self, names: tuple[str, ...], names_of_a: Mapping[str, str]) -> str:
         for number, (in_a, in_b) in enumerate(self.rules):
             pattern = re.compile("(.+)".join(re.escape(part) for part in in_b.split("*")))
             for name in names:
                 found = pattern.fullmatch(name)
                 if found:
-                    self._used.add(number)
                     parts = iter(found.groups())
-                    return "".join(next(parts) if part == "*" else part for part in re.split(r"(\*)", in_a))
+                    given = "".join(next(parts) if part == "*" else part for part in re.split(r"(\*)", in_a))
+                    if given in names_of_a:
+                        self._met.add(number)
+                    else:
+                        self._given.setdefault(number, given)
+                    return names_of_a.get(given, given)
         return names[0]
 
     def unused(self) -> list[str]:
-        """A sentence for every rule that met no tensor of b."""
+        """A sentence for every rule that made no tensor of b one of a's."""
         return [
-            f"the rule {in_a} = {in_b} met no tensor of b"
+            f"the rule {in_a} = {in_b} "
+            + (f"gives {self._given[number]}, which a has not" if number in self._given else "met no tensor of b")
             for number, (in_a, in_b) in enumerate(self.rules)
-            if number not in self._used
+            if number not in self._met
         ]
 
 

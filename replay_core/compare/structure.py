@@ -7,12 +7,13 @@ give changes what they see, so it is kept with the figures and rows need not be.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.compare import limits
+from replay_core.compare import limits, samples
 from replay_core.measure.pair import F64, PairFigures
 
 
@@ -23,7 +24,7 @@ def keep(pair: PairFigures, row: str, *, few: bool = True) -> None:
             worst_row(one)
             pattern(one, row, few=few)
             standing_out(one, row, few=few)
-            sample_alone(one)
+            samples.alone(one)
     pair.forget_rows()
 
 
@@ -67,7 +68,7 @@ def _pattern(pair: PairFigures, row: str, few: bool) -> str | None:
     if pair.finite < limits.PATTERN_ELEMENTS:
         return None
     if explains_gain(pair, row):
-        return f"b is a times {1 + pair.gain:.6g}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
+        return f"b is a times {_factor(pair.gain)}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
     if pair.bias_share >= limits.GAIN_SHARE and abs(pair.mean_signed) >= floor * pair.rms_a:
         return (
             f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
@@ -141,7 +142,7 @@ def _scaled(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
         enough = np.where(share >= limits.WHOLE_SHARE, limits.PATTERN_ELEMENTS / 2, limits.PATTERN_ELEMENTS)
         scaled = (np.abs(beta) >= floor) & (share >= limits.ROW_GAIN_SHARE) & (weighty >= enough)
         scaled = parts.chosen(scaled, np.sqrt(parts.d2 / parts.a2), few)
-    return _listed(scaled, f"{what} are a times a factor", 1 + beta[scaled])
+    return _listed(scaled, f"{what} are a times a factor", beta[scaled], _factor)
 
 
 def _shifted(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
@@ -153,14 +154,26 @@ def _shifted(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
         shifted = (np.abs(mean) >= floor * rms) & (share >= limits.ROW_GAIN_SHARE) & (rms > 0)
         shifted &= parts.count >= limits.PATTERN_ELEMENTS
         shifted = parts.chosen(shifted, np.sqrt(parts.d2 / parts.a2), few)
-    return _listed(shifted, f"{what} are a plus a constant", mean[shifted])
+    return _listed(shifted, f"{what} are a plus a constant", mean[shifted], _constant)
 
 
-def _listed(chosen: NDArray[np.bool_], what: str, values: F64) -> str | None:
+def _listed(chosen: NDArray[np.bool_], what: str, values: F64, called: Callable[[float], str]) -> str | None:
     if not chosen.any():
         return None
-    to = f" to {float(values.max()):.4g}" if values.size > 1 else ""
-    return f"{int(chosen.sum()):,} of {chosen.size:,} {what}: {float(values.min()):.4g}{to}"
+    least, most = called(float(values.min())), called(float(values.max()))
+    to = f" to {most}" if most != least else ""
+    return f"{int(chosen.sum()):,} of {chosen.size:,} {what}: {least}{to}"
+
+
+def _factor(gain: float) -> str:
+    """1 + gain in digits that never read 1."""
+    if abs(gain) >= 5e-5:
+        return f"{1 + gain:.6g}"
+    return f"1 {'-' if gain < 0 else '+'} {abs(gain):.3g}"
+
+
+def _constant(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def standing_out(pair: PairFigures, row: str, *, few: bool = True) -> tuple[str | None, float | None]:
@@ -227,7 +240,7 @@ def column_gain(pair: PairFigures, row: str) -> str | None:
     out &= (pull >= limits.COLUMN_GAIN * float(np.median(pull))) & (weighty >= limits.PATTERN_ELEMENTS)
     if np.count_nonzero(out) > limits.MOST_STANDING_OUT * gain.size:
         return None
-    return _listed(out, "columns are a times a factor", 1 + gain[out])
+    return _listed(out, "columns are a times a factor", gain[out], _factor)
 
 
 def updated(pair: PairFigures, row: str) -> str | None:
@@ -243,46 +256,3 @@ def updated(pair: PairFigures, row: str) -> str | None:
         f"{row} (up to {limits.MOST_ROUNDINGS:g} allowed), the greatest difference {crest:.2g} times the rms one "
         f"(noise from {limits.MOST_CREST:g} on): an update or a quantisation"
     )
-
-
-def sample_alone(pair: PairFigures) -> str | None:
-    """The sample of log probabilities that is off many times as far as the others, though below every limit in nats."""
-    if "sample_alone" not in pair.kept:
-        pair.kept["sample_alone"] = _sample_alone(pair)
-    found: str | None = pair.kept["sample_alone"]
-    return found
-
-
-def _sample_alone(pair: PairFigures) -> str | None:
-    of_row = pair.row_sample
-    if pair.row_width != 1 or of_row is None or not of_row.size:
-        return None
-    doubt = np.maximum(-np.expm1(-np.sqrt(pair.row_a2)), limits.LEAST_DOUBT)
-    tokens = np.bincount(of_row)
-    there = np.flatnonzero(tokens >= limits.SAMPLE_TOKENS)
-    if there.size < limits.FEWEST_SAMPLES:
-        return None
-    d2, greatest, most = np.bincount(of_row, pair.row_d2)[there], np.zeros(tokens.size), np.zeros(tokens.size)
-    np.maximum.at(greatest, of_row, pair.row_max)
-    np.maximum.at(most, of_row, pair.row_max / doubt)
-    greatest, most = greatest[there], most[there]
-    rms, rel = np.sqrt(d2 / tokens[there]), np.sqrt(d2 / np.bincount(of_row, doubt**2)[there])
-    for size, allowed in ((rel, limits.SAMPLE_STANDING_OUT), (most, limits.TOKEN_STANDING_OUT)):
-        worst = int(size.argmax())
-        others = np.delete(np.arange(size.size), worst)
-        usual = float(np.median(size[others]) if size is rel else size[others].max())
-        if size[worst] >= allowed * usual and greatest[worst] >= _least_alone(greatest[others]):
-            return (
-                f"sample {int(there[worst])} stands out: off by {rms[worst]:.3g} nats rms, the others typically by "
-                f"{float(np.median(rms[others])):.2g}, its worst token by {greatest[worst]:.3g}, theirs by "
-                f"{float(greatest[others].max()):.2g}"
-            )
-    return None
-
-
-def _least_alone(others: F64) -> float:
-    """Nats by which a sample has to be off to stand out from others whose greatest differences are these."""
-    noise, _, bug = limits.LOGPROB_FP32.max_abs
-    if not np.median(others):
-        return limits.LEAST_AMONG_EQUAL
-    return bug if float(others.max()) <= noise else limits.LEAST_AMONG_NOISE

@@ -16,6 +16,7 @@ A file is TOML, a table per rule; the last rule that fits a tensor decides what 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -109,6 +110,15 @@ class Tolerances:
             if asked is not None:
                 return asked
         return None
+
+    def unmet(self, names: Iterable[str]) -> list[str]:
+        """A sentence for every rule of the file whose glob fits none of the names."""
+        there = set(names)
+        return [
+            f"the tolerance rule for {rule.name} ({rule.reason}) fits the name of no tensor"
+            for rule in self.rules
+            if not any(fnmatchcase(name, rule.name) for name in there)
+        ]
 
     def of(self, name: str, dtype: str, column: str, *, known_fp32: bool = False) -> Limits:
         """The limits of a tensor by canonical name, dtype family and column."""

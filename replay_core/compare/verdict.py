@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from replay_core import naming
-from replay_core.compare import elementwise, limits, structure
+from replay_core.compare import elementwise, limits, samples, structure
 from replay_core.compare.limits import LogprobTolerance, Tolerance
 from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.measure.pair import PairFigures
@@ -225,7 +225,7 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
         sample, value = context.worst_sample
         allowed = f"up to {limit.mean_exp_abs[2]:g} allowed"
         return Judgement(Verdict.DIFF, f"sample {sample} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
-    shape = structure.pattern(pair, limits.coarsest(context.dtype)) or structure.sample_alone(pair)
+    shape = structure.pattern(pair, limits.coarsest(context.dtype)) or samples.alone(pair)
     if shape is not None:
         return Judgement(Verdict.DIFF, shape)
     suspect = any(value > middle for _, value, (_, middle, _), _ in measured)

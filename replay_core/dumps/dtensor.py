@@ -63,7 +63,36 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
     if built is None or built.shape != whole.shape:
         found = list(built.shape) if built is not None else "shards that do not fit each other"
         return whole.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(whole.shape)}"))
-    return built
+    return built.with_(copies=_copies(at, order, mesh, placements))
+
+
+def _copies(
+    at: Mapping[tuple[int, ...], TensorRef],
+    order: Sequence[int],
+    mesh: Sequence[int],
+    placements: Sequence[tuple[str, int]],
+) -> tuple[TensorRef, ...]:
+    """The tensor as the other ranks along replicated axes hold it, of those whose shards are all there."""
+    found: list[TensorRef] = []
+    held = [range(size if kind == "Replicate" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)]
+    for copy in product(*held):
+        shards = [place for place in at if len(place) == len(mesh) and _is_of(place, copy, placements)]
+        wanted = prod(size for size, (kind, _) in zip(mesh, placements, strict=True) if kind == "Shard")
+        if any(copy) and len(shards) == wanted:
+            built = _built({_first_of(place, placements): at[place] for place in shards}, {}, order, mesh, placements)
+            if built is not None:
+                found.append(built)
+    return tuple(found)
+
+
+def _is_of(place: Sequence[int], copy: Sequence[int], placements: Sequence[tuple[str, int]]) -> bool:
+    along = zip(place, copy, placements, strict=True)
+    return all(here == number for here, number, (kind, _) in along if kind == "Replicate")
+
+
+def _first_of(place: Sequence[int], placements: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    """The place of a shard among those of the first copy."""
+    return tuple(0 if kind == "Replicate" else here for here, (kind, _) in zip(place, placements, strict=True))
 
 
 def _order_of_cuts(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,10 @@ def command(
         return _last_line(doc, output, allow_missing)
 
     def report(document: Document) -> str:
-        return explanation(document, explain) if explain is not None else comparison_report(document, show_all=show_all)
+        if explain is not None:
+            return explanation(document, explain)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        return comparison_report(document, show_all=show_all, width=width)
 
     return finish(doc, report, as_json=as_json, output=output, allow_missing=allow_missing)
 

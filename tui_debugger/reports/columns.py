@@ -13,10 +13,10 @@ def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
     if not rows:
         return []
     rows = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(_cells(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(width_of(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        blanks = [" " * (width - _cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        blanks = [" " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)]
         cells = [
             blank + cell if i in right else cell + blank
             for i, (cell, blank) in enumerate(zip(row, blanks, strict=True))
@@ -25,7 +25,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
     return lines
 
 
-def _cells(text: str) -> int:
+def width_of(text: str) -> int:
     """How many cells of a terminal a text takes. rich.cells knows more and costs the start of a command."""
     if text.isascii():
         return len(text)

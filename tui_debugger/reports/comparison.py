@@ -8,8 +8,9 @@ from typing import Any
 from replay_core.errors import SelectionError
 from replay_core.jobs import Document
 from tui_debugger import format as words
-from tui_debugger.reports.columns import columns
+from tui_debugger.reports.columns import columns, width_of
 from tui_debugger.reports.summary import summary_lines
+from tui_debugger.reports.tensor_table import held_at, tensor_table, word
 
 #: Rows printed of each list; what is left out is counted.
 ROWS = 30
@@ -18,8 +19,9 @@ ROWS = 30
 _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CLOSE", "SAME")
 
 
-def comparison_report(doc: Document, *, show_all: bool = False) -> str:
-    lines = [*_together(doc), headline(doc), words.counts(doc["counts"])]
+def comparison_report(doc: Document, *, show_all: bool = False, width: int | None = None) -> str:
+    """`width`: cells of the terminal that tables are to fit; None where none reads it."""
+    lines = [*_together(doc), headline(doc, width), words.counts(doc["counts"])]
     lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
@@ -28,7 +30,7 @@ def comparison_report(doc: Document, *, show_all: bool = False) -> str:
         lines.append(f"note: ... and {len(doc['notes']) - 5} more in the document (--json)")
     rows = sorted((row for row in doc["tensors"] if show_all or row["verdict"] != "SAME"), key=_badness)
     if rows:
-        lines += ["", *_table(rows if show_all else rows[:ROWS])]
+        lines += ["", *tensor_table(rows if show_all else rows[:ROWS], width)]
         if len(rows) > ROWS and not show_all:
             lines.append(f"... and {len(rows) - ROWS} more that are not SAME (--all lists every tensor)")
     if doc["summary"]:
@@ -40,7 +42,7 @@ def comparison_report(doc: Document, *, show_all: bool = False) -> str:
         f"problem: {words.safe(problem['what'])}\n  {words.safe(problem['where'])}" for problem in doc["problems"]
     ]
     for other in doc["others"]:
-        lines += ["", "=" * 20, comparison_report(other, show_all=show_all)]
+        lines += ["", "=" * 20, comparison_report(other, show_all=show_all, width=width)]
     return "\n".join(lines)
 
 
@@ -62,17 +64,13 @@ def _badness(row: dict[str, Any]) -> tuple[int, float]:
     """Sorts the worst first; within a verdict by relative L2, what is equally bad as it was computed."""
     rel = (row["metrics"] or {}).get("rel_l2")
     size = float(rel) if isinstance(rel, (int, float, str)) else 0.0
-    return _WORST.index(_word(row)), -size if size == size else -float("inf")
+    return _WORST.index(word(row)), -size if size == size else -float("inf")
 
 
-def _word(row: dict[str, Any]) -> str:
-    return str(row["verdict"]) + ("?" if row["suspect"] else "")
-
-
-def headline(doc: Document) -> str:
+def headline(doc: Document, width: int | None = None) -> str:
     """The answer in a few lines: where the two first part, both values, the origin, and why."""
     if doc["first_divergence"]:
-        return divergence(doc["first_divergence"])
+        return divergence(doc["first_divergence"], width)
     apart = [row["name"] for row in doc["tensors"] if row["verdict"] in words.DIVERGING]
     if apart:
         more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
@@ -82,16 +80,16 @@ def headline(doc: Document) -> str:
         lone = doc["counts"]["MISSING"] + doc["counts"]["skipped"]
         rest = f"; {lone} not compared" if lone else ""
         beginning = f"no divergence{rest}; {difference['verdict']} first from {difference['name']}"
-        return "\n".join(_first(difference, beginning))
+        return "\n".join(_first(difference, beginning, width))
     return words.comparison_answer(doc).sentence
 
 
-def divergence(first: dict[str, Any]) -> str:
+def divergence(first: dict[str, Any], width: int | None = None) -> str:
     """A first divergence in a few lines."""
-    return "\n".join(_first(first, f"{first['verdict']}  first diverging tensor: {first['name']}"))
+    return "\n".join(_first(first, f"{first['verdict']}  first diverging tensor: {first['name']}", width))
 
 
-def _first(first: dict[str, Any], beginning: str) -> list[str]:
+def _first(first: dict[str, Any], beginning: str, width: int | None) -> list[str]:
     scope = words.scope(first["a_key"] or first["b_key"])
     index = first["index"]
     place = words.place(index)
@@ -110,23 +108,38 @@ def _first(first: dict[str, Any], beginning: str) -> list[str]:
     lines.append(f"  why     {first['why']}")
     if first.get("note"):
         lines.append(f"  note    {first['note']}")
-    return lines + _around(first)
+    return lines + _around(first, width)
 
 
-def _around(first: dict[str, Any]) -> list[str]:
-    """The values beside the element, a column per token; the element itself in brackets."""
+def _around(first: dict[str, Any], width: int | None) -> list[str]:
+    """The values beside the element, a column per token, itself in brackets; the furthest give way to the width."""
     beside = first.get("around")
     if not beside or len(beside["positions"]) < 2:
         return []
     at = first["index"]["position"] if beside["by_token"] else (first["index"]["raw_a"] or [None])[-1]
-    marked = [f"[{position}]" if position == at else str(position) for position in beside["positions"]]
+    positions = beside["positions"]
+    nearest = sorted(
+        range(len(positions)), key=lambda place: abs(positions[place] - (positions[0] if at is None else at))
+    )
+    for shown in range(len(positions), 1, -1):
+        lines = _beside(beside, sorted(nearest[:shown]), at)
+        if width is None or max(map(width_of, lines)) <= width:
+            break
+    return ["  around", *lines]
+
+
+def _beside(beside: dict[str, Any], places: list[int], at: int | None) -> list[str]:
+    def some(values: list[Any]) -> list[Any]:
+        return [values[place] for place in places]
+
+    marked = [f"[{position}]" if position == at else str(position) for position in some(beside["positions"])]
     table = [["position" if beside["by_token"] else "index", *marked]]
     if beside["texts"]:
-        table.append(["token", *(words.middle(repr(text or "")[1:-1], 10) for text in beside["texts"])])
+        table.append(["token", *(words.middle(repr(text or "")[1:-1], 10) for text in some(beside["texts"]))])
     elif beside["token_ids"]:
-        table.append(["token", *("" if token is None else str(token) for token in beside["token_ids"])])
-    table += [[which, *(words.number(value) for value in beside[which])] for which in ("a", "b")]
-    return ["  around", *(f"    {line}" for line in columns(table, right=frozenset(range(1, len(marked) + 1))))]
+        table.append(["token", *("" if token is None else str(token) for token in some(beside["token_ids"]))])
+    table += [[which, *(words.number(value) for value in some(beside[which]))] for which in ("a", "b")]
+    return [f"    {line}" for line in columns(table, right=frozenset(range(1, len(marked) + 1)))]
 
 
 def explanation(doc: Document, name: str) -> str:
@@ -157,7 +170,7 @@ def _near(name: str, known: list[str]) -> list[str]:
 
 
 def _explained(row: dict[str, Any]) -> str:
-    lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {_at(row)}"]
+    lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {held_at(row)}"]
     if row["a"] is not None or row["b"] is not None:
         place = words.place(row["index"])
         if row["index"]["sample_b"] is not None:
@@ -172,47 +185,6 @@ def _explained(row: dict[str, Any]) -> str:
     if row["note"]:
         lines.append(f"  note    {row['note']}")
     return "\n".join(lines)
-
-
-def _at(row: dict[str, Any]) -> str:
-    key, other = row["a_key"] or row["b_key"], row["b_key"] or row["a_key"]
-    role = "" if key["role"] in (None, "actor") else f"{key['role']}/"
-    place = f"{words.scope(key)} {role}{key['stage']}".strip()
-    same = all(key[part] == other[part] for part in ("step", "rank", "micro"))
-    return place if same else f"{place} → {words.scope(other)}"
-
-
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    table = [["verdict", "tensor", "where", "dtype", "shape", "max abs", "rel L2", "why"]]
-    for row in rows:
-        metrics = row["metrics"] or {}
-        table.append(
-            [
-                _word(row),
-                words.middle(row["name"], 48),
-                _at(row),
-                words.pair(row["dtype"], words.short_dtype),
-                words.pair(row["shape"], words.shape),
-                _size(metrics, "max_abs"),
-                _size(metrics, "rel_l2"),
-                _why(row),
-            ]
-        )
-    return columns(table, right=frozenset({5, 6}))
-
-
-def _size(metrics: dict[str, Any], name: str) -> str:
-    """A figure; none where elements differ and no finite number says by how much: NaN, texts, ids beyond 2**53."""
-    if not metrics:
-        return ""
-    return words.NONE if metrics["mismatched"] and not metrics[name] else words.number(metrics[name])
-
-
-def _why(row: dict[str, Any]) -> str:
-    """The sentence, where the figures beside it do not say it."""
-    if row["verdict"] == "PADDING":
-        return str(row["note"] or row["reason"])
-    return str(row["reason"]) if row["verdict"] in ("MISSING", "SHAPE", "skipped") else ""
 
 
 def _coverage(coverage: dict[str, int]) -> str:

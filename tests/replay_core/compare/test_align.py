@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from replay_core.compare.align import Side, face
 from replay_core.compare.verdict import Verdict
+from replay_core.recorder import Recorder
 from replay_core.records import Inline, Record, RecordKey, TensorRef
 from tests.builders import compare_fields, compare_paths, row_of, save_file, write_dump, write_pair
+from tests.replay_core.compare.layouts import fields, samples
 
 IDS = torch.arange(48).reshape(4, 12)
 FULL = torch.ones(4, 12, dtype=torch.long)
@@ -234,11 +237,61 @@ def test_stages_of_the_same_tensor_pair_across_their_names(tmp_path: Path):
     assert compare_paths(*write_pair(tmp_path, a, b)).counts["SAME"] == 1
 
 
-def test_a_tensor_held_twice_by_one_side_is_compared_once_and_that_is_said(tmp_path: Path):
-    a = {"loss": {"loss": 1.0}, "is_loss_debug": {"loss": 1.0}}
+@pytest.mark.parametrize("held_by", ["a", "b"])
+def test_what_one_side_says_again_in_a_second_stage_is_compared_once_and_that_is_said(held_by: str, tmp_path: Path):
+    twice = {"loss": {"loss": 1.0}, "is_loss_debug": {"loss": 1.0}}
+    both = (twice, {"loss": {"loss": 1.0}})
+    compared = compare_paths(*write_pair(tmp_path, *(both if held_by == "a" else both[::-1])))
+    assert compared.counts == {**dict.fromkeys(compared.counts, 0), "total": 1, "SAME": 1}
+    assert any("second stage" in note for note in compared.notes)
+
+
+@pytest.mark.parametrize(
+    ("twice", "once"),
+    [
+        # Of another shape: nobody has looked whether it says the same.
+        ({"loss": {"x": torch.ones(4)}, "is_loss_debug": {"x": torch.ones(5)}}, {"loss": {"x": torch.ones(4)}}),
+        ({"loss": {"x": torch.ones(4)}, "is_loss_debug": {"x": torch.zeros(4)}}, {"loss": {"x": torch.ones(4)}}),
+    ],
+)
+def test_what_one_side_says_otherwise_in_a_second_stage_is_missing(
+    twice: dict[str, Any], once: dict[str, Any], tmp_path: Path
+):
+    compared = compare_paths(*write_pair(tmp_path, twice, once))
+    assert (compared.counts["SAME"], compared.counts["MISSING"]) == (1, 1)
+    (missing,) = (row for row in compared.tensors if row.verdict is Verdict.MISSING)
+    assert missing.reason == "only a has it in is_loss_debug; it is not known to be what a says in loss"
+
+
+def test_two_copies_of_what_the_other_side_lacks_are_both_missing(tmp_path: Path):
+    a = {"loss": {"x": torch.ones(4), "loss": 1.0}, "is_loss_debug": {"x": torch.ones(4)}}
     compared = compare_paths(*write_pair(tmp_path, a, {"loss": {"loss": 1.0}}))
-    assert compared.counts["total"] in (1, 2)
-    assert compared.counts["MISSING"] or any("second stage" in note for note in compared.notes)
+    assert [row.verdict for row in compared.tensors if row.name == "x"] == [Verdict.MISSING] * 2
+
+
+@pytest.mark.parametrize(("change", "missing"), [(0, 0), (1, 1)])
+def test_a_second_stage_in_another_layout_is_held_against_the_first_token_by_token(
+    change: int, missing: int, tmp_path: Path
+):
+    whole, tokens = samples([(3, 4), (5, 2), (2, 6)]), samples([(3, 4), (5, 2), (2, 6)])
+    tokens[1] = replace(tokens[1], tokens=tokens[1].tokens + change)
+    padded, packed = fields(whole, "right"), fields(tokens, "packed")
+    ids = {name: packed[name] for name in ("input_ids", "cu_seqlens")}
+    a = {"batch_inputs": padded, "datums": ids}
+    compared = compare_paths(*write_pair(tmp_path, a, {"batch_inputs": padded}))
+    assert compared.counts["MISSING"] == missing
+    assert compared.counts["SAME"] == len(padded)
+
+
+def test_tensors_that_only_lay_samples_out_are_noted_once_per_place_and_role(tmp_path: Path):
+    batch = samples([(3, 4), (5, 2)])
+    for name, layout in (("a", "right"), ("b", "packed")):
+        for role in ("actor", "critic"):
+            with Recorder(tmp_path / name).step(0, role=role) as record:
+                record("forward_data", fields(batch, layout), micro=0)
+    notes = compare_paths(tmp_path / "a", tmp_path / "b").notes
+    said = [note for note in notes if "only lay the same samples out" in note]
+    assert [note.partition(":")[0] for note in said] == ["step 0 rank 0 micro 0", "step 0 rank 0 micro 0 critic"]
 
 
 def test_two_files_face_each_other_though_neither_names_a_step(tmp_path: Path):

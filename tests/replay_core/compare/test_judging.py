@@ -230,3 +230,13 @@ def test_noise_is_noise_at_every_magnitude(scale: float, tmp_path: Path):
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(8, 32, generator=generator) * scale
     assert verdict_of(tmp_path, a, a * (1 + 1e-7 * torch.randn(8, 32, generator=generator))) is Verdict.CLOSE
+
+
+def test_rows_of_an_activation_without_a_layout_are_called_neither_samples_nor_positions(tmp_path: Path):
+    a = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    b = a.clone()
+    b[4, 9] += 5
+    row = row_of(
+        compare_fields(tmp_path, {"layers.0.mlp.output": a}, {"layers.0.mlp.output": b}), "layers.0.mlp.output"
+    )
+    assert (row.raw_a, row.token) == ((4, 9), None)

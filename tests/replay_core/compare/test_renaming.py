@@ -11,7 +11,7 @@ import torch
 from replay_core.compare import Comparison
 from replay_core.compare.renaming import Renames
 from replay_core.compare.verdict import Verdict
-from replay_core.errors import RequestError
+from replay_core.errors import NothingComparableError, RequestError
 from tests.builders import compare_paths, row_of, write_pair
 
 
@@ -43,6 +43,25 @@ def test_json_says_the_same(tmp_path: Path):
 def test_a_rule_that_meets_nothing_is_said(tmp_path: Path):
     compared = compared_under(rules(tmp_path, "p = q\n"), tmp_path, {"x": 1.0}, {"x": 1.0})
     assert "the rule p = q met no tensor of b" in compared.notes
+
+
+def test_a_rule_may_use_the_names_a_recorded_as_well_as_those_that_are_listed(tmp_path: Path):
+    a, b = {"model.layers.0.mlp.output": torch.ones(3)}, {"blocks.0.ffn.out": torch.ones(3)}
+    for name in ("model.layers.*.mlp.output", "layers.*.mlp.output"):
+        renames = rules(tmp_path, f"{name} = blocks.*.ffn.out\n")
+        compared = compared_under(renames, tmp_path / name[:5], a, b)
+        assert compared.counts["SAME"] == compared.counts["total"] == 1
+        assert not compared.notes
+
+
+def test_a_rule_that_gives_a_name_a_has_not_is_said(tmp_path: Path):
+    compared = compared_under(rules(tmp_path, "z.* = y.*\n"), tmp_path, {"x": 1.0}, {"x": 1.0, "y.1": 1.0})
+    assert "the rule z.* = y.* gives z.1, which a has not" in compared.notes
+
+
+def test_where_nothing_is_in_common_the_error_names_the_rules_that_met_nothing(tmp_path: Path):
+    with pytest.raises(NothingComparableError, match=r"the rule y = x met no tensor of b"):
+        compared_under(rules(tmp_path, "y = x\n"), tmp_path, {"x": torch.ones(3)}, {"y": torch.ones(3)})
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from replay_core.compare import TensorVerdict
 from replay_core.compare.verdict import Verdict
 from tests.builders import compare_fields, row_of
 
@@ -78,6 +80,18 @@ def logprobs(change: object = None, *, noise: float = 0.02) -> dict[str, torch.T
     return {"input_ids": ids_BT, "attention_mask": ones_BT, "response_mask": ones_BT, "policy_logprobs": said_BT}
 
 
+@pytest.fixture(params=["ids and masks beside them", "nothing beside them"])
+def row_of_logprobs(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., TensorVerdict]:
+    """The row of log probabilities; where nothing stands beside them, a row is a sample all the same."""
+
+    def row(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], folder: str = "pair") -> TensorVerdict:
+        if request.param == "nothing beside them":
+            a, b = ({"policy_logprobs": fields["policy_logprobs"]} for fields in (a, b))
+        return row_of(compare_fields(tmp_path / folder, a, b), "policy_logprobs")
+
+    return row
+
+
 def one_sample(by: float) -> object:
     def change(said_BT: torch.Tensor) -> torch.Tensor:
         said_BT[2] += by * torch.randn(40, generator=torch.Generator().manual_seed(4))
@@ -87,38 +101,69 @@ def one_sample(by: float) -> object:
 
 
 @pytest.mark.parametrize(("noise", "by"), [(0.02, 0.15), (0.004, 0.03)])
-def test_a_sample_whose_logprobs_are_wrong_stands_out_from_noise(noise: float, by: float, tmp_path: Path) -> None:
-    a = logprobs()
-    even = row_of(compare_fields(tmp_path / "even", a, logprobs(lambda x: x, noise=noise)), "policy_logprobs")
-    alone = row_of(compare_fields(tmp_path / "alone", a, logprobs(one_sample(by), noise=noise)), "policy_logprobs")
+def test_a_sample_whose_logprobs_are_wrong_stands_out_from_noise(
+    noise: float, by: float, row_of_logprobs: Callable[..., TensorVerdict]
+) -> None:
+    even = row_of_logprobs(logprobs(), logprobs(lambda x: x, noise=noise), "even")
+    alone = row_of_logprobs(logprobs(), logprobs(one_sample(by), noise=noise), "alone")
     assert even.verdict is Verdict.CLOSE
     assert alone.verdict is Verdict.DIFF
     assert alone.reason.startswith("sample 2 stands out: off by ")
 
 
-def test_one_token_stands_out_from_the_greatest_difference_of_other_samples(tmp_path: Path) -> None:
+def test_one_token_stands_out_from_the_greatest_difference_of_other_samples(
+    row_of_logprobs: Callable[..., TensorVerdict],
+) -> None:
     def change(said_BT: torch.Tensor) -> torch.Tensor:
         said_BT[4, 7] -= 0.2
         return said_BT
 
-    row = row_of(compare_fields(tmp_path, logprobs(), logprobs(change, noise=0.003)), "policy_logprobs")
+    row = row_of_logprobs(logprobs(), logprobs(change, noise=0.003))
     assert row.verdict is Verdict.DIFF
     assert "sample 4 stands out" in row.reason
 
 
-def test_a_sample_of_certain_tokens_does_not_make_the_others_stand_out(tmp_path: Path) -> None:
+def test_a_sample_of_certain_tokens_does_not_make_the_others_stand_out(
+    row_of_logprobs: Callable[..., TensorVerdict],
+) -> None:
     a = logprobs()
     a["policy_logprobs"][:5] /= 1000  # p = .998: what moves logits moves these by a thousandth
     b = copy.deepcopy(a)
     doubt_BT = 1 - a["policy_logprobs"].exp()
     b["policy_logprobs"] += 0.03 * doubt_BT * torch.randn(6, 40, generator=torch.Generator().manual_seed(5))
-    assert row_of(compare_fields(tmp_path, a, b), "policy_logprobs").verdict is Verdict.CLOSE
+    assert row_of_logprobs(a, b).verdict is Verdict.CLOSE
 
 
-def test_one_sample_that_alone_was_padded_otherwise_has_noise_alone(tmp_path: Path) -> None:
+def test_one_sample_that_alone_was_padded_otherwise_has_noise_alone(
+    row_of_logprobs: Callable[..., TensorVerdict],
+) -> None:
     a, b = logprobs(), logprobs()
     b["policy_logprobs"][3] += 0.01 * torch.randn(40, generator=torch.Generator().manual_seed(6))
+    assert row_of_logprobs(a, b).verdict is Verdict.CLOSE
+
+
+def test_zeros_of_padding_do_not_make_the_longest_sample_stand_out(tmp_path: Path) -> None:
+    """Nothing says which tokens are padding: what is 0 on both sides takes no part."""
+    there_BT = torch.arange(40) < torch.tensor([[40], [9], [9], [9], [9], [9]])
+    a, b = ({"policy_logprobs": logprobs(x)["policy_logprobs"] * there_BT} for x in (None, lambda x: x))
     assert row_of(compare_fields(tmp_path, a, b), "policy_logprobs").verdict is Verdict.CLOSE
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "said"),
+    [(F32, 1.0003, "1.0003"), (F32, 1 - 3e-4, "0.9997"), (torch.float64, 1 + 8e-9, "1 + 8e-09")],
+)
+def test_a_factor_is_told_in_digits_that_never_read_1(
+    dtype: torch.dtype, factor: float, said: str, tmp_path: Path
+) -> None:
+    a = torch.randn(64, 32, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    few, whole = a.clone(), a * factor
+    few[::5] *= factor
+    for b, sentence in ((few, f"of 64 rows are a times a factor: {said}"), (whole, f"b is a times {said}: ")):
+        pair = ({"layers.0.mlp.output": values.to(dtype)} for values in (a, b))
+        row = row_of(compare_fields(tmp_path / said / sentence[:2], *pair), "layers.0.mlp.output")
+        assert row.verdict is Verdict.DIFF
+        assert sentence in row.reason
 
 
 @pytest.mark.parametrize("factor", [1.025, 1.057, 0.96])

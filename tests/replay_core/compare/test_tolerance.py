@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from replay_core.compare.tolerance import DEFAULT, END_TO_END, load_tolerances
 from replay_core.errors import RequestError
+from tests.builders import compare_paths, write_pair
 
 GOOD = """
 [[tolerance]]
@@ -111,3 +113,12 @@ def test_a_file_that_is_wrong_says_where(text: str, says: str, tmp_path: Path):
 def test_a_file_that_is_not_there_is_a_wrong_request(tmp_path: Path):
     with pytest.raises(RequestError, match="cannot be read"):
         load_tolerances(tmp_path / "none.toml")
+
+
+def test_a_rule_that_fits_no_tensor_is_said(tmp_path: Path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[tolerance]]\nname = "model.layers.*"\nreason = "experts in fp8"\nrel_l2 = 0.3\n')
+    a = {"model.layers.0.mlp.output": torch.ones(4, 8)}
+    pair = write_pair(tmp_path, {"modules": a}, {"modules": a})
+    compared = compare_paths(*pair, tolerances=load_tolerances(rules))
+    assert compared.notes == ["the tolerance rule for model.layers.* (experts in fp8) fits the name of no tensor"]

@@ -188,3 +188,20 @@ def test_a_long_column_is_read_in_even_chunks() -> None:
     chunks = list(pages.flat_chunks(column, 4))
     assert [start for start, _ in chunks] == list(range(0, 24, 4))
     assert [int(number) for _, chunk in chunks for number in chunk] == whole == pages.array(column).tolist()
+
+
+@pytest.mark.parametrize(("kind", "copies"), [([("Replicate", 0), ("Shard", 0)], 1), ([("Replicate", 0)] * 2, 3)])
+def test_what_other_ranks_hold_of_a_replicated_tensor_stays_beside_it(kind: list[tuple[str, int]], copies: int) -> None:
+    shards = {}
+    for rank in range(4):
+        place, local = (rank // 2, rank % 2), torch.arange(35.0).reshape(5, 7) + 100 * rank
+        for axis, (name, dim) in enumerate(kind):
+            if name == "Shard":
+                local = local.chunk(2, dim)[place[axis]]
+        shards[rank] = shard(kind, place, (2, 2), local, (5, 7))
+    found = assembled(shards)
+    assert [copy.shape for copy in found.copies] == [(5, 7)] * copies
+    assert pages.array(found)[0, 0] == 0
+    assert [pages.array(copy)[0, 0] for copy in found.copies] == ([200] if copies == 1 else [100, 200, 300])
+    del shards[3]
+    assert len(assembled(shards).copies) == copies - 1  # of what is not there nobody can say anything
