@@ -127,6 +127,11 @@ def _run(side: Mapping[str, Any], keys: list[dict[str, Any]]) -> Document:
     }  # fmt: skip
 
 
+def cells_of(document: Mapping[str, Any]) -> list[Document]:
+    """The cells of a saved replay. Where an older screen wrote one replay without their parts, `asked` tells them."""
+    return [{"part": "cell" if cell.get("asked") else "reference", **cell} for cell in document["cells"]]
+
+
 def axes_text(axes: Mapping[str, list[Any]]) -> str:
     """The axes of a saved matrix as they are written."""
 
@@ -154,11 +159,21 @@ def replay_document(state: State) -> Document:
     """The cells of the last replay as one document; the first, each row alone, is the baseline."""
     head = {k: v for k, v in (state.comparison or {}).items() if k in ("schema_version", "tool", "created")}
     cells = [
-        {"agreement": None, "segments": None, **cell.document, "asked": number > 0}
+        {"agreement": None, "segments": None, "part": "cell" if number else "reference", **cell.document}
+        | {"asked": number > 0}
         for number, cell in enumerate(state.cells)
     ]
     notes = list(dict.fromkeys(note for cell in state.cells for note in cell.document.get("notes") or []))
-    return {**head, "kind": "replay", "baseline": 0, "plan": state.plan, "cells": cells, "notes": notes}
+    # What only `rldbg replay` looks for.
+    rest: Document = {
+        "matrix": None,
+        "recording": None,
+        "floors": {},
+        "determinism": None,
+        "ranking": None,
+        "is_warm": False,
+    }
+    return {**head, "kind": "replay", "baseline": 0, "plan": state.plan, "cells": cells, **rest, "notes": notes}
 
 
 def write_new(folder: Path, document: Document) -> Path:

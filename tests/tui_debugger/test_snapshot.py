@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from replay_core.errors import DumpError, NotADumpError
-from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.replay_core.export.test_schema import SCHEMA
+from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import snapshot
 
@@ -35,6 +36,83 @@ def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> N
     shown = asyncio.run(reopen(written))
     assert "DIFF  first at layers.0.self_attn.o_proj.inputs.0" in shown
     assert "saved 2026-11-20" in shown
+
+
+def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Path) -> None:
+    given = {"atol": 2.0, "rtol": None, "file": None, "exact": False}
+    lenient = {**document("comparison_same"), "tolerance": given}
+
+    async def save() -> None:
+        async with opened(A, B, engine=ScriptedEngine(rejudge=lenient)) as (app, pilot):
+            await press(app, pilot, "R", "2", "enter", "e")
+
+    async def reopen(path: Path) -> tuple[str, list[str]]:
+        async with opened(path, size=(80, 24)) as (app, pilot):
+            shown = screen(app)
+            await press(app, pilot, "escape")
+            assert "JUDGED BY" in screen(app).splitlines()[0], "there are no figures to judge by the table"
+            return shown, toasts(app)
+
+    asyncio.run(save())
+    (written,) = in_tmp.glob("rldbg-comparison-*.json")
+    shown, said = asyncio.run(reopen(written))
+    assert "JUDGED BY atol 2" in shown.splitlines()[0]
+    assert "judged by atol 2" in shown.splitlines()[1]
+    assert any("a saved comparison has no figures" in toast for toast in said)
+
+
+def test_a_saved_comparison_of_a_selection_says_so(tmp_path: Path) -> None:
+    async def run() -> str:
+        saved = {**document("comparison_same"), "selection": {"step": "3", "name": "layers.0.*"}}
+        async with opened(_saved(tmp_path, saved)) as (app, _):
+            return screen(app)
+
+    assert "only step 3, name layers.0.*" in asyncio.run(run())
+
+
+def test_what_is_computed_from_a_saved_document_is_not_called_saved(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(_saved(tmp_path, document("matrix")), engine=engine) as (app, pilot):
+            await press(app, pilot, *"jjjjjj", "enter")
+            assert "compare" in engine.kinds()
+            assert "DIFF  first at" in screen(app)
+            assert "saved 2026" not in screen(app)
+            assert "judged by the table" in screen(app)
+        async with opened(_saved(tmp_path, document("diagnosis_shifted")), engine=engine) as (app, pilot):
+            assert "saved 2026" in screen(app)
+            engine.answers["diagnose"] = document("diagnosis_shifted")
+            await press(app, pilot, "E")
+            assert "diagnose" in engine.kinds()
+            assert "saved 2026" not in screen(app)
+
+    asyncio.run(run())
+
+
+def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) -> None:
+    async def save() -> None:
+        async with opened(A) as (app, pilot):
+            await press(app, pilot, "p", "b", "r", "e")
+
+    async def reopen(path: Path) -> str:
+        async with opened(path) as (app, _):
+            return screen(app)
+
+    asyncio.run(save())
+    (written,) = in_tmp.glob("rldbg-replay-*.json")
+    kept = json.loads(written.read_text())
+    assert set(SCHEMA["$defs"]["replay"]["required"]) <= set(kept)
+    # As an rldbg wrote it that did not name the parts.
+    for cell in kept["cells"]:
+        del cell["part"]
+    older = in_tmp / "older.json"
+    older.write_text(json.dumps(kept))
+    for path in (written, older):
+        shown = asyncio.run(reopen(path))
+        assert "DIFFERS  0 agree · 1 differ of 1 cell\n" in shown
+        assert "replay packed, no block mask" in shown.splitlines()[0]
+        assert "attention=eager,flash" not in shown
+        assert "BASELINE   each row alone" in shown
 
 
 def test_a_saved_matrix_shows_its_cells(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ class TitleLine(Fixed):
         """Which tolerance is in force: words, and a colour where it is not the table's."""
         state = self._state
         if state.tolerance.is_table:
-            has = state.comparison is not None and not state.shows_record and state.snapshot is None
+            shown = None if state.shows_record else state.comparison
+            # An older document does not say what it was judged by.
+            has = shown is not None and (shown is not state.saved or "tolerance" in shown)
             return " · judged by the table" if has else ""
         return f" · JUDGED BY {state.tolerance}"
 
