@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tui_debugger import format as fmt
@@ -12,6 +13,8 @@ from tui_debugger.state import State
 
 #: What can be done with a dump of which nothing is compared yet.
 NEXT = "nothing compared yet: c another dump, r a replay, m all flags"
+
+NO_DUMP = "no dump is open"
 
 
 def answer_of(state: State) -> fmt.Answer:
@@ -36,13 +39,19 @@ def answer_of(state: State) -> fmt.Answer:
         if state.a_path is not None:
             return fmt.Answer("RLDBG", "muted", f"opening {state.a_path}", [], [])
         return fmt.Answer(
-            "RLDBG", "muted", "no dump open", [], ["Two runs of one micro-batch should agree: where do they part?"]
+            "RLDBG", "muted", NO_DUMP, [], ["Two runs of one micro-batch should agree: where do they part?"]
         )
     wrong = state.health.answer()
     if wrong is not None:
         if state.health.document is not None and state.health.document is state.saved:
             wrong.facts.append(f"saved {state.health.document.get('created', '')}")
         return wrong
+    if not state.comparison and (met := state.findings()):
+        name = Path(met[0]["where"]).name
+        facts = [name] if name not in met[0]["claim"] and met[0]["where"] != str(state.a["path"]) else []
+        facts.append(f"and {plural(len(met) - 1, 'problem')} more (7)" if len(met) > 1 else "7 lists it")
+        notes = [state.health.note(), "" if state.is_log else NEXT]
+        return fmt.Answer("WARN", "missing", met[0]["claim"], facts, [note for note in notes if note], is_claim=True)
     if state.is_log:
         return state.health.clean() or fmt.Answer(
             "READY", "muted", state.health.note() or "read", [], [run_line(state.a)]

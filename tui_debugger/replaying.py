@@ -11,6 +11,7 @@ from replay_core.jobs import Document, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import digests, paths, snapshot
 from tui_debugger import format as fmt
+from tui_debugger.answer import NO_DUMP
 from tui_debugger.errands import Errands
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
@@ -44,7 +45,7 @@ class Replaying(Errands):
         """Run the record each row alone (once) and as the flags say, then compare the two dumps."""
         state = self.state
         if state.a is None:
-            self._fail(RldbgError("no dump is open: nothing to replay", hint="o opens one, or: rldbg DIR"))
+            self._tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return
         state.samples.clear()
         await self._guard(self._replay(state.a))
@@ -200,7 +201,7 @@ class Replaying(Errands):
         """Run every cell of the axes, each in a child of its own; cells appear as they end."""
         state = self.state
         if state.a is None:
-            self._fail(RldbgError("no dump is open: nothing to replay", hint="o opens one, or: rldbg DIR"))
+            self._tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return
         state.samples.clear()
         state.matrix = Matrix(state.matrix.axes, runs=True)

@@ -15,7 +15,7 @@ from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
-from tui_debugger.answer import answer_of, run_line
+from tui_debugger.answer import NO_DUMP, answer_of, run_line
 from tui_debugger.filtering import AT_ONCE, listed
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
@@ -204,7 +204,7 @@ class Session(Looking, Paritying):
         """Open B; compare the scope asked for, or step after step until one diverges."""
         state = self.state
         if state.a is None:
-            self._fail(RldbgError("no dump is open: nothing to compare with", hint="o opens one, or: rldbg A B"))
+            self._tell(f"{NO_DUMP}, nothing to compare with: o opens one", "warning")
             return
         run = await self._guard(self._open(b))
         if run is None:

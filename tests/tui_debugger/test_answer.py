@@ -66,3 +66,33 @@ def test_a_micro_batch_that_agrees_does_not_make_its_step_agree() -> None:
             assert "step 0  DIFF" in screen(app)
 
     asyncio.run(run())
+
+
+def test_keys_that_need_a_dump_leave_the_first_screen_and_its_answer_as_they_are() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(engine=engine, size=(80, 24)) as (app, pilot):
+            for key in ("r", "c", "at", "R", "E", "equals_sign", "right_square_bracket"):
+                await press(app, pilot, key)
+                assert len(app.screen_stack) == 1, f"{key} asks for something that nothing can be done with"
+                assert "RLDBG  no dump is open" in screen(app).splitlines()[1]
+            await press(app, pilot, "m", "r")
+            assert "no dump is open: esc, then o opens one" in screen(app).splitlines()[1]
+            assert engine.jobs == []
+
+    asyncio.run(run())
+
+
+def test_what_was_met_while_reading_comes_before_no_warning_and_no_error() -> None:
+    problems = [{"where": "/runs/demo/alone", "what": "holds 2 runs that repeat each other's steps: open one of them"}]
+
+    async def run() -> list[str]:
+        answer = {**document("run_a"), "problems": problems}
+        async with opened(A, engine=ScriptedEngine(open=answer), size=(80, 24)) as (app, _):
+            return screen(app).splitlines()[1:4]
+
+    first, *rest = asyncio.run(run())
+    assert "WARN  holds 2 runs that repeat each other's steps: open one of them" in first
+    assert "no warning" not in first
+    assert rest[0].endswith("· nothing compared"), "a line that just fits is not cut"
+    assert rest[1].endswith("yet: c another dump, r a replay, m all flags")

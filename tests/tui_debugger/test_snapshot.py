@@ -51,6 +51,7 @@ def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Pat
             shown = screen(app)
             await press(app, pilot, "escape")
             assert "JUDGED BY" in screen(app).splitlines()[0], "there are no figures to judge by the table"
+            assert not any("table's own tolerances again" in toast for toast in toasts(app))
             return shown, toasts(app)
 
     asyncio.run(save())

@@ -16,6 +16,7 @@ from replay_core.replay.axes import Axes
 from replay_core.replay.flags import Flags
 from tui_debugger import digests, keymap
 from tui_debugger import format as fmt
+from tui_debugger.answer import NO_DUMP
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.help import HelpScreen
@@ -178,6 +179,9 @@ class MatrixScreen(Watching):
         if state.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))
             return text.append(f" {fmt.safe(state.trouble)}")
+        if not matrix.cells and state.a is None:
+            text.append(" READY ", paint(self, "muted"))
+            return text.append(f" {NO_DUMP}: esc, then o opens one")
         if not matrix.cells:
             text.append(" READY ", paint(self, "key"))
             return text.append(f" {Axes.parse(matrix.axes).size} cells beside the recording and each row alone")

@@ -161,8 +161,10 @@ class Headline(Fixed):
         return text
 
     def _note(self, text: Text, note: str) -> None:
-        for word in note.split(" "):
-            text.append(f"{word} ", paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
+        # A blank behind the last word would not fit where the line is as long as the screen is wide.
+        for i, word in enumerate(note.split(" ")):
+            text.append(" " if i else "")
+            text.append(word, paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
 
 
 def _cut(text: str, width: int, count: int) -> list[str]:
