@@ -20,7 +20,7 @@ from replay_core.measure.histogram import log2_histogram
 from replay_core.measure.lag import detect_lag
 from replay_core.measure.statistics import statistics
 from replay_core.measure.window import parse_slices, sliced
-from replay_core.records import Record, Run, TensorRef
+from replay_core.records import Record, RecordKey, Run, TensorRef
 from replay_core.samples import per_token, split
 
 Named = tuple[Run, Record, str]
@@ -40,7 +40,7 @@ def tensor_document(a: Named, b: Named | None = None, *, at: list[int] | None = 
     """
     ref_a = find_tensor(a)
     ref_b = find_tensor(b) if b else None
-    row = _verdict(a, b, ref_a) if b else None
+    row = _verdict(a, b, ref_a, ref_b) if b and ref_b else None
     start_a, start_b = starts(ref_a, ref_b, row, at)
     return documents.document(
         "tensor",
@@ -170,16 +170,23 @@ def side(named: Named, ref: TensorRef) -> dict[str, Any]:
     return {"path": str(run.path), "key": record.key.to_mapping(), **documents.field(ref, looked), "sampled": None}
 
 
-def _verdict(a: Named, b: Named, ref: TensorRef) -> TensorVerdict | None:
-    """The pair's verdict, in the context of its whole micro-batch (layouts and inputs come from there)."""
+def _verdict(a: Named, b: Named, ref_a: TensorRef, ref_b: TensorRef) -> TensorVerdict | None:
+    """The pair's verdict, in the context of its whole micro-batch (layouts and inputs come from there).
+
+    None where comparing the two micro-batches pairs either with another tensor: that verdict is not of these two.
+    """
     run_a, record_a, _ = a
     run_b, record_b, _ = b
     try:
         compared = compare_runs(run_a, run_b, _neighbours(run_a, record_a), _neighbours(run_b, record_b))
     except RldbgError:
         return None
-    name = ref.canonical or ref.name
-    return next((row for row in compared.tensors if row.name == name and row.a and row.a[0].key == record_a.key), None)
+    ends = ((record_a.key, ref_a.name), (record_b.key, ref_b.name))
+    return next((row for row in compared.tensors if _ends(row) == ends), None)
+
+
+def _ends(row: TensorVerdict) -> tuple[tuple[RecordKey, str], ...]:
+    return tuple((side[0].key, side[1].name) for side in (row.a, row.b) if side is not None)
 
 
 def _neighbours(run: Run, record: Record) -> list[Record]:

@@ -165,8 +165,7 @@ def compare_dumps(
     from replay_core.compare.scope import records_of_scope, state_scope
     from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
-    tolerances = load_tolerances(tolerance_file) if tolerance_file is not None else DEFAULT
-    tolerances = tolerances.with_overrides(atol, rtol)
+    tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
     run_a, run_b = open_run(a, *more_a), open_run(b, *more_b)
     chosen = {part: value for part, value in selection.items() if value is not None}
@@ -194,20 +193,21 @@ def compare_dumps(
     if scope_b is None:
         state_scope(compared, promised or {}, records_a or run_a.records, records_b or run_b.records)
     _latest[:] = [compared]
-    return _with_texts(documents.comparison_document(compared), run_a)
+    return _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
 
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
     return run.select(**chosen) if chosen else None
 
 
-def _with_texts(doc: Document, run: Run) -> Document:
-    """The tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
+def _comparison_document(compared: Comparison, file: Path | None, exact: bool, **limits: float | None) -> Document:
+    """With the tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
+    doc = documents.comparison_document(compared, documents.tolerance_block(file, exact, **limits))
     beside = (doc["first_divergence"] or {}).get("around")
     if beside and beside["token_ids"]:
         from replay_core.decoding import texts_near
 
-        beside["texts"] = texts_near(beside["token_ids"], run.path, run.models.values())
+        beside["texts"] = texts_near(beside["token_ids"], compared.a.path, compared.a.models.values())
     return doc
 
 
@@ -253,8 +253,8 @@ def rejudge(
             hint="compare them, then judge again",
         )
     tolerances = Tolerances() if tolerance_file is None else load_tolerances(tolerance_file)
-    again = documents.comparison_document(judged_again(latest, tolerances.with_overrides(**limits), exact=exact))
-    return _with_texts(again, latest.a)
+    again = judged_again(latest, tolerances.with_overrides(**limits), exact=exact)
+    return _comparison_document(again, tolerance_file, exact, **limits)
 
 
 def is_document(path: Path) -> bool:

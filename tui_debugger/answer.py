@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tui_debugger import format as fmt
@@ -10,6 +13,8 @@ from tui_debugger.state import State
 
 #: What can be done with a dump of which nothing is compared yet.
 NEXT = "nothing compared yet: c another dump, r a replay, m all flags"
+
+NO_DUMP = "no dump is open"
 
 
 def answer_of(state: State) -> fmt.Answer:
@@ -20,11 +25,12 @@ def answer_of(state: State) -> fmt.Answer:
         answer = fmt.comparison_answer(state.comparison)
         if not state.tolerance.is_table:
             answer.facts.append(f"judged by {state.tolerance}")
-        if state.snapshot is not None:
+        if state.comparison is state.saved:
+            only = ", ".join(f"{part} {value}" for part, value in (state.comparison.get("selection") or {}).items())
             answer.notes[0] = f"saved {state.comparison.get('created', '')} · {answer.notes[0]}"
-        if len(state.step_verdicts) > 1 and answer.token != "first":
-            answer.facts.append(f"{len(state.step_verdicts)} steps compared: none diverges")
-        return answer
+            if only:
+                answer.facts.append(f"only {only}")
+        return _of_every_step(answer, state)
     if state.busy:
         return fmt.Answer("RUN", "muted", str(state.busy), [], [_done_so_far(state), "ctrl+c cancels"])
     if state.trouble:
@@ -33,13 +39,19 @@ def answer_of(state: State) -> fmt.Answer:
         if state.a_path is not None:
             return fmt.Answer("RLDBG", "muted", f"opening {state.a_path}", [], [])
         return fmt.Answer(
-            "RLDBG", "muted", "no dump open", [], ["Two runs of one micro-batch should agree: where do they part?"]
+            "RLDBG", "muted", NO_DUMP, [], ["Two runs of one micro-batch should agree: where do they part?"]
         )
     wrong = state.health.answer()
     if wrong is not None:
-        if state.snapshot is not None and state.health.document is not None:
+        if state.health.document is not None and state.health.document is state.saved:
             wrong.facts.append(f"saved {state.health.document.get('created', '')}")
         return wrong
+    if not state.comparison and (met := state.findings()):
+        name = Path(met[0]["where"]).name
+        facts = [name] if name not in met[0]["claim"] and met[0]["where"] != str(state.a["path"]) else []
+        facts.append(f"and {plural(len(met) - 1, 'problem')} more (7)" if len(met) > 1 else "7 lists it")
+        notes = [state.health.note(), "" if state.is_log else NEXT]
+        return fmt.Answer("WARN", "missing", met[0]["claim"], facts, [note for note in notes if note], is_claim=True)
     if state.is_log:
         return state.health.clean() or fmt.Answer(
             "READY", "muted", state.health.note() or "read", [], [run_line(state.a)]
@@ -53,6 +65,27 @@ def answer_of(state: State) -> fmt.Answer:
     if note:
         notes[0] = f"{note} · {notes[0]}"
     return fmt.Answer("READY", "muted", keys, [], notes)
+
+
+def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:
+    """The answer of the step shown as one of all that were compared: never better than the worst of them."""
+    words, count = Counter(state.step_verdicts.values()), len(state.step_verdicts)
+    if count < 2 or answer.token == "first":
+        return answer
+    if apart := [str(step) for step, word in state.step_verdicts.items() if word in fmt.DIVERGING]:
+        answer.facts.append(f"but step {', '.join(apart[:3])}{' and more' if len(apart) > 3 else ''} diverges")
+        return replace(answer, where=f"{state.scope}: {answer.where}")
+    lacking = words["PARTLY"] + words["NONE"]
+    if not lacking:
+        answer.facts.append(f"{count} steps compared: none diverges")
+        if words["CLOSE"] and answer.word == "SAME":
+            return replace(answer, word="CLOSE", token="close", where="everything SAME or CLOSE")
+        return answer
+    answer.facts.append(f"{count} steps compared: none diverges, but {lacking} only partly compared")
+    if answer.word == "PARTLY":
+        return answer
+    # What the step shown comes to is in the notes, as counts.
+    return replace(answer, word="PARTLY", token="missing", where="no divergence, but not everything was compared")
 
 
 def _done_so_far(state: State) -> str:

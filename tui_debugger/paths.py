@@ -70,6 +70,14 @@ def _prune(replays: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def here() -> Path:
+    """The working directory; the state folder where that is gone."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return state_dir()
+
+
 def writable_or_state(folder: Path) -> Path:
     """`folder` if files can be made in it, else the state folder."""
     return folder if os.access(folder, os.W_OK) else private_dir(state_dir())

@@ -38,7 +38,7 @@ class Rejudging(Replaying):
         before = state.tolerance
         if state.comparison is None or state.compared is None:
             self.judging_by = None
-            saved = state.snapshot is not None
+            saved = state.comparison is not None and state.comparison is state.saved
             self._tell(
                 "a saved comparison has no figures to judge again: open its two dumps" if saved else NEXT,
                 "warning",
@@ -60,7 +60,7 @@ class Rejudging(Replaying):
             return
         # Other steps were judged by another tolerance: their verdicts would not be comparable.
         state.step_verdicts.clear()
-        state.step_verdicts[state.scope.step] = fmt.comparison_answer(document).word
+        state.judged(state.scope, fmt.comparison_answer(document).word)
         await self._show_comparison(document, keep_row=True)
 
     async def _again(self, compared: dict[str, Any]) -> Document:

@@ -11,6 +11,7 @@ from replay_core.jobs import Document, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import digests, paths, snapshot
 from tui_debugger import format as fmt
+from tui_debugger.answer import NO_DUMP
 from tui_debugger.errands import Errands
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
@@ -44,7 +45,7 @@ class Replaying(Errands):
         """Run the record each row alone (once) and as the flags say, then compare the two dumps."""
         state = self.state
         if state.a is None:
-            self._fail(RldbgError("no dump is open: nothing to replay", hint="o opens one, or: rldbg DIR"))
+            self._tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return
         state.samples.clear()
         await self._guard(self._replay(state.a))
@@ -72,7 +73,7 @@ class Replaying(Errands):
         if (cell.get("capture") or {}).get("level") == "hash":
             document = await self._look_closer(document, run, target, model, sides)
         shown = state.cells[-1].document
-        shown["agreement"], shown["segments"] = _agreement(document), document.get("segments")
+        shown["agreement"], shown["segments"] = agreement(document), document.get("segments")
         state.step_verdicts.clear()
         state.step_verdicts[target.step] = fmt.comparison_answer(document).word
         await self._show_comparison(document)
@@ -200,7 +201,7 @@ class Replaying(Errands):
         """Run every cell of the axes, each in a child of its own; cells appear as they end."""
         state = self.state
         if state.a is None:
-            self._fail(RldbgError("no dump is open: nothing to replay", hint="o opens one, or: rldbg DIR"))
+            self._tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return
         state.samples.clear()
         state.matrix = Matrix(state.matrix.axes, runs=True)
@@ -270,11 +271,15 @@ def _cell_label(cell: Document) -> str:
     return "the recording" if cell.get("part") == "recording" else Flags.from_mapping(cell["flags"]).label()
 
 
-def _agreement(document: Document) -> Document:
+def agreement(document: Document) -> Document:
     first = document.get("first_divergence")
     total = document.get("counts") or {}
-    compared = sum(total.get(word, 0) for word in ("SAME", "CLOSE", "PADDING", "DIFF", "NAN", "SHAPE"))
-    return {"agrees": None if not compared else first is None, "first_divergence": first}
+    apart = first is not None or any(total.get(word) for word in fmt.DIVERGING)
+    agreeing = sum(total.get(word, 0) for word in ("SAME", "CLOSE", "PADDING"))
+    # What was skipped or could not be read is no agreement.
+    lacking = total.get("skipped", 0) + (document.get("coverage") or {}).get("records_unreadable", 0)
+    agrees = False if apart else True if agreeing and not lacking else None
+    return {"agrees": agrees, "first_divergence": first, "counts": document.get("counts"), "off": []}
 
 
 def _cell_error(document: Document, label: str) -> RldbgError:

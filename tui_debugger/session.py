@@ -15,7 +15,7 @@ from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
-from tui_debugger.answer import answer_of, run_line
+from tui_debugger.answer import NO_DUMP, answer_of, run_line
 from tui_debugger.filtering import AT_ONCE, listed
 from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
@@ -53,7 +53,7 @@ class Session(Looking, Paritying):
         """
         state = self.state
         state.health = Health()
-        state.a_path, state.b_path, state.snapshot = a, b, None
+        state.a_path, state.b_path, state.snapshot, state.saved = a, b, None, None
         state.more = tuple(map(str, more))
         if more:
             self._log(f"{1 + len(more)} paths, one run: rldbg --compare A B compares two")
@@ -113,15 +113,16 @@ class Session(Looking, Paritying):
         """Show a saved document; what it names is inspected as long as its dumps are still there."""
         state = self.state
         document = snapshot.read(path)
-        state.snapshot = path
+        state.snapshot, state.saved = path, document
         self._log(f"{path}: a saved {document['kind']} of {document.get('created')}")
         if document["kind"] == "comparison":
             state.a, state.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
             state.scope = Scope.of((document.get("first_divergence") or {}).get("a_key") or {})
+            state.tolerance = Tolerance.of_document(document)
             self._changed(Part.RUNS)
             await self._show_comparison(document)
         elif document["kind"] == "replay":
-            state.matrix.document, state.matrix.cells = document, list(document["cells"])
+            state.matrix.document, state.matrix.cells = document, snapshot.cells_of(document)
             if (document.get("matrix") or {}).get("axes"):
                 state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
             state.a = snapshot.plan_as_run(document)
@@ -203,7 +204,7 @@ class Session(Looking, Paritying):
         """Open B; compare the scope asked for, or step after step until one diverges."""
         state = self.state
         if state.a is None:
-            self._fail(RldbgError("no dump is open: nothing to compare with", hint="o opens one, or: rldbg A B"))
+            self._tell(f"{NO_DUMP}, nothing to compare with: o opens one", "warning")
             return
         run = await self._guard(self._open(b))
         if run is None:
@@ -230,7 +231,7 @@ class Session(Looking, Paritying):
         params = {**sides(state, state.a["path"], state.b["path"]), **scope.params()}
         document = await self._guard(self._compared(params, f"comparing {scope}".rstrip()))
         if document is not None:
-            state.step_verdicts[scope.step] = fmt.comparison_answer(document).word
+            state.judged(scope, fmt.comparison_answer(document).word)
             await self._show_comparison(document)
         return document
 

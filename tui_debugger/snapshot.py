@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from replay_core.errors import DumpError
 from replay_core.jobs import Document
@@ -127,6 +127,11 @@ def _run(side: Mapping[str, Any], keys: list[dict[str, Any]]) -> Document:
     }  # fmt: skip
 
 
+def cells_of(document: Mapping[str, Any]) -> list[Document]:
+    """The cells of a saved replay. Where an older screen wrote one replay without their parts, `asked` tells them."""
+    return [{"part": "cell" if cell.get("asked") else "reference", **cell} for cell in document["cells"]]
+
+
 def axes_text(axes: Mapping[str, list[Any]]) -> str:
     """The axes of a saved matrix as they are written."""
 
@@ -150,15 +155,43 @@ def documents(state: State, *, findings: bool = False) -> list[Document]:
     return [state.comparison, replay_document(state)] if state.cells else [state.comparison]
 
 
+#: What a cell of a replay document has, and a replay of the screen does not look for.
+_UNSAID: Document = {
+    **dict.fromkeys(("cause", "toggles", "same_as", "recorded_training", "recorded_params", "log", "key", "segments")),
+    "recorded": [],
+}
+_AGREEMENT: Document = {"agrees": None, "first_divergence": None, "counts": None, "off": []}
+_TIME = ("load_s", "compile_s", "steady_s", "forward_s", "backward_s")
+_MEMORY = ("peak_mib", "forecast_logits_mib")
+
+
+def _whole_cell(cell: Mapping[str, Any], number: int) -> Document:
+    """A cell as the schema has it: a replay of the screen is two cells that were asked for one by one."""
+    said = {name: value for name, value in cell.items() if name != "hashes"}  # a line per tensor, for comparing alone
+    figures = {
+        part: None if (given := cell.get(part)) is None else {name: given.get(name) for name in names}
+        for part, names in (("time", _TIME), ("memory", _MEMORY))
+    }
+    agreement = {**_AGREEMENT, **(cell.get("agreement") or {})}
+    part = {"part": "cell" if number else "reference"}
+    return {**_UNSAID, **part, **said, **figures, "agreement": agreement, "asked": number > 0}
+
+
 def replay_document(state: State) -> Document:
     """The cells of the last replay as one document; the first, each row alone, is the baseline."""
     head = {k: v for k, v in (state.comparison or {}).items() if k in ("schema_version", "tool", "created")}
-    cells = [
-        {"agreement": None, "segments": None, **cell.document, "asked": number > 0}
-        for number, cell in enumerate(state.cells)
-    ]
+    cells = [_whole_cell(cell.document, number) for number, cell in enumerate(state.cells)]
     notes = list(dict.fromkeys(note for cell in state.cells for note in cell.document.get("notes") or []))
-    return {**head, "kind": "replay", "baseline": 0, "plan": state.plan, "cells": cells, "notes": notes}
+    # What only `rldbg replay` looks for.
+    rest: Document = {
+        "matrix": None,
+        "recording": None,
+        "floors": {},
+        "determinism": None,
+        "ranking": None,
+        "is_warm": False,
+    }
+    return {**head, "kind": "replay", "baseline": 0, "plan": state.plan, "cells": cells, **rest, "notes": notes}
 
 
 def write_new(folder: Path, document: Document) -> Path:
@@ -172,8 +205,18 @@ def write_new(folder: Path, document: Document) -> Path:
         path = place / f"rldbg-{document.get('kind', 'document')}-{stamp}{tail}.json"
         try:
             with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+                _write(file, text)
         except FileExistsError:
             number += 1
         else:
             return path
+
+
+def _write(file: TextIO, text: str) -> None:
+    try:
+        file.write(text)
+        file.flush()
+    except OSError:
+        # A full disk: half a document would be refused when it is opened.
+        Path(file.name).unlink(missing_ok=True)
+        raise

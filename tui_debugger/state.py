@@ -90,6 +90,11 @@ class Matrix:
     """Its screen is to be opened: a saved one is what the user came for."""
 
     @property
+    def is_one_replay(self) -> bool:
+        """Whether its cells are those of one replay that was opened from a file: no axes were asked for."""
+        return self.document is not None and not self.document.get("matrix")
+
+    @property
     def baseline(self) -> Document | None:
         if self.document is not None:
             return dict(self.cells[self.document["baseline"]])
@@ -150,7 +155,9 @@ class State:
     live: bool = False
     """The rows are those of a comparison that still runs."""
     snapshot: Path | None = None
-    """The saved document that is shown, when it is one."""
+    """The file that was opened, when it is a saved document."""
+    saved: Document | None = None
+    """The document it held. What is computed afterwards is another."""
     shows_record: bool = True
     selected: int = 0
     """Index of the selected row among all rows (before the filter)."""
@@ -296,6 +303,11 @@ class State:
         order = self.shown if direction > 0 else self.shown[::-1]
         start = order.index(after) + 1 if after in order else 0
         return next((index for index in order[start:] if self.rows[index].diverges), None)
+
+    def judged(self, scope: Scope, word: str) -> None:
+        """Keep the verdict of a step. A rank or micro-batch of it that agrees says nothing of the whole."""
+        if (scope.rank is None and scope.micro is None) or word in fmt.DIVERGING:
+            self.step_verdicts[scope.step] = word
 
     def first(self) -> int | None:
         return next((i for i, row in enumerate(self.rows) if row.is_first), None)

@@ -67,6 +67,15 @@ class Tolerance:
             return cls(file=file)
         return cls(limits["atol"], limits["rtol"], None, kept.get("exact") is True)
 
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Tolerance:
+        """What a written comparison was judged by, though its file be gone."""
+        kept = document.get("tolerance")
+        if not isinstance(kept, Mapping):
+            return cls()
+        atol, rtol, file = _number(kept.get("atol")), _number(kept.get("rtol")), kept.get("file")
+        return cls(atol, rtol, str(file) if file else None, kept.get("exact") is True)
+
     @property
     def is_table(self) -> bool:
         return self == Tolerance()
@@ -96,9 +105,9 @@ class Tolerance:
     def __str__(self) -> str:
         if self.exact:
             return "bitwise equality"
-        if self.file is not None:
-            return f"{Path(self.file).name} over the table"
         given = [f"{name} {value:g}" for name in ("atol", "rtol") if (value := getattr(self, name)) is not None]
+        if self.file is not None:
+            return " ".join([*given, f"{Path(self.file).name} over the table"])
         return " ".join(given) or "the table"
 
 

@@ -80,7 +80,8 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
         try:
             rows = rows_of(record)
         except (RldbgError, ValueError) as error:
-            unreadable.append(f"{record.path.name}: {error}")
+            what = error.in_one_line if isinstance(error, RldbgError) else error
+            unreadable.append(f"{record.path.name}: {what}")
             continue
         if rows is None or not len(rows):
             continue

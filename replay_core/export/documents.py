@@ -135,7 +135,18 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
     }
 
 
-def comparison_document(comparison: Comparison) -> Document:
+def tolerance_block(
+    file: Path | None, exact: bool, atol: float | None = None, rtol: float | None = None
+) -> dict[str, Any] | None:
+    """What a person had a comparison judged by; None where it was the table alone."""
+    if file is None and atol is None and rtol is None and not exact:
+        return None
+    path = None if file is None else str(Path(file).absolute())
+    return {"atol": atol, "rtol": rtol, "file": path, "exact": exact}
+
+
+def comparison_document(comparison: Comparison, judged_by: dict[str, Any] | None = None) -> Document:
+    """`judged_by`: a `tolerance_block`."""
     from replay_core.compare.hints import hints
 
     first, difference = comparison.first, comparison.first_difference
@@ -151,6 +162,7 @@ def comparison_document(comparison: Comparison) -> Document:
         notes=comparison.notes,
         hints=hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
         selection=comparison.selection,
+        tolerance=judged_by,
         coverage={
             "records_paired": comparison.records_paired,
             "records_only_in_a": comparison.records_a_only,

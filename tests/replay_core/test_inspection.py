@@ -39,6 +39,17 @@ def test_the_window_opens_where_the_two_differ(pair: tuple[Path, Path]):
     assert document["verdict"]["verdict"] == "DIFF"
 
 
+def test_two_tensors_of_other_names_get_no_verdict_of_another_pair(tmp_path: Path):
+    old, new = torch.zeros(2, 3), torch.ones(2, 3)
+    sides = ({"modules": {"old": old, "new": new}} for _ in range(2))
+    a, b = write_pair(tmp_path, *sides)
+    document = workbench.inspect(named(a, "old"), named(b, "new"))
+    assert document["verdict"] is None
+    assert document["window"]["d"][:3] == [1.0, 1.0, 1.0]
+    assert workbench.inspect(named(a, "old"), named(b, "old"))["verdict"]["verdict"] == "SAME"
+    assert workbench.inspect(named(a, "old"), named(a, "new"))["verdict"] is None
+
+
 @pytest.mark.parametrize("at", [[0, 0], [2, 199], [1, 100]])
 def test_a_place_asked_for_is_in_the_window(at: list[int], pair: tuple[Path, Path]):
     window = workbench.inspect(*(named(path, "x") for path in pair), at=at, count=16)["window"]

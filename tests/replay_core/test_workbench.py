@@ -11,6 +11,7 @@ from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
 from replay_core.records import RecordKey, Selection
 from tests.builders import write_dump, write_pair
+from tests.replay_core.export.test_schema import validate
 
 
 @pytest.fixture
@@ -77,6 +78,21 @@ def test_two_dumps_are_judged_again_without_being_read(tmp_path: Path):
         workbench.rejudge(*paths, atol=float("nan"))
     with pytest.raises(RequestError, match="not compared last"):
         workbench.rejudge(paths[1], paths[0])
+
+
+def test_a_comparison_says_what_a_person_had_it_judged_by(pair: tuple[Path, Path], tmp_path: Path):
+    assert workbench.compare_dumps(*pair)["tolerance"] is None
+    given = {"atol": 2.0, "rtol": None, "file": None, "exact": False}
+    assert workbench.compare_dumps(*pair, atol=2.0)["tolerance"] == given
+    assert desk.perform(Job("rejudge", {"a": str(pair[0]), "b": str(pair[1]), "exact": True}))["tolerance"] == {
+        "atol": None, "rtol": None, "file": None, "exact": True,
+    }  # fmt: skip
+    assert workbench.rejudge(*pair)["tolerance"] is None
+    rules = tmp_path / "mine.toml"
+    rules.write_text('[[tolerance]]\nname = "*"\nreason = "known"\nrtol = 0.1\n')
+    document = workbench.compare_dumps(*pair, tolerance_file=rules)
+    assert document["tolerance"] == {"atol": None, "rtol": None, "file": str(rules), "exact": False}
+    validate(document)
 
 
 def test_what_lies_around_another_first_divergence_is_not_shown_beside_this_one(tmp_path: Path):

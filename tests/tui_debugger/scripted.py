@@ -74,7 +74,9 @@ class ScriptedEngine:
 
     async def _inspect(self, job: Job, _on_event: OnEvent) -> Document:
         answer = document("inspect_pair" if job.params.get("b") else "inspect_one")
-        answer["a"]["name"] = answer["a"]["canonical"] = job.params["a"]["name"]
+        for side in ("a", "b"):
+            if asked := job.params.get(side):
+                answer[side] |= {"name": asked["name"], "canonical": asked["name"], "key": asked.get("key")}
         answer["verdict"] = None
         return answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,15 @@ from typing import Any
 import pytest
 
 from replay_core.errors import DumpError, NotADumpError
-from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.replay_core.export.test_schema import SCHEMA, validate
+from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
-from tui_debugger import snapshot
+from tui_debugger import paths, snapshot
+from tui_debugger.replaying import agreement
+from tui_debugger.state import Cell, State
+
+#: Documents of the engine, recorded for the pictures.
+ANSWERS = Path(__file__).parents[2] / "docs" / "images" / "answers"
 
 
 def _saved(folder: Path, content: Any) -> Path:
@@ -35,6 +42,129 @@ def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> N
     shown = asyncio.run(reopen(written))
     assert "DIFF  first at layers.0.self_attn.o_proj.inputs.0" in shown
     assert "saved 2026-11-20" in shown
+
+
+def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Path) -> None:
+    given = {"atol": 2.0, "rtol": None, "file": None, "exact": False}
+    lenient = {**document("comparison_same"), "tolerance": given}
+
+    async def save() -> None:
+        async with opened(A, B, engine=ScriptedEngine(rejudge=lenient)) as (app, pilot):
+            await press(app, pilot, "R", "2", "enter", "e")
+
+    async def reopen(path: Path) -> tuple[str, list[str]]:
+        async with opened(path, size=(80, 24)) as (app, pilot):
+            shown = screen(app)
+            await press(app, pilot, "escape")
+            assert "JUDGED BY" in screen(app).splitlines()[0], "there are no figures to judge by the table"
+            assert not any("table's own tolerances again" in toast for toast in toasts(app))
+            return shown, toasts(app)
+
+    asyncio.run(save())
+    (written,) = in_tmp.glob("rldbg-comparison-*.json")
+    shown, said = asyncio.run(reopen(written))
+    assert "JUDGED BY atol 2" in shown.splitlines()[0]
+    assert "judged by atol 2" in shown.splitlines()[1]
+    assert any("a saved comparison has no figures" in toast for toast in said)
+
+
+def test_a_saved_comparison_of_a_selection_says_so(tmp_path: Path) -> None:
+    async def run() -> str:
+        saved = {**document("comparison_same"), "selection": {"step": "3", "name": "layers.0.*"}}
+        async with opened(_saved(tmp_path, saved)) as (app, _):
+            return screen(app)
+
+    assert "only step 3, name layers.0.*" in asyncio.run(run())
+
+
+def test_what_is_computed_from_a_saved_document_is_not_called_saved(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        async with opened(_saved(tmp_path, document("matrix")), engine=engine) as (app, pilot):
+            await press(app, pilot, *"jjjjjj", "enter")
+            assert "compare" in engine.kinds()
+            assert "DIFF  first at" in screen(app)
+            assert "saved 2026" not in screen(app)
+            assert "judged by the table" in screen(app)
+        async with opened(_saved(tmp_path, document("diagnosis_shifted")), engine=engine) as (app, pilot):
+            assert "saved 2026" in screen(app)
+            engine.answers["diagnose"] = document("diagnosis_shifted")
+            await press(app, pilot, "E")
+            assert "diagnose" in engine.kinds()
+            assert "saved 2026" not in screen(app)
+
+    asyncio.run(run())
+
+
+def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) -> None:
+    async def save() -> None:
+        async with opened(A) as (app, pilot):
+            await press(app, pilot, "p", "b", "r", "e")
+
+    async def reopen(path: Path) -> str:
+        async with opened(path) as (app, _):
+            return screen(app)
+
+    asyncio.run(save())
+    (written,) = in_tmp.glob("rldbg-replay-*.json")
+    kept = json.loads(written.read_text())
+    assert set(SCHEMA["$defs"]["replay"]["required"]) <= set(kept)
+    # As an rldbg wrote it that did not name the parts.
+    for cell in kept["cells"]:
+        del cell["part"]
+    older = in_tmp / "older.json"
+    older.write_text(json.dumps(kept))
+    for path in (written, older):
+        shown = asyncio.run(reopen(path))
+        assert "DIFFERS  0 agree · 1 differ of 1 cell\n" in shown
+        assert "replay packed, no block mask" in shown.splitlines()[0]
+        assert "attention=eager,flash" not in shown
+        assert "BASELINE   each row alone" in shown
+
+
+def test_what_e_writes_of_a_replay_is_a_replay_document(tmp_path: Path) -> None:
+    """The cell is as the replaying child gives it: without what only a matrix knows, with digests of every tensor."""
+    time, memory = {"load_s": 1.0, "compile_s": None, "steady_s": 0.1}, {"peak_mib": 400.0, "forecast_logits_mib": 0.1}
+    whole = json.loads((ANSWERS / "matrix.json").read_text())["cells"][2]
+    unknown = ("cause", "toggles", "same_as", "recorded", "recorded_training", "recorded_params", "log", "key", "part")
+    ran = {**{name: value for name, value in whole.items() if name not in unknown}, "time": time, "memory": memory}
+    alone = {**ran, "hashes": {"x": "00"}, "agreement": None, "segments": None}
+    held = {**ran, "agreement": {"agrees": True, "first_divergence": None}}
+    state = State(cells=[Cell("each row alone", alone), Cell("packed", held)])
+    state.plan = {"dump": "/run", "step": 0, "rank": 0, "micro": 0, "model": "checkpoint", "flags": {}}
+    state.comparison = {"schema_version": 1, "tool": "rldbg 0.1.0", "created": "2026-11-20T12:00:00Z"}
+    written = snapshot.write_new(tmp_path, snapshot.replay_document(state))
+    validate(json.loads(written.read_text()))
+
+
+def test_a_comparison_that_skipped_something_is_no_agreement_of_a_replay() -> None:
+    counts = {"total": 5, "SAME": 3, "skipped": 2}
+    assert agreement({"counts": counts, "first_divergence": None})["agrees"] is None
+    assert agreement({"counts": {"total": 3, "SAME": 3}, "first_divergence": None})["agrees"] is True
+    assert agreement({"counts": {"total": 4, "SAME": 3, "DIFF": 1}, "first_divergence": None})["agrees"] is False
+
+
+def test_a_full_disk_leaves_no_half_of_a_document(tmp_path: Path) -> None:
+    class Full(io.StringIO):
+        name = str(tmp_path / "half.json")
+
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    Path(Full.name).write_text('{"kind":')
+    with pytest.raises(OSError, match="No space left"):
+        snapshot._write(Full(), "{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_from_a_folder_that_is_gone_goes_to_the_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert paths.here() == paths.state_dir()
 
 
 def test_a_saved_matrix_shows_its_cells(tmp_path: Path) -> None:

@@ -86,6 +86,17 @@ def test_a_marked_tensor_waits_for_one_of_another_run() -> None:
     asyncio.run(run())
 
 
+def test_two_marked_tensors_that_no_comparison_pairs_get_no_verdict_of_a_line() -> None:
+    async def run() -> str:
+        async with opened(A, B, size=(160, 48)) as (app, pilot):
+            await press(app, pilot, "space", "j", "space", "k", "equals_sign", "z")
+            assert len({mark.name for mark in app.session.state.marks}) == 2
+            return screen(app)
+
+    shown = asyncio.run(run())
+    assert "no verdict: a comparison does not pair these two" in shown
+
+
 def test_a_parameter_and_its_gradient_are_two_columns() -> None:
     answer = document("inspect_one")
     stats = {**answer["a"]["stats"], "l2": 0.5}

@@ -99,6 +99,8 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             self._values(text, document, width)
         if verdict:
             self._verdict(text, verdict, width)
+        elif b:
+            text.append("no verdict: a comparison does not pair these two\n", paint(self, "missing"))
         if not self._state.place_asked:
             self._facts(text, a, b)
         if (self._state.closer or {}).get("kind") == "difference":
@@ -126,8 +128,10 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         row = self._state.row
         if row is None or self._state.shows_record:
             return None
-        names = row.entry.get("names") or [row.name]
-        return row.entry if document["a"].get("name") in (*names, row.name) else None
+        names, sides = row.entry.get("names") or [row.name, row.name], (document["a"], document.get("b"))
+        ends = ((name or row.name, row.entry.get(f"{letter}_key")) for name, letter in zip(names, "ab", strict=True))
+        about = [(side["name"], side.get("key")) for side in sides if side]
+        return row.entry if about == [end for end in ends if end[1] is not None] else None
 
     def _note(self, text: Text, entry: Mapping[str, Any]) -> None:
         text.append(f"{fmt.safe(entry.get('name'))}\n", paint(self, "strong"))

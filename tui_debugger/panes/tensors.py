@@ -17,6 +17,7 @@ from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted
 from tui_debugger.panes.start import StartList
 from tui_debugger.state import State
 from tui_debugger.tensor_rows import SORTS, TensorRow
+from tui_debugger.widgets.line_input import LineInput
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.rows import Rows
 
@@ -144,7 +145,7 @@ class TensorRows(Rows):
         return "" if value is None else fmt.number(value)
 
 
-class FilterInput(Input):
+class FilterInput(LineInput):
     def on_key(self, event: Key) -> None:
         if event.key == "escape":
             event.stop()

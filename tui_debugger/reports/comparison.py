@@ -11,6 +11,7 @@ from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
 from tui_debugger.reports.summary import summary_lines
 from tui_debugger.reports.tensor_table import held_at, tensor_table, word
+from tui_debugger.tolerance import Tolerance
 
 #: Rows printed of each list; what is left out is counted.
 ROWS = 30
@@ -25,6 +26,9 @@ def comparison_report(doc: Document, *, show_all: bool = False, width: int | Non
     lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
+    given = Tolerance.of_document(doc)
+    if not given.is_table:
+        lines.append(f"judged by {words.safe(str(given))}")
     lines += [f"note: {note}" for note in doc["notes"][:5]]
     if len(doc["notes"]) > 5:
         lines.append(f"note: ... and {len(doc['notes']) - 5} more in the document (--json)")

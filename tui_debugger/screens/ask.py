@@ -12,6 +12,8 @@ from textual.screen import ModalScreen
 from textual.suggester import Suggester
 from textual.widgets import Input, Static
 
+from tui_debugger.widgets.line_input import LineInput
+
 
 class PathSuggester(Suggester):
     """Completes directory entries; right arrow takes the suggestion."""
@@ -49,7 +51,7 @@ class AskScreen(ModalScreen[str | None]):
         with Vertical(id="ask") as box:
             box.border_title = self._question
             box.border_subtitle = "enter takes it · esc leaves"
-            yield Input(self._value, suggester=PathSuggester() if self._is_path else None, compact=True)
+            yield LineInput(self._value, suggester=PathSuggester() if self._is_path else None, compact=True)
             yield Static(self._hint, markup=False, id="ask-hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

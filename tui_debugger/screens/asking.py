@@ -11,6 +11,7 @@ from textual.screen import Screen
 
 from replay_core.errors import RldbgError
 from tui_debugger import format as fmt
+from tui_debugger.answer import NEXT, NO_DUMP
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.session import Session
 from tui_debugger.state import Part, Scope
@@ -52,6 +53,10 @@ class Asking(Screen[None]):
         self.run_worker(quietly(work), group=group, exclusive=group == "job")
 
     def action_compare(self) -> None:
+        if self.session.state.a is None and self.session.state.busy is None:
+            self.say(f"{NO_DUMP}: o opens one, c then compares it")
+            return
+
         def go(text: str) -> None:
             self.work(self.session.compare_with(Path(text).expanduser()), "job")
 
@@ -73,6 +78,10 @@ class Asking(Screen[None]):
         self._ask("Model to replay with", hint, go, self.session.state.model or "", path=True)
 
     def action_at(self) -> None:
+        if self.session.state.inspected is None:
+            self.say("no tensor is selected: there are no values to go to")
+            return
+
         def go(text: str) -> None:
             text = text.replace("[", "").replace("]", "").replace(" ", "")
             if ":" in text:
@@ -89,6 +98,9 @@ class Asking(Screen[None]):
 
     def action_tolerance(self) -> None:
         session = self.session
+        if session.state.comparison is None and session.state.busy is None:
+            self.say(NEXT if session.state.a is not None else f"{NO_DUMP}: o opens one")
+            return
 
         def go(text: str) -> None:
             try:
@@ -139,7 +151,7 @@ class Asking(Screen[None]):
         state = self.session.state
         steps = (state.a or {}).get("steps") or []
         if not steps:
-            self.say("the run has no steps" if state.a else "no dump is open: o opens one")
+            self.say("the run has no steps" if state.a else f"{NO_DUMP}: o opens one")
             return
 
         def go(text: str) -> None:

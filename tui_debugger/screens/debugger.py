@@ -224,7 +224,8 @@ class DebuggerScreen(Finding, Examining, Taking):
             self._focus_pane("tensors")
         elif not self.state.tolerance.is_table and not self.job_runs:
             self._judge_by(Tolerance())
-            self.say("judged by the table's own tolerances again")
+            if self.state.compared is not None:
+                self.say("judged by the table's own tolerances again")
 
     def action_open(self) -> None:
         if self.active == "flags":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from textual import on
 
+from tui_debugger.answer import NO_DUMP
 from tui_debugger.messages import FindingOpened, ProblemOpened
 from tui_debugger.panes.steps import StepsPane
 from tui_debugger.screens.asking import Asking, quietly
@@ -36,7 +37,7 @@ class Examining(Moving, Asking):
 
     def action_diagnose(self) -> None:
         if self.session.state.a is None:
-            self.say("no dump is open: o opens one")
+            self.say(f"{NO_DUMP}: o opens one")
             return
         self._behind(self.session.diagnose())
 

@@ -13,8 +13,10 @@ from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
+from replay_core.replay.flags import Flags
 from tui_debugger import digests, keymap
 from tui_debugger import format as fmt
+from tui_debugger.answer import NO_DUMP
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.help import HelpScreen
@@ -85,7 +87,7 @@ class MatrixRows(Rows):
         return text
 
     def _axes(self) -> dict[str, Any]:
-        return dict(Axes.parse(self._matrix.axes).values)
+        return {} if self._matrix.is_one_replay else dict(Axes.parse(self._matrix.axes).values)
 
 
 def _name(cell: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
@@ -95,9 +97,17 @@ def _name(cell: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
     if cell.get("part") == "reference":
         return "each row alone"
     flags = cell.get("flags") or {}
-    name = " ".join(f"{axis}={fmt.setting(flags.get(axis))}" for axis in axes)
+    name = " ".join(f"{axis}={fmt.setting(flags.get(axis))}" for axis in axes) or _settings(cell)
     same = cell.get("same_as")
     return f"{name} (same kernels as {same})" if same is not None else name
+
+
+def _settings(cell: Mapping[str, Any]) -> str:
+    """The settings of a cell of no axes: `packed, no block mask, sdpa`."""
+    try:
+        return Flags.from_mapping(cell.get("flags") or {}).label()
+    except RldbgError:  # flags of another rldbg
+        return fmt.flags(cell.get("flags"))
 
 
 def _figure(cell: Mapping[str, Any], name: str) -> str:
@@ -146,9 +156,12 @@ class MatrixScreen(Watching):
         rows = self.query_one(MatrixRows)
         rows.show(self.matrix, marked)
         title = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
-        title.append(" matrix ", paint(self, "key"))
+        one = self.matrix.is_one_replay
+        title.append(" replay " if one else " matrix ", paint(self, "key"))
         where = f" · {state.scope}" if str(state.scope) else ""
-        title.append(f"{self.matrix.axes}{where}", paint(self, "muted"))
+        cells = self.matrix.cells
+        asked = ", ".join(_settings(cell) for cell in cells if cell.get("part") == "cell") if one else self.matrix.axes
+        title.append(f"{asked}{where}", paint(self, "muted"))
         self.query_one("#matrix-title", Static).update(title)
         self.query_one("#matrix-answer", Static).update(self._answer())
         self._show_cell(rows.cursor)
@@ -166,6 +179,9 @@ class MatrixScreen(Watching):
         if state.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))
             return text.append(f" {fmt.safe(state.trouble)}")
+        if not matrix.cells and state.a is None:
+            text.append(" READY ", paint(self, "muted"))
+            return text.append(f" {NO_DUMP}: esc, then o opens one")
         if not matrix.cells:
             text.append(" READY ", paint(self, "key"))
             return text.append(f" {Axes.parse(matrix.axes).size} cells beside the recording and each row alone")
@@ -184,7 +200,7 @@ class MatrixScreen(Watching):
             for listed, what in ((off, "differ"), (down, "failed"), (gone, "unavailable"))
             if listed
         ]
-        text.append(f" {' · '.join(parts)} of {len(asked)} cells")
+        text.append(f" {' · '.join(parts)} of {len(asked)} cell{'s' if len(asked) > 1 else ''}")
         found = (matrix.document or {}).get("matrix") or {}
         for name, what in (("breaking", "breaks agreement"), ("failing", "does not run")):
             for toggles in (found.get(name) or [])[:2]:

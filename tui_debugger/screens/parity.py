@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -13,7 +12,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
-from tui_debugger import keymap
+from tui_debugger import keymap, paths
 from tui_debugger.actions import PARITY_PARTS
 from tui_debugger.panes import parity_sheets as sheets
 from tui_debugger.parity_view import ParityView
@@ -349,7 +348,7 @@ class ParityScreen(Watching):
 
     async def _export(self) -> None:
         try:
-            written = await asyncio.to_thread(self.debugger.session.export_parity, Path.cwd())
+            written = await asyncio.to_thread(self.debugger.session.export_parity, paths.here())
         except (OSError, ValueError) as error:
             self.debugger.say(f"cannot export: {error}", "error")
             return

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tui_debugger import paths
 from tui_debugger.answer import answer_of
 from tui_debugger.screens.asking import Asking
 from tui_debugger.screens.moving import Moving
@@ -36,7 +37,7 @@ class Taking(Moving, Asking):
         try:
             # A long list takes a second to write: the keys go on meanwhile.
             findings = self.active == "findings"
-            written = await asyncio.to_thread(self.session.export, Path.cwd(), findings=findings)
+            written = await asyncio.to_thread(self.session.export, paths.here(), findings=findings)
         except (OSError, ValueError) as error:
             self.say(f"cannot export: {error}", "error")
             return

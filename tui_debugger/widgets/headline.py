@@ -61,7 +61,9 @@ class TitleLine(Fixed):
         """Which tolerance is in force: words, and a colour where it is not the table's."""
         state = self._state
         if state.tolerance.is_table:
-            has = state.comparison is not None and not state.shows_record and state.snapshot is None
+            shown = None if state.shows_record else state.comparison
+            # An older document does not say what it was judged by.
+            has = shown is not None and (shown is not state.saved or "tolerance" in shown)
             return " · judged by the table" if has else ""
         return f" · JUDGED BY {state.tolerance}"
 
@@ -159,8 +161,10 @@ class Headline(Fixed):
         return text
 
     def _note(self, text: Text, note: str) -> None:
-        for word in note.split(" "):
-            text.append(f"{word} ", paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
+        # A blank behind the last word would not fit where the line is as long as the screen is wide.
+        for i, word in enumerate(note.split(" ")):
+            text.append(" " if i else "")
+            text.append(word, paint(self, verdict_token(word) if word in fmt.VERDICTS else "muted"))
 
 
 def _cut(text: str, width: int, count: int) -> list[str]:

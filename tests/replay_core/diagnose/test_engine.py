@@ -142,6 +142,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     named = of(found, "D39")
     assert named is not None
     assert "other.pt" in " ".join([*found.notes, named.claim])
+    assert not any("\n" in said or "\\n" in said for said in [*found.notes, named.claim])
 
 
 def test_the_next_step_quotes_what_a_shell_would_split() -> None:

@@ -29,7 +29,7 @@ KINDS = (
 )  # fmt: skip
 
 #: What only some documents of a kind have: a replay says its threads, the screen asks an inspection for more.
-OPTIONAL = {"numbers_absent", "threads", "difference", "tokens", "part_b"}
+OPTIONAL = {"numbers_absent", "threads", "difference", "tokens", "part_b", "tolerance"}
 
 
 def validate(document: dict[str, Any]) -> None:

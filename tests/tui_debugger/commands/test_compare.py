@@ -54,6 +54,13 @@ def test_own_limits_decide(compare: Call, dumps: tuple[Path, Path], tmp_path: Pa
     assert "no tolerance" in err
 
 
+def test_a_written_comparison_says_what_it_was_judged_by(compare: Call, dumps: tuple[Path, Path], tmp_path: Path):
+    written = tmp_path / "lenient.json"
+    assert "judged by rtol 0.1" in compare(*dumps, "--rtol", 0.1, "--output", written)[1]
+    assert "judged by rtol 0.1" in compare(written)[1]
+    assert "judged by" not in compare(*dumps)[1]
+
+
 @pytest.mark.parametrize("option", ["--atol", "--rtol"])
 @pytest.mark.parametrize("limit", ["nan", "-1", "inf", "-inf", "1e400"])
 def test_a_tolerance_that_is_no_number_is_a_wrong_request(
