@@ -43,6 +43,7 @@ def _filled(figures: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str,
 def replay_document(plan: ReplayPlan, replayed: Replayed) -> Document:
     """A replay document; `baseline` is the number of the cell that ran every row alone."""
     asked = {name: value for name, value in plan.to_mapping().items() if name != "out"}
+    asked["role"] = replayed.role
     results = replayed.results
     notes = list(dict.fromkeys(note for result in results for note in result.cell["notes"]))
     return document(

@@ -11,6 +11,7 @@ write of a key raises RecordExistsError.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -32,7 +33,7 @@ from replay_core.recorder.index import Claim, Identity, content_of, file_of, ide
 from replay_core.recorder.manifest import Manifest, config_hash, model_facts
 from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
-from replay_core.recorder.step import Held, StepRecorder
+from replay_core.recorder.step import Held, StepRecorder, number
 from replay_core.recorder.values import Digests, Snapshots
 from replay_core.recorder.writer import append_line, commit
 
@@ -127,7 +128,7 @@ class Recorder:
 
     def open_step(self, step: int, *, rank: int | None = 0, role: str = "actor") -> StepRecorder:
         """As `step`, for a trainer whose loop no `with` can go around. `end_step` belongs to it."""
-        self.current = StepRecorder(self, step, rank, role, active=self.settings.wants_step(int(step)))
+        self.current = StepRecorder(self, step, rank, role, active=self.settings.wants_step(number("step", step)))
         return self.current
 
     def end_step(self, step: StepRecorder, failure: BaseException | None = None) -> None:
@@ -141,7 +142,9 @@ class Recorder:
             if incident is not None:
                 self.commit_held(incident)
         if self.settings.max_keep is not None:
-            self._do(lambda: self._rotate(step), 0)
+            ended = {"step": step.step, "part": "max_keep"}
+            with self.guarded(ended):
+                self._do(lambda: self._rotate(step), 0, ended)
 
     def _rotate(self, step: StepRecorder) -> None:
         self._rotation.close(step.step, step.rank, step.role)
@@ -196,18 +199,22 @@ class Recorder:
         if target.exists():
             raise RequestError(f"a checkpoint of step {step} is already on disk", file=str(target))
         unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        model.save_pretrained(unfinished, safe_serialization=True)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(unfinished)
-        os.replace(unfinished, target)
-        self._checkpointed = True
         reference = str(target.relative_to(self.directory))
 
         def change(manifest: dict[str, Any]) -> None:
             manifest["models"][str(step)] = reference
             manifest.setdefault("model_facts", {}).update(model_facts(model))
 
-        self._update(change)
+        with self.guarded({"step": step, "part": "checkpoint"}):
+            try:
+                model.save_pretrained(unfinished, safe_serialization=True)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(unfinished)
+                os.replace(unfinished, target)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            self._checkpointed = True
+            self._update(change)
         return target
 
     def nearest_checkpoint(self, step: int) -> str | None:
@@ -319,8 +326,9 @@ class Recorder:
                 commit(self.directory / file, lambda out: formats.write(self.settings.format, content, out))
         known = digests.taken()
         line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards, digests=known)
-        # A line without a file is the record itself; one with a file can be made again from it.
-        append_line(claim.index, line, durable=file is None)
+        # A line without a file is the record itself; one with a file is made again from it if there is no room for it.
+        with contextlib.suppress(*([] if file is None else [OSError])):
+            append_line(claim.index, line, durable=file is None)
 
     def _claim(self, role: str, rank: int | None) -> Claim:
         if self._process != os.getpid():
@@ -333,7 +341,8 @@ class Recorder:
 
     def _update(self, change: Any) -> None:
         if self._manifest is not None:
-            self._manifest.update(change)
+            with self.guarded({"part": "manifest.json"}):
+                self._manifest.update(change)
 
     def _failed(self, error: BaseException) -> None:
         if self._failure is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,13 +28,33 @@ class Held:
     snapshots: Snapshots
 
 
+def number(part: str, value: Any) -> int:
+    """A part of a key as the plain number that files and index spell; a NumPy or torch integer is one too.
+
+    Raises:
+        RequestError: it is no whole number from 0.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise RequestError(f"{part} is a whole number from 0", expected="0, 1, 2 ...", found=f"{part}={value!r}")
+    return found
+
+
+def optional(part: str, value: Any) -> int | None:
+    """As `number`; None where the part is not known."""
+    return None if value is None else number(part, value)
+
+
 class StepRecorder:
     """Writes the records of one (step, rank, role). `active` is False where the settings leave the step out."""
 
     def __init__(self, recorder: Recorder, step: int, rank: int | None, role: str, *, active: bool = True) -> None:
         if not str(role).isidentifier():
             raise RequestError("a role is one plain word", expected="actor, critic, ref, rollout, reward", found=role)
-        self.step, self.rank, self.role = int(step), rank, role
+        self.step, self.rank, self.role = number("step", step), optional("rank", rank), role
         self.active = active
         self.recorder = recorder
         self._running: dict[tuple[int | None, int | None, int], int] = {}
@@ -87,9 +108,10 @@ class StepRecorder:
     ) -> Path | None:
         """Take one record whose tensors may be snapshots of `snapshots` already; else as calling the object."""
         role = role or self.role
-        key = {"step": self.step, "rank": self.rank, "role": role, "micro": micro, "stage": stage}
+        key: dict[str, Any] = {"step": self.step, "rank": self.rank, "role": role, "micro": micro, "stage": stage}
         key.update(epoch=epoch, minibatch=minibatch)
         with self.recorder.guarded(key):
+            key.update({part: optional(part, key[part]) for part in ("micro", "epoch", "minibatch")})
             if not stage.isidentifier() or not role.isidentifier():
                 raise RequestError(
                     "a stage, and a role, is one plain word",

@@ -102,11 +102,14 @@ def _link(temporary: Path, path: Path) -> None:
 def replace_whole(path: Path, data: bytes) -> None:
     """Write or rewrite a small file atomically (the manifest): readers see the old text or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     _sync_directory(path.parent)
 
 
@@ -118,9 +121,16 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         whole = line + b"\n"
-        written = os.write(descriptor, whole)
-        while written < len(whole):
-            written += os.write(descriptor, whole[written:])
+        written = 0
+        try:
+            while written < len(whole):
+                written += os.write(descriptor, whole[written:])
+        except OSError:
+            # The disk is full: the next line must not continue half of this one. Cutting needs no room.
+            end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if written and os.fstat(descriptor).st_size == end:
+                os.ftruncate(descriptor, end - written)
+            raise
         if durable:
             os.fsync(descriptor)
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.records import Run
-from replay_core.replay import architectures, fit
+from replay_core.replay import architectures, fit, own_code
 from replay_core.replay.batch import Batch
 from replay_core.replay.model import LoadedModel, load
 from replay_core.replay.plan import ReplayPlan
@@ -55,7 +55,7 @@ def _key(plan: ReplayPlan, reference: str, batch: Batch) -> tuple[Any, ...]:
         )
         return (*common, plan.seed, kind, sizes["vocab_size"], sizes["max_position_embeddings"])
     if reference.startswith(FACTORY):
-        return (*common, plan.forward_path, batch.largest_id)
+        return (*common, plan.forward_path, own_code.edition(plan.forward_path), batch.largest_id)
     files = sorted(file for file in Path(reference).iterdir() if file.is_file())
     return (*common, batch.largest_id, *((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 

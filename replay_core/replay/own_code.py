@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ def function(reference: str, folder: str | None) -> Callable[..., Any]:
     module_name, _, name = reference.partition(":")
     if not name:
         raise RequestError("code is named module:function", expected="trainer.models:actor", found=reference)
+    edition(folder)
     with _importing_from(folder):
         try:
             found: Any = importlib.import_module(module_name)
@@ -51,6 +54,45 @@ def function(reference: str, folder: str | None) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+#: Of each folder: which edition of its code runs, and the files it was imported from as they were then.
+_editions: dict[Path, tuple[int, dict[str, tuple[int, int]]]] = {}
+#: rldbg itself is nobody's trainer, and neither is what is installed, though the folder may hold both.
+_NOT_THEIRS = ("replay_core", "tui_debugger")
+_INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+
+
+def edition(folder: str | None) -> int:
+    """How often the code in `folder` (else the current directory) was seen to have changed since it was first imported.
+
+    A warm child outlives an edit. Code that changed on disk is forgotten here, and imported anew when it is next named.
+    """
+    root = Path(folder or Path.cwd()).resolve()
+    number, known = _editions.get(root, (0, {}))
+    now = _imported(root)
+    if any(now.get(name, seen) != seen for name, seen in known.items()):
+        for name in now:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        number, now = number + 1, {}
+    _editions[root] = number, {name: known.get(name, seen) for name, seen in now.items()}
+    return number
+
+
+def _imported(root: Path) -> dict[str, tuple[int, int]]:
+    """Modules that came from sources below `root`: time and size of the file, as they are now."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if not file.endswith(".py") or name == "__main__" or name.partition(".")[0] in _NOT_THEIRS:
+            continue
+        path = Path(file)
+        if root in path.parents and not any(place in path.parents for place in _INSTALLED):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                found[name] = (stat.st_mtime_ns, stat.st_size)
+    return found
+
+
 def model(reference: str, folder: str | None) -> Any:
     """The model a factory makes.
 
@@ -58,6 +100,7 @@ def model(reference: str, folder: str | None) -> Any:
         RequestError, CellError: as `function`; or the factory raised, or returned no causal language model.
     """
     made = _called(reference, function(reference, folder))
+    edition(folder)  # what it imported while it ran counts too
     if not (hasattr(made, "base_model") and hasattr(made, "config") and hasattr(made, "get_output_embeddings")):
         raise CellError(
             "the factory returned no causal language model",
@@ -106,12 +149,15 @@ def _called(reference: str, call: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def _importing_from(folder: str | None) -> Iterator[None]:
-    if folder is None:
-        yield
-        return
-    sys.path.insert(0, folder)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    # Bytecode is told from its source by whole seconds and size: an edit within one would go unseen.
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(folder)
+        sys.dont_write_bytecode = writes
+        edition(folder)
+        if folder is not None:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)

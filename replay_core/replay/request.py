@@ -20,6 +20,7 @@ from replay_core.replay.matrix import Bench, CellResult, breaking, cells_for, fa
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
+from replay_core.replay.references import RANDOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Replayed:
     recording: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     is_warm: bool = False
+    #: The role that was replayed, where nobody named it and its records are a critic's.
+    role: str | None = None
 
 
 def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_event: OnEvent = ignore) -> Replayed:
@@ -66,9 +69,15 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
         plan = replace(plan, loss=Loss.parse(plan.loss))
     run = open_run(Path(plan.dump))
     recorded = read_batch(run, plan)
+    if plan.role is None and recorded.key.role == "critic":
+        # Nothing but a critic's records there: log-probabilities would be held to its values.
+        plan = replace(plan, role=recorded.key.role)
     values, notes = read_recorded(run, plan, recorded)
+    stranger = _stranger(run, plan)
+    if values and stranger is not None:
+        notes = [*notes, f"recorded {values[0].field} is not held to the replay: {stranger}"]
     bench = Bench(plan, out, runner, on_event)
-    replayed = Replayed(bench.results, notes=notes, is_warm=request.is_warm)
+    replayed = Replayed(bench.results, notes=notes, is_warm=request.is_warm, role=plan.role)
     if request.models:
         _rank(bench, request, recorded, values, replayed)
         return replayed
@@ -89,7 +98,9 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
         if plan.forward is not None:
             bench.run(plan.flags, "cell")
     _hold_to_recording(bench.results, recorded, values, run)
-    replayed.recording = _recording(values, bench.results)
+    if stranger is not None:
+        _not_judged(bench.results, stranger)
+    replayed.recording = _recording(values, bench.results, is_judged=stranger is None)
     if request.matrix is not None:
         _judge_recording(bench.results[0], bench.baseline)
     replayed.floors = floors(bench.results)
@@ -130,6 +141,23 @@ def _hold_to_recording(
         result.recorded = [against(value, result.run, recorded.batch, known_fp32=fp32) for value in values]
 
 
+def _stranger(run: Run, plan: ReplayPlan) -> str | None:
+    """Why the replay's weights are none that computed the recording; None where they may be."""
+    if not plan.model.startswith(RANDOM) or plan.model in run.models.values():
+        return None
+    return f"{plan.model} has other weights than computed it, so how far they are apart says nothing"
+
+
+def _not_judged(results: Sequence[CellResult], why: str) -> None:
+    """The figures stay; no verdict of them, be it that the recording is wrong or that it happens to be near."""
+    for result in results:
+        result.recorded = [{**one, "verdict": None, "reason": why} for one in result.recorded]
+        if result.training is not None:
+            result.training = {**result.training, "agrees": None, "sentence": f"not judged: {why}"}
+        if result.params is not None:
+            result.params = {**result.params, "sentence": f"not judged: {why}"}
+
+
 def _judge_recording(row: CellResult, baseline: CellResult) -> None:
     row.recorded = baseline.recorded
     if not row.recorded:
@@ -139,8 +167,10 @@ def _judge_recording(row: CellResult, baseline: CellResult) -> None:
     row.agrees = None if verdict is None else verdict in ("SAME", "CLOSE", "PADDING")
 
 
-def _recording(values: Sequence[Recorded], results: Sequence[CellResult]) -> dict[str, Any] | None:
-    """What was recorded, and which cell comes nearest to it."""
+def _recording(
+    values: Sequence[Recorded], results: Sequence[CellResult], *, is_judged: bool = True
+) -> dict[str, Any] | None:
+    """What was recorded, and which cell comes nearest to it; none does where the weights are others."""
     if not values:
         return None
     near = [
@@ -148,7 +178,7 @@ def _recording(values: Sequence[Recorded], results: Sequence[CellResult]) -> dic
         for number, result in enumerate(results)
         if result.part != "recording" and result.recorded and result.recorded[0]["mean_abs"] is not None
     ]
-    distance, nearest = min(near) if near else (None, None)
+    distance, nearest = min(near) if near and is_judged else (None, None)
     return {
         "values": [{"name": value.name, "field": value.field, "key": value.key.to_mapping()} for value in values],
         "judged_by": values[0].name,

@@ -90,7 +90,9 @@ def train(
     with torch.no_grad():
         head, final_hidden = cell._probe()
         ran = observing.operators_alone(cell, compiling.plain)
-    recorder = Recorder(plan.out, model=model.reference, flags={"asked": plan.flags.to_mapping(), "effective": None})
+    effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
+    said = {"asked": plan.flags.to_mapping(), "effective": effective}
+    recorder = Recorder(plan.out, model=model.reference, flags=said)
     memory, started = PeakMemory(flags.device), time.perf_counter()
     seconds = {"forward_s": 0.0, "backward_s": 0.0}
     values: list[float] = []
@@ -127,7 +129,6 @@ def train(
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     phases = {"Model loaded": load_s, "Forward": seconds["forward_s"], "Backward": seconds["backward_s"]}
     log_phases(plan, phases, peak_mib, on_event)
-    effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
     if broken:
         notes.append(f"the first gradient that is not finite, in backward order, is {broken[0]}")
     inputs = visibility.check(cell.arrangement, use_cache=flags.use_cache)

@@ -22,7 +22,7 @@ def replay_report(doc: Document) -> str:
     lines += matrix_table(doc) if several else _cells(doc)
     if doc.get("ranking"):
         lines += ["", *_ranking(doc["ranking"])]
-    if doc.get("recording"):
+    if doc.get("recording") and doc["recording"]["nearest_cell"] is not None:
         lines += ["", *_recording(doc)]
     for number, cell in enumerate(doc["cells"]):
         if cell["segments"] and (not several or cell["agreement"]["agrees"] is False):
@@ -99,7 +99,8 @@ def _smallest(doc: Document) -> list[str]:
 def _row_zero(doc: Document) -> list[str]:
     """Whether what the trainer recorded agrees with its replay."""
     held = doc["cells"][doc["baseline"]].get("recorded") or []
-    if not held or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
+    # The first of several models to be ranked is no answer of its own.
+    if not held or doc.get("ranking") or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
         return []
     at = held[0]["at"]
     return [
@@ -120,13 +121,13 @@ def _ranking(ranking: dict[str, Any]) -> list[str]:
 
 def _recording(doc: Document) -> list[str]:
     recording = doc["recording"]
-    lines = [f"recorded {recording['judged_by']} against each cell"]
-    if recording["nearest_cell"] is not None:
-        cell = doc["cells"][recording["nearest_cell"]]
-        name = words.flags(telling(cell["flags"]))
-        distance = words.number(recording["mean_abs"], 3)
-        lines.append(f"  nearest: cell {recording['nearest_cell']} ({name}), mean |d| {distance} nats")
-    return lines
+    cell = doc["cells"][recording["nearest_cell"]]
+    name = words.flags(telling(cell["flags"]))
+    distance = words.number(recording["mean_abs"], 3)
+    return [
+        f"recorded {recording['judged_by']} against each cell",
+        f"  nearest: cell {recording['nearest_cell']} ({name}), mean |d| {distance} nats",
+    ]
 
 
 def _loss(number: int, cell: dict[str, Any]) -> list[str]:

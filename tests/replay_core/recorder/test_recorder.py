@@ -218,6 +218,27 @@ def test_a_stage_or_role_cannot_leave_the_directory(name: str, tmp_path: Path) -
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize("as_number", [np.int64, torch.tensor], ids=["NumPy", "torch"])
+def test_a_librarys_integers_are_numbers_of_a_key(as_number: Any, tmp_path: Path) -> None:
+    with Recorder(tmp_path).step(as_number(2), rank=as_number(1)) as record:
+        file = record("loss", loss=1.0, micro=as_number(3), epoch=as_number(0), minibatch=as_number(1))
+    assert file == tmp_path / "loss" / "step_000002_rank1_micro3.pt"
+    run = open_run(tmp_path)
+    assert run.problems == []
+    (key,) = [record.key for record in run.records]
+    assert (key.step, key.rank, key.micro, key.epoch, key.minibatch) == (2, 1, 3, 0, 1)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1", "a"])
+@pytest.mark.parametrize("part", ["step", "rank", "micro", "epoch", "minibatch"])
+def test_a_key_no_reader_could_read_back_is_refused(part: str, wrong: Any, tmp_path: Path) -> None:
+    key = {"step": 0, "rank": 0, "micro": 0, part: wrong}
+    with pytest.raises(RequestError, match=f"{part} is a whole number"):  # noqa: PT012 - either refuses
+        opened = Recorder(tmp_path).open_step(key.pop("step"), rank=key.pop("rank"))
+        opened("loss", loss=1.0, **key)
+    assert files(tmp_path) == []
+
+
 def test_the_index_is_made_whole_from_the_files(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         for step in range(3):

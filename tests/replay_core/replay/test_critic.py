@@ -103,6 +103,13 @@ def test_a_random_critic_shows_structure_bugs(ask, recorded_critic):
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True]
 
 
+def test_a_critics_record_is_replayed_as_one_unasked(ask, recorded_critic):
+    doc = ask("", plan=plan(recorded_critic, role=None))
+    assert doc["plan"]["role"] == "critic"
+    (held,) = doc["cells"][0]["recorded"]
+    assert (held["name"], held["verdict"] in ("SAME", "CLOSE")) == ("values", True)
+
+
 def test_a_critic_without_returns_has_no_loss(ask, recorded):
     with pytest.raises(RequestError, match="no returns"):
         ask("", plan={"role": "critic", "model": "random:llama-tiny", "backward": True})

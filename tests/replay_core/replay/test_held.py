@@ -64,3 +64,34 @@ def test_a_wrong_name_costs_no_held_model_but_a_load_that_fails_leaves_none(held
     with pytest.raises(ModelError):
         holder.model(replace(plan, model=str(tmp_path)), run, small_batch())
     assert not holder.model(plan, run, small_batch())[1]
+
+
+FACTORY = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from sizes_of_{name} import LAYERS
+
+def build():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+                                        num_hidden_layers=LAYERS))
+"""
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["a folder", "the current directory"])
+def test_a_factory_edited_between_two_flips_is_run_anew(held, tmp_path, monkeypatch, is_named):
+    holder, plan, run, _ = held
+    name = f"edited_{is_named}".lower()
+    (tmp_path / f"{name}.py").write_text(FACTORY.format(name=name))
+    sizes = tmp_path / f"sizes_of_{name}.py"
+    sizes.write_text("LAYERS = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plan = replace(plan, model=f"factory:{name}:build", forward_path=str(tmp_path) if is_named else None)
+    assert holder.model(plan, run, small_batch())[0].config.num_hidden_layers == 1
+    assert holder.model(plan, run, small_batch())[1]
+    # As long as before, and within the same second: what bytecode is told by.
+    sizes.write_text("LAYERS = 2\n")
+    model, was_held = holder.model(plan, run, small_batch())
+    assert (was_held, model.config.num_hidden_layers) == (False, 2)
+    assert holder.model(plan, run, small_batch())[1]

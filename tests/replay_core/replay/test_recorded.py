@@ -7,6 +7,7 @@ import pytest
 
 from replay_core import workbench
 from replay_core.demo.train import train_demo
+from replay_core.dumps import open_run
 from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.records import Inline, TensorRef
@@ -82,6 +83,44 @@ def test_a_recording_of_a_wrong_forward_is_named_though_all_cells_agree(demo, tm
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [False, None, True, True]
     assert any("weights of step 1, batch of step 0" in note for note in doc["notes"])
     assert exit_code(doc) == 1
+
+
+def test_a_recording_that_parts_exits_1_without_a_matrix_too(demo, tmp_path):
+    doc = ask(demo, tmp_path / "out", plan={"model": str(demo / "checkpoints" / "step_000001")})
+    assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True]
+    assert doc["cells"][0]["recorded"][0]["verdict"] == "DIFF"
+    assert exit_code(doc) == 1
+
+
+@pytest.mark.parametrize("matrix", [None, "packing=off,on"])
+def test_random_weights_are_never_said_to_agree_with_the_recording_or_not(demo, tmp_path, matrix):
+    doc = ask(demo, tmp_path / "out", plan={"model": "random:qwen2-tiny"}, matrix=matrix)
+    held = [one for cell in doc["cells"] for one in cell["recorded"]]
+    assert held
+    assert {one["verdict"] for one in held} == {None}
+    assert all(one["max_abs"] > 0.01 for one in held)
+    assert doc["cells"][0]["agreement"]["agrees"] is None
+    assert doc["recording"]["nearest_cell"] is None
+    assert any("random:qwen2-tiny has other weights" in note for note in doc["notes"])
+    assert exit_code(doc) == 0
+
+
+def test_a_backward_says_what_it_computed_in_so_fp32_is_held_to_fp32(demo, tmp_path):
+    """Without it, log-probabilities of two fp32 runs might be up to 3 nats apart."""
+    other = str(demo / "checkpoints" / "step_000001")
+    doc = ask(demo, tmp_path / "out", plan={"model": other, "backward": True})
+    for cell in doc["cells"]:
+        assert open_run(Path(cell["dump"])).flags["effective"]["dtype"] == "float32"
+        assert cell["recorded_training"]["agrees"] is False
+        assert "up to 3 allowed" not in cell["recorded_training"]["sentence"]
+
+
+def test_a_backward_with_random_weights_is_not_judged_by_the_recorded_losses(demo, tmp_path):
+    doc = ask(demo, tmp_path / "out", plan={"model": "random:qwen2-tiny", "backward": True})
+    trained = [cell["recorded_training"] for cell in doc["cells"] if cell["recorded_training"]]
+    assert trained
+    assert {one["agrees"] for one in trained} == {None}
+    assert exit_code(doc) == 0
 
 
 def test_models_are_ranked_by_who_sampled_the_tokens(demo, tmp_path):
