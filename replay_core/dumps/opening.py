@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
+from errno import EACCES
 from pathlib import Path
 
 from replay_core.dumps import (
@@ -106,7 +107,7 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
 
 def _parts(path: Path) -> list[Run]:
     """The runs a path holds, one per dialect that knows files of it."""
-    if not path.exists():
+    if not _is_there(path):
         raise RequestError(
             "there is no such file or directory", file=str(path), hint="check the path; rldbg --help lists the commands"
         )
@@ -145,6 +146,18 @@ def _parts(path: Path) -> list[Run]:
         found=_contents(path),
         hint=_what_helps(path),
     )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        hint = "whoever runs rldbg must be allowed to enter every folder above it"
+        what = f"cannot look at the path: {error.strerror}"
+        raise DumpError(what, file=str(path), hint=hint if error.errno == EACCES else None) from None
+    return True
 
 
 def _what_helps(path: Path) -> str:

@@ -148,3 +148,9 @@ def test_a_tokenizer_that_is_none_is_a_wrong_request(content: bytes | None, tmp_
         path.write_bytes(content)
     with pytest.raises(RequestError):
         Decoder(path)
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "diagnose", "replay"])
+def test_an_empty_path_is_not_the_working_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, ""]) == 2
+    assert "the path is empty" in capsys.readouterr().err
