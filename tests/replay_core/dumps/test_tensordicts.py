@@ -1,4 +1,6 @@
-"""Files that verl 0.9.1's own DataProto.save_to_disk and tensordict 0.15.3 (0.6.2 where the name says so) wrote (genuine/) show what lies in them.
+"""Files that verl 0.9.1's own DataProto.save_to_disk and tensordict 0.15.3 wrote (genuine/) show what lies in them.
+
+words06_step_2.dp was written with tensordict 0.6.2.
 
 The values were drawn from a seeded generator, so nothing but the format is anybody's.
 """
