@@ -110,14 +110,14 @@ class Judge:
     def judge(self, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
         """The row of a pair; None when its one-sided twin was compared from another stage already."""
         if pair.a is None or pair.b is None:
-            record, _ = pair.one
-            if pair.name in self._compared[place_of(record.key)]:
+            # Of the facing: a record alone may be numbered as another one is that faces somebody.
+            if pair.name in self._compared[place_of(facing.key)]:
                 return None
             which = "a" if pair.b is None else "b"
             return TensorVerdict(pair.name, Verdict.MISSING, f"only {which} has it", a=pair.a, b=pair.b)
         row = self._both(pair, facing, pair.a[1], pair.b[1])
         if row.skipped is None:
-            self._compared[row.place].add(row.name)
+            self._compared[place_of(facing.key)].add(row.name)
         if row.name.endswith("norm.output"):
             self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":

@@ -128,6 +128,8 @@ def _parts(path: Path) -> list[Run]:
                 continue
             index = _index(dialect, path)
             index.files = claimed.free(index.files)
+            if dialect is loose and path.is_dir():
+                index.files = loose.numbered(index.files)
             if parts and not index.files:
                 continue
             claimed.add(index)

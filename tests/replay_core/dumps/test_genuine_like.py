@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -362,3 +363,14 @@ def test_rewards_of_a_token_export_are_said_of_tokens(tmp_path: Path) -> None:
     run = opened(tmp_path)
     assert field(run, "token_rewards").alignment == "full"
     assert "not computed" in str(field(run, "is_masked").sentinel)
+
+
+def test_folders_say_the_step_and_the_rank_of_files_that_do_not(tmp_path: Path) -> None:
+    """Megatron: iter_N/mp_rank_R/model_optim_rng.pt, whose arguments are a namespace."""
+    content = {"args": argparse.Namespace(lr=0.5), "iteration": 10, "model": {"w": torch.ones(2)}}
+    for folder in ("iter_0000010/mp_rank_00", "iter_0000010/mp_rank_01_000", "iter_0000020/mp_rank_00"):
+        save_file(tmp_path / folder / "model_optim_rng.pt", content)
+    run = opened(tmp_path)
+    assert [(record.key.step, record.key.rank) for record in run.records] == [(10, 0), (10, 1), (20, 0)]
+    assert [ref.name for ref in run.records[0].tensors()] == ["args.lr", "iteration", "model.w"]
+    assert [problem.what for problem in run.problems] == ["step 20 tensors: nothing of rank 1"]
