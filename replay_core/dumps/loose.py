@@ -65,7 +65,7 @@ def index(path: Path) -> Index:
 
 
 def numbered(files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
-    """Files that no other dialect has claimed: those that say no micro-batch are numbered within their step and rank."""
+    """Files no other dialect has claimed: those that say no micro-batch are numbered within their step and rank."""
     counts: Counter[tuple[int | None, int | None]] = Counter()
     answer = []
     for key, file in files:

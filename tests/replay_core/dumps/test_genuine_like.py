@@ -374,3 +374,12 @@ def test_folders_say_the_step_and_the_rank_of_files_that_do_not(tmp_path: Path) 
     assert [(record.key.step, record.key.rank) for record in run.records] == [(10, 0), (10, 1), (20, 0)]
     assert [ref.name for ref in run.records[0].tensors()] == ["args.lr", "iteration", "model.w"]
     assert [problem.what for problem in run.problems] == ["step 20 tensors: nothing of rank 1"]
+
+
+def test_a_step_without_a_trajectory_is_areals_and_says_so(tmp_path: Path) -> None:
+    save_file(tmp_path / "step_000001.pt", [])
+    save_file(tmp_path / "step_000002.pt", [{"input_ids": torch.ones(2, 3), "loss_mask": torch.ones(2, 3)}])
+    run = opened(tmp_path)
+    assert (run.dialect, run.steps()) == ("areal", [1, 2])
+    assert run.records[0].tensors() == ()
+    assert [problem.what for problem in run.records[0].problems] == ["the step holds no prompt group"]
