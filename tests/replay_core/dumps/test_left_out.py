@@ -132,3 +132,11 @@ def test_a_path_that_leads_nowhere_or_is_too_long_is_an_error_of_ours(dump: Path
     (dump / "loop").symlink_to("loop")
     with pytest.raises(DumpError, match="cannot look at the path"):
         open_run(dump / name)
+
+
+def test_a_distributed_checkpoint_says_how_to_look_into_it(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(b"")
+    (tmp_path / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(NotADumpError) as caught:
+        open_run(tmp_path)
+    assert f"dcp_to_torch {tmp_path} " in str(caught.value)
