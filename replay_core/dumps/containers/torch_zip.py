@@ -74,10 +74,11 @@ def read_torch_zip(loading: Loading) -> Any:
             known = places[key] = (_usual_offset(region, record) or _data_offset(loading, record), record[3])
         return known
 
-    def look_up(keys: Iterable[bytes]) -> None:
-        """Find the places of many records at once; of an unusual one `place` says what is wrong when asked for it."""
+    def look_up(keys: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
+        """The places of many records found at once; of an unusual one `place` says what is wrong when asked for it."""
         asked = [(key, record) for key in keys if (record := records.get(data_prefix + key)) is not None]
         places.update(_usual_places(region, asked))
+        return places
 
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
         span = new(Span, (region, *place(key.encode("utf-8", "replace"))))
