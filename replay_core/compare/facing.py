@@ -14,6 +14,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.compare.batch import Batch, Placed, batch_of
+from replay_core.compare.by_name import renumbered
 from replay_core.compare.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.layout import Ints, TokenLayout
@@ -226,7 +227,9 @@ def face(
 
     `steps`: what a calls the steps of b, where they count differently.
     """
-    sides_a, sides_b = _sides(records_a, {}), _sides(records_b, steps or {})
+    records_a, records_b, steps = list(records_a), list(records_b), steps or {}
+    micros = renumbered(records_a, records_b, steps)
+    sides_a, sides_b = _sides(records_a, {}, {}), _sides(records_b, steps, micros)
     problems: list[Problem] = []
     paired: list[tuple[Parts, Parts]] = [(key, key) for key in sides_a if key in sides_b]
     left_a = [key for key in sides_a if key not in sides_b]
@@ -247,11 +250,12 @@ def face(
     return sorted(facings, key=lambda facing: facing.key.order), problems
 
 
-def _sides(records: Iterable[Record], steps: dict[int | None, int | None]) -> dict[Parts, Side]:
+def _sides(records: Iterable[Record], steps: dict[int | None, int | None], micros: dict[int, int]) -> dict[Parts, Side]:
     sides: dict[Parts, Side] = defaultdict(Side)
     for record in records:
         key = record.key
-        sides[(steps.get(key.step, key.step), key.micro, key.rank, key.role)].records.append(record)
+        micro = micros.get(id(record), key.micro)
+        sides[(steps.get(key.step, key.step), micro, key.rank, key.role)].records.append(record)
     return dict(sides)
 
 

@@ -59,7 +59,8 @@ def detect(path: Path) -> bool:
 def _is_ours(folder: Folder) -> bool:
     if _SHAPES.isdisjoint(folder.shapes):
         return False
-    return first_that((folder.file(entry) for entry in folder.names if _FILE.fullmatch(entry)), _is_groups)
+    files = (folder.file(entry) for entry in folder.names if _FILE.fullmatch(entry))
+    return first_that((file for file in files if tree_of(file) != []), _is_groups)
 
 
 def _is_groups(tree: Any) -> bool:
@@ -110,7 +111,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         raise DumpError("not a list of prompt groups", file=str(path), expected="list of dicts")
     keys = list(dict.fromkeys(str(field) for group in tree for field in group))
     fields: list[TensorRef] = []
-    problems: list[Problem] = []
+    problems = [] if tree else [Problem(str(path), "the step holds no prompt group")]
     for field in keys:
         blocks = [group.get(field) for group in tree]
         fields += _column(field, blocks)

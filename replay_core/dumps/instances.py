@@ -1,4 +1,4 @@
-"""Instances that files hold beside plain data, as plain data: tensordicts, what they wrap, jagged tensors.
+"""Instances that files hold beside plain data, as plain data: tensordicts, what they wrap, jagged tensors, namespaces.
 
 A container leaves an instance of a known class as `{"__class__": name, "state": …}`.
 """
@@ -14,13 +14,16 @@ from replay_core.records import FileBytes, Inline, TensorRef, Unreadable
 #: Rows of one jagged tensor: more than any batch has.
 _MAX_ROWS = 1 << 24
 _MAX_DEPTH = 8
-_TENSORDICTS = frozenset({"TensorDict", "LazyStackedTensorDict", "NonTensorData", "NonTensorStack", "NestedTensor"})
+_OPENED = frozenset(
+    {"TensorDict", "LazyStackedTensorDict", "NonTensorData", "NonTensorStack", "NestedTensor", "Namespace",
+     "SimpleNamespace"}
+)  # fmt: skip
 
 
 def is_instance(value: Any) -> bool:
     """Whether the value is one of the instances that `plain` opens."""
     name = value.get("__class__") if type(value) is dict else None
-    return isinstance(name, str) and name.rpartition(".")[2] in _TENSORDICTS
+    return isinstance(name, str) and name.rpartition(".")[2] in _OPENED
 
 
 def plain(value: Any, depth: int = 0) -> Any:

@@ -1,14 +1,16 @@
 """Anything that holds arrays and has no dialect of its own: a state dict, a captured batch, a .npz, a folder of these.
 
-A single file is one record. In a directory every file of tensors that no dialect has claimed is one; its name may
-say step, rank and micro-batch, else micro numbers the files in the order of their names.
+A single file is one record. In a directory every file of tensors that no dialect has claimed is one; its name, or a
+folder's above it, may say step, rank and micro-batch, else micro numbers the files in the order of their names.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from replay_core import naming
@@ -53,21 +55,40 @@ def index(path: Path) -> Index:
         key = RecordKey(stage="tensors", role=None)
         return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
     found = Index([])
-    counts: Counter[tuple[int | None, int | None]] = Counter()
     for file in _files(path):
-        step, rank, micro = (place_in_name(file.name, part) for part in ("step", "rank", "micro"))
-        if micro is None:
-            micro = counts[step, rank]
-            counts[step, rank] += 1
+        step, rank, micro = (place_below(path, file, part) for part in ("step", "rank", "micro"))
         found.files.append((RecordKey(step, micro, rank, None, "tensors"), file))
-    found.notes.append("files of no known dialect: step, rank and micro are what their names say, else their order")
+    found.notes.append(
+        "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
+    )
     return found
+
+
+def numbered(files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
+    """Files no other dialect has claimed: those that say no micro-batch are numbered within their step and rank."""
+    counts: Counter[tuple[int | None, int | None]] = Counter()
+    answer = []
+    for key, file in files:
+        if key.micro is None:
+            place = key.step, key.rank
+            key = replace(key, micro=counts[place])
+            counts[place] += 1
+        answer.append((key, file))
+    return answer
 
 
 def place_in_name(file: str, part: str) -> int | None:
     """The step, rank or micro that a file's name says."""
     match = _PARTS[part].search(file)
     return int(match.group(1)) if match else None
+
+
+def place_below(root: Path, file: Path, part: str) -> int | None:
+    """The step, rank or micro that a file's name says, else the nearest folder's between it and `root`."""
+    inside = str(file)[len(os.path.abspath(root)) + 1 :]
+    return next(
+        (number for name in reversed(inside.split("/")) if (number := place_in_name(name, part)) is not None), None
+    )
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
+from errno import EACCES
 from pathlib import Path
 
 from replay_core.dumps import (
@@ -106,7 +107,7 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
 
 def _parts(path: Path) -> list[Run]:
     """The runs a path holds, one per dialect that knows files of it."""
-    if not path.exists():
+    if not _is_there(path):
         raise RequestError(
             "there is no such file or directory", file=str(path), hint="check the path; rldbg --help lists the commands"
         )
@@ -127,6 +128,8 @@ def _parts(path: Path) -> list[Run]:
                 continue
             index = _index(dialect, path)
             index.files = claimed.free(index.files)
+            if dialect is loose and path.is_dir():
+                index.files = loose.numbered(index.files)
             if parts and not index.files:
                 continue
             claimed.add(index)
@@ -147,9 +150,24 @@ def _parts(path: Path) -> list[Run]:
     )
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        hint = "whoever runs rldbg must be allowed to enter every folder above it"
+        what = f"cannot look at the path: {error.strerror}"
+        raise DumpError(what, file=str(path), hint=hint if error.errno == EACCES else None) from None
+    return True
+
+
 def _what_helps(path: Path) -> str:
     if _packed(path):
         return "compressed files are not read: unpack them first"
+    if path.is_dir() and (path / ".metadata").is_file():
+        turned = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} weights.pt"
+        return f"rldbg replay --model takes a torch.distributed.checkpoint; to look into it: {turned}"
     if path.is_dir() and not any(path.iterdir()):
         return f"rldbg --follow {path} waits for a trainer that writes there; rldbg record -- COMMAND records one"
     return "name the directory your framework wrote, or one of its files"

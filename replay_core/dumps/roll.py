@@ -18,7 +18,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, first_that, has, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import Words, named, settled_by_width
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
@@ -115,7 +115,7 @@ def _key(path: Path, tree: Any) -> RecordKey:
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     tree = content_of(path).tree
     if class_of(tree) == ROLL:
-        known = named(fields_of(tree, path), WORDS, MOCK_PAD)
+        known = settled_by_width(named(fields_of(tree, path), WORDS, MOCK_PAD))
         return Fields(known, (Problem(str(path), what) for what in repeated_rows(known)))
     if _is_critic(tree):
         return named(flatten(tree), WORDS, PAD)

@@ -86,15 +86,19 @@ class RowDialect:
 
     def _files(self, path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
         for folder in listing(path).folders:
-            trusted = False
+            trusted, ours, unclear = False, False, []
             for name in names_with(folder, *_SUFFIXES):
                 match = self.spec.file.search(f"{folder.path}/{name}")
                 if match is None:
                     continue
                 file = folder.file(name)
                 if trusted or self._is_ours(file):
-                    trusted = self.spec.one_per_task
+                    trusted, ours = self.spec.one_per_task, True
                     yield file, match
+                elif not _shows_its_fields(file):
+                    unclear.append((file, match))
+            if ours:  # an empty file, or one damaged at its start, is what its neighbours are
+                yield from unclear
 
     def _is_ours(self, file: Path) -> bool:
         if file.suffix == ".parquet":
@@ -157,6 +161,11 @@ class RowDialect:
             both = "; ".join(part for part in (sentinel, ref.sentinel) if part)
             answer.append(ref.with_(sentinel=both or None, alignment=ref.alignment or _sample(ref)))
         return answer
+
+
+def _shows_its_fields(file: Path) -> bool:
+    row = first_row(file)
+    return row is not None and not is_broken(row)
 
 
 def _by_line(rows: Any) -> bool:

@@ -1,6 +1,6 @@
 """Rollout logs whose rows are samples: file name, fields and their meaning, one entry per framework.
 
-Sources, by commit, in facts/ecosystem.md sections 1.3 to 1.13. Order matters where two could claim a file.
+Order matters where two could claim a file.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ SPECS: tuple[RowSpec, ...] = (
     ),
     RowSpec(
         "trl",
-        re.compile(r"/completions_(?P<step>\d+)\.parquet$"),
+        re.compile(r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$"),
         frozenset(),
         _PAIR,
         notes=(_TEXT_ONLY,),

@@ -60,8 +60,7 @@ def index(path: Path) -> Index:
     found = Index([])
     for folder, members in _groups(path):
         first = folder.file(next(iter(members.values())))
-        step = _STEP.search(f"{folder.name}/{first.name}")
-        key = RecordKey(None if step is None else int(step.group(1)), None, None, "actor", _stage(first.name))
+        key = RecordKey(_step(folder, first.name), None, None, _role(folder), _stage(first.name))
         found.files.append((key, first))
         found.beside += [folder.file(entry) for entry in members.values()][1:]
         world = _WORLD.search(first.name)
@@ -72,6 +71,17 @@ def index(path: Path) -> Index:
         if rest:
             found.notes.append(f"{first.name} stands for itself and the {rest} other ranks' shards beside it")
     return found
+
+
+def _step(folder: Folder, file: str) -> int | None:
+    """The step that the file's name says, else the nearest of three folders above it: global_step_10/actor/."""
+    parts = reversed([*folder.path.split("/")[-3:], file])
+    return next((int(match.group(1)) for part in parts if (match := _STEP.search(part))), None)
+
+
+def _role(folder: Folder) -> str:
+    """verl keeps each model's checkpoint in a folder called by its role."""
+    return folder.name if folder.name in ("critic", "ref", "reward") else "actor"
 
 
 def _stage(file: str) -> str:

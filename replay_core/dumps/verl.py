@@ -19,7 +19,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, has, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import Words, named, settled_by_width
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
@@ -127,7 +127,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         fields = tensor_fields(tensor_dict(tree["tensordict"], path)) + _beside(tree)
     else:
         raise DumpError("not a batch of verl's", file=str(path), expected="a DataProto", found=class_of(tree) or "data")
-    known = _engine_side(named(fields, WORDS, PAD))
+    known = _engine_side(settled_by_width(named(fields, WORDS, PAD)))
     return Fields(known, (Problem(str(path), what) for what in repeated_rows(known)))
 
 

@@ -37,3 +37,28 @@ def named(
             )
         )
     return answer
+
+
+def settled_by_width(fields: list[TensorRef]) -> list[TensorRef]:
+    """The fields with the alignment their width says, where it is not the one of their name.
+
+    verl's multi-turn loss_mask is as wide as input_ids [B, T], its other masks as responses [B, R]; ROLL's masks are
+    [B, T], and [B, R] in batches made up for a test.
+    """
+    ids, responses = (_padded(fields, name) for name in ("input_ids", "response_ids"))
+    if ids is None or responses is None or responses.shape[1] >= ids.shape[1] - 1:
+        return fields
+    sides = {ids.shape[1]: ("full", ids.pad), ids.shape[1] - 1: ("next", ids.pad),
+             responses.shape[1]: ("response", responses.pad)}  # fmt: skip
+    answer = []
+    for ref in fields:
+        if ref.alignment in ("full", "next", "response") and len(ref.shape) >= 2 and ref.rows is None:
+            alignment, pad = sides.get(ref.shape[1], (ref.alignment, ref.pad))
+            if alignment != ref.alignment and (ref.alignment, alignment) != ("next", "full"):
+                ref = ref.with_(alignment=alignment, pad=pad)
+        answer.append(ref)
+    return answer
+
+
+def _padded(fields: Iterable[TensorRef], name: str) -> TensorRef | None:
+    return next((ref for ref in fields if ref.canonical == name and len(ref.shape) == 2 and ref.rows is None), None)

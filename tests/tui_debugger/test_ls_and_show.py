@@ -91,7 +91,7 @@ def test_a_line_break_in_a_name_makes_no_line_of_its_own(tmp_path: Path, capsys:
     shown = capsys.readouterr()
     lines = [line.strip() for line in (shown.out + shown.err).splitlines()]
     assert not any(line.startswith(("problem: none", "note: all is well", "steps 0..9")) for line in lines)
-    assert sum("\\nsteps 0..9.pt" in line for line in lines) == 1
+    assert sum("\\nsteps 0..9.pt" in line for line in lines) == 2  # in its row, and in its problem
 
 
 def test_safe_keeps_text_as_it_is() -> None:
@@ -148,3 +148,9 @@ def test_a_tokenizer_that_is_none_is_a_wrong_request(content: bytes | None, tmp_
         path.write_bytes(content)
     with pytest.raises(RequestError):
         Decoder(path)
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "diagnose", "replay"])
+def test_an_empty_path_is_not_the_working_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, ""]) == 2
+    assert "the path is empty" in capsys.readouterr().err

@@ -33,6 +33,18 @@ def fail(message: str, hint: str | None = None) -> None:
         click.echo(f"\nhint: {safe(hint, lines=True)}", err=True)
 
 
+class DumpPath(click.Path):
+    """A path, and never the working directory for an empty text: an unset variable of a script is no dump."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
     name = "3|0,2|0:4|all"
 

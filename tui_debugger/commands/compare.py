@@ -15,20 +15,10 @@ from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Document, Event, Partial
 from replay_core.records import STAGES, Selection
-from tui_debugger.commands import ProgressLine, document_output, finish, say, selectors
+from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
 from tui_debugger.reports.comparison import comparison_report, explanation
 
-
-class _Dump(click.Path):
-    """A path, and never the working directory for an empty text: an unset variable of a script is no dump."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("the path is empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-_PATH = _Dump(path_type=Path)
+_PATH = DumpPath()
 
 
 @click.command("compare")

@@ -14,14 +14,14 @@ import click
 
 from replay_core import workbench
 from replay_core.records import Selection
-from tui_debugger.commands import ProgressLine, document_output, finish, step_selector
+from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
 from tui_debugger.reports.diagnosis import diagnosis_report
 
 _STDIN = Path("-")
 
 
 @click.command("diagnose")
-@click.argument("paths", type=click.Path(path_type=Path), nargs=-1, metavar="PATH...")
+@click.argument("paths", type=DumpPath(), nargs=-1, metavar="PATH...")
 @step_selector
 @click.option("--rule", "rules", multiple=True, metavar="ID", help="Only this rule, like D08; may be given again.")
 @click.option("--explain", metavar="ID", help="What a rule looks at, its threshold and its source; then exit.")

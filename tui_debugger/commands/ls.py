@@ -8,12 +8,12 @@ import click
 
 from replay_core import workbench
 from replay_core.records import Selection
-from tui_debugger.commands import ProgressLine, document_output, finish, step_selector
+from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
 from tui_debugger.reports.run import run_report
 
 
 @click.command("ls")
-@click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH...")
 @step_selector
 @click.option("--names", "--names-only", "names_only", is_flag=True, help="Look at file names only; read no header.")
 @document_output

@@ -12,13 +12,13 @@ from replay_core import workbench
 from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from tui_debugger import paths
-from tui_debugger.commands import ProgressLine, document_output, finish
+from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
 from tui_debugger.reports.parity import parity_report
 
 
 @click.command("parity")
-@click.argument("path_a", metavar="[CONFIG_A", type=click.Path(path_type=Path), required=False)
-@click.argument("path_b", metavar="CONFIG_B]", type=click.Path(path_type=Path), required=False)
+@click.argument("path_a", metavar="[CONFIG_A", type=DumpPath(), required=False)
+@click.argument("path_b", metavar="CONFIG_B]", type=DumpPath(), required=False)
 @click.option("--recorded", is_flag=True, help="The two are dumps: compare the values they hold, run nothing.")
 @click.option(
     "--data",

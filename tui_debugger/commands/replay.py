@@ -15,12 +15,12 @@ from replay_core.records import Selection
 from replay_core.replay.flags import ATTENTIONS, COMPILES, DTYPES, DYNAMICS, FAULTS, LOGITS, MATRIX, MODES, ROUTINGS
 from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import paths
-from tui_debugger.commands import ProgressLine, document_output, finish, selectors
+from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.replay import replay_report
 
 
 @click.command("replay")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=DumpPath())
 @click.argument("axes", nargs=-1, metavar="[AXIS=VALUE,VALUE ...]")
 @selectors
 @click.option("--role", help="actor, ref, critic ... where a micro-batch has several.")

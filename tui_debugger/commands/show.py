@@ -9,13 +9,13 @@ import click
 
 from replay_core import workbench
 from replay_core.records import Selection
-from tui_debugger.commands import document_output, finish, selectors
+from tui_debugger.commands import DumpPath, document_output, finish, selectors
 from tui_debugger.reports.record import record_report
 from tui_debugger.reports.tensor import tensor_report
 
 
 @click.command("show")
-@click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="PATH... [TENSOR]")
+@click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH... [TENSOR]")
 @selectors
 @click.option("--stage", help="forward_data, loss, gradient ... where several match.")
 @click.option("--role", help="actor, ref, critic ... where several match.")

@@ -11,6 +11,7 @@ import click
 from replay_core.errors import NotADumpError, RequestError
 from replay_core.jobs import Document
 from tui_debugger import snapshot
+from tui_debugger.commands import DumpPath
 from tui_debugger.peek import steps_in
 
 #: Steps that are listed before the screen opens: what takes no longer than a blink.
@@ -18,9 +19,9 @@ LISTED_AT_ONCE = 100
 
 
 @click.command("ui", hidden=True)
-@click.argument("a", type=click.Path(path_type=Path), required=False)
-@click.argument("b", type=click.Path(path_type=Path), required=False)
-@click.argument("more", type=click.Path(path_type=Path), nargs=-1)
+@click.argument("a", type=DumpPath(), required=False)
+@click.argument("b", type=DumpPath(), required=False)
+@click.argument("more", type=DumpPath(), nargs=-1)
 @click.option("--ascii", "ascii_only", is_flag=True, help="No character outside ASCII.")
 @click.option("--no-mouse", is_flag=True, help="Do not ask the terminal for mouse reports.")
 @click.option("--theme", help="Name of a theme.")

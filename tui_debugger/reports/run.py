@@ -14,8 +14,10 @@ def run_report(doc: Document) -> str:
     lines += [f"note: {safe(note)}" for note in doc["notes"]]
     if doc["records"]:
         lines.append("")
-        rows = [["step", "rank", "micro", "role", "stage", "fields"]]
-        rows += [_row(record) for record in doc["records"]]
+        # Files of no known dialect are told apart by what they are called.
+        unknown = len(doc["records"]) > 1 and any(record["key"]["role"] is None for record in doc["records"])
+        rows = [["step", "rank", "micro", "role", "stage", *(["file"] if unknown else []), "fields"]]
+        rows += [_row(record, unknown) for record in doc["records"]]
         lines += columns(rows, right=frozenset({0, 1, 2}))
     if doc["problems"]:
         lines.append("")
@@ -23,9 +25,11 @@ def run_report(doc: Document) -> str:
     return "\n".join(lines)
 
 
-def _row(record: Document) -> list[str]:
+def _row(record: Document, with_file: bool) -> list[str]:
     key, fields = record["key"], record["fields"]
     parts = ["-" if key[name] is None else str(key[name]) for name in ("step", "rank", "micro", "role", "stage")]
+    if with_file:
+        parts.append(safe(record["path"].rpartition("/")[2]))
     if fields is None:
         return [*parts, "not read"]
     more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""

@@ -48,6 +48,7 @@ _INERT = (
     "tensordict._lazy.LazyStackedTensorDict",
     "torch._dynamo.decorators._DimRange",
     "types.SimpleNamespace",
+    "argparse.Namespace",  # the arguments in a Megatron checkpoint
     "uuid.UUID",
     torch_.NESTED,
 )

@@ -26,8 +26,10 @@ MAX_COLUMNS = 20_000
 MAX_DEPTH = 32
 
 NULL = "null is stored as NaN"
+ROUNDED = "integers of more than 64 bits are rounded"
 
-_DTYPES = {"b": "bool", "q": "int64", "d": "float64", "f": "float32", "i": "int32", "h": "int16", "B": "uint8"}
+_DTYPES = {"b": "bool", "q": "int64", "d": "float64", "f": "float32", "i": "int32", "h": "int16", "B": "uint8",
+           "Q": "uint64"}  # fmt: skip
 _CODES = {name: code for code, name in _DTYPES.items()}
 _NAN = float("nan")
 
@@ -118,14 +120,20 @@ class Table:
 
 
 def _scalars(name: str, values: list[Any], kinds: set[type], nulls: bool, declared: str | None) -> TensorRef:
-    code = "d" if nulls or float in kinds else "b" if kinds == {bool} else "q"
-    try:
-        numbers = array(code, [_NAN if value is None else value for value in values])
-    except OverflowError:
-        numbers, code = array("d", [_real(value) for value in values]), "d"
+    said = [NULL] if nulls else []
+    numbers = None
+    for code in "d" if nulls or float in kinds else "b" if kinds == {bool} else "qQ":  # a hash is an id of 64 bits
+        try:
+            numbers = array(code, [_NAN if value is None else value for value in values])
+            break
+        except OverflowError:
+            continue
+    if numbers is None:
+        numbers = array("d", [_NAN if value is None else _real(value) for value in values])
+        said.append(ROUNDED)
     numbers, dtype = _declared(numbers, declared)
     return TensorRef(name, dtype, (len(values),), Inline(numbers.tobytes()), alignment="sample",
-                     sentinel=NULL if nulls else None)  # fmt: skip
+                     sentinel="; ".join(said) or None)  # fmt: skip
 
 
 def _numbers(name: str, values: list[Any], declared: str | None) -> TensorRef | None:
@@ -157,8 +165,6 @@ def _declared(numbers: array[Any], declared: str | None) -> tuple[array[Any], st
 
 
 def _compact(value: Any) -> Any:
-    if type(value) is int and not -(2**63) <= value < 2**63:
-        return _real(value)
     if not isinstance(value, (list, tuple)):
         return value
     dense = dense_of(value)

@@ -55,7 +55,7 @@ class Loading:
     #: Where the torch zip's storage of a key lies, and how many bytes it has.
     zip_place: Callable[[bytes], tuple[int, int]] | None = None
     #: Reads where the storages of many keys lie, ahead of `zip_place`.
-    zip_look_up: Callable[[Iterable[bytes]], None] | None = None
+    zip_look_up: Callable[[Iterable[bytes]], dict[bytes, tuple[int, int]]] | None = None
     big_endian: bool = False
 
     def malformed(self, what: str, *, expected: str | None = None, found: str | None = None) -> DumpError:

@@ -24,7 +24,7 @@ _GET = rb"(h.|j.(?!\0\0\0).{3})"
 _PUT = rb"(q.|r.(?!\0\0\0).{3})"
 _NUMBER = rb"(?:K.|M..|J.{4})"
 #: An empty tuple is a singleton that picklers do not memoise.
-_NUMBERS = rb"(?:(%b\x85|%b{2}\x86|%b{3}\x87|\(%b{4,64}t)%b|\))" % (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _PUT)
+_NUMBERS = rb"(?:(%b(?:\x85|%b(?:\x86|%b\x87))|\(%b{4,64}t)%b|\))" % (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _PUT)
 
 #: Key, `_rebuild_tensor_v2`, then ((storage, class, key, location, numel), offset, size, strides, …).
 _ENTRY = re.compile(
@@ -166,31 +166,44 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
     ):
         return _UNUSUAL
 
-    look_up(keys)
+    places = look_up(keys)
     entries: list[Any] = []
     add, path, big_endian = entries.append, loading.region.path, loading.big_endian
-    for name, key, get, numel, offset, size, stride in zip(
-        names, keys, classes, numels, offsets, sizes, strides, strict=True
-    ):
-        cls: Any = named[get]
-        numbers, first = _decoded(numel), _decoded(offset)
-        shape, itemsize = _size_and_strides(size, stride)[2], cls.itemsize
-        place, nbytes = find_place(key)
+    # Most tensors of a record are alike: what follows from the opcodes alone is worked out once for each kind.
+    kinds: dict[tuple[bytes, ...], tuple[Any, ...]] = {}
+    for name, key, kind in zip(names, keys, zip(classes, numels, offsets, sizes, strides, strict=True), strict=True):
+        known = kinds.get(kind)
+        if known is None:
+            known = kinds[kind] = _of_kind(named, *kind)
+        dtype, shape, steps, first, extent, needed, swaps = known
+        place, nbytes = places.get(key) or find_place(key)
         add(name.decode())
-        if (
-            shape is not None
-            and cls.is_plain
-            and 0 <= numbers * itemsize <= nbytes
-            and 0 <= first * itemsize <= nbytes - shape[2] * itemsize
-        ):
-            start, extent = place + first * itemsize, shape[2] * itemsize
-            where = FileBytes(path, start, extent, shape[1], big_endian and itemsize > 1)
-            add(TensorRef("", cls.dtype, shape[0], where))
+        if needed <= nbytes:
+            where = FileBytes(path, place + first, extent, steps, big_endian and swaps)
+            add(TensorRef("", dtype, shape, where))
         else:
-            add(_worded(loading, cls, key, numbers, first, size, stride))
+            get, numel, offset, size, stride = kind
+            cls: Any = named[get]
+            add(_worded(loading, cls, key, _decoded(numel), _decoded(offset), size, stride))
     if not memo.defer(loading, rows, named, entries, span):
         return _UNUSUAL
     return entries, pos
+
+
+#: More bytes than any storage has: the tensor goes the long way, which says what is wrong with it.
+_NONE = 1 << 80
+
+
+def _of_kind(
+    named: dict[bytes, Any], get: bytes, numel: bytes, offset: bytes, size: bytes | None, stride: bytes | None
+) -> tuple[Any, ...]:
+    """dtype, shape, strides, first byte, extent in bytes, bytes its storage must have, whether bytes can be swapped."""
+    cls, count, first = named[get], _decoded(numel), _decoded(offset)
+    shape = _size_and_strides(size, stride)[2]
+    if shape is None or not cls.is_plain or count < 0 or first < 0:
+        return cls.dtype, (), None, 0, 0, _NONE, False
+    start, extent = first * cls.itemsize, shape[2] * cls.itemsize
+    return cls.dtype, shape[0], shape[1], start, extent, max(count * cls.itemsize, start + extent), cls.itemsize > 1
 
 
 def _worded(

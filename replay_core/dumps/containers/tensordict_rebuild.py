@@ -13,6 +13,8 @@ from replay_core.dumps.containers.torch_rebuild import NESTED, Storage, unreadab
 from replay_core.records import ITEMSIZE, FileBytes, TensorRef
 
 CLASS = "tensordict.TensorDict"
+#: What is stacked is kept apart, each under its place in the stack.
+STACK = "tensordict._lazy.LazyStackedTensorDict"
 #: A jagged tensor's leaves, each under its name with one of these before it.
 _JAGGED = {"<NJT_VALUES>": "values", "<NJT_LENGTHS>": "lengths", "<NJT_OFFSETS>": "offsets"}
 _RESERVED = frozenset({"cls", "non_tensors", "leaves", "cls_metadata"})
@@ -52,12 +54,16 @@ def _consolidated(loading: Loading, metadata: dict[str, Any], storage: FileBytes
     for name, nested in metadata.items():
         if name not in _RESERVED and type(nested) is dict and "leaves" in nested:
             state[name] = _consolidated(loading, nested, storage, depth + 1)
+    facts = metadata.get("cls_metadata")
+    if type(facts) is dict and "stack_dim" in facts:
+        members = [name for name in state if type(name) is str and name.isdecimal()]
+        return {"__class__": STACK, "state": {"tensordicts": [state[name] for name in sorted(members, key=int)]}}
     return {"__class__": CLASS, "state": state}
 
 
 def _wrapped(value: Any) -> Any:
-    """`(data, batch size, device)` of what is no tensor."""
-    return value[0] if type(value) is tuple and len(value) == 3 else value
+    """`(data, batch size, device)` of what is no tensor; its first releases leave the device out."""
+    return value[0] if type(value) is tuple and len(value) in (2, 3) and type(value[1]) is list else value
 
 
 def _of_jagged(name: Any) -> tuple[str | None, str]:

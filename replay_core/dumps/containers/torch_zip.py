@@ -24,6 +24,8 @@ from replay_core.records import ITEMSIZE
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
+#: The two 64-bit ends, which torch writes whether or not the numbers need them.
+_WIDE_ENDS = _END64.size + _LOCATOR.size
 _ENTRY = struct.Struct("<4s4xHH4xIIIHHH8xI")
 _LOCAL = struct.Struct("<4s22xHH")
 #: Enough for the end record and, in most files, the directory; a comment can be sixteen times as long.
@@ -72,10 +74,11 @@ def read_torch_zip(loading: Loading) -> Any:
             known = places[key] = (_usual_offset(region, record) or _data_offset(loading, record), record[3])
         return known
 
-    def look_up(keys: Iterable[bytes]) -> None:
-        """Find the places of many records at once; of an unusual one `place` says what is wrong when asked for it."""
+    def look_up(keys: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
+        """The places of many records found at once; of an unusual one `place` says what is wrong when asked for it."""
         asked = [(key, record) for key in keys if (record := records.get(data_prefix + key)) is not None]
         places.update(_usual_places(region, asked))
+        return places
 
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
         span = new(Span, (region, *place(key.encode("utf-8", "replace"))))
@@ -216,7 +219,11 @@ def _wide(loading: Loading, extra: bytes, nbytes: int, packed: int, local: int) 
 
 
 def _find_directory(loading: Loading) -> tuple[int, int, int]:
-    """(records, bytes, offset) of the directory, from the end of the file."""
+    """(records, bytes, offset) of the directory, from the end of the file.
+
+    Raises:
+        DumpError: there is none, or it is of a zip that does not begin where the file does.
+    """
     region = loading.region
     tail_start, tail, at = region.end, b"", -1
     for length in (_TAIL, _LONGEST_TAIL):
@@ -232,14 +239,19 @@ def _find_directory(loading: Loading) -> tuple[int, int, int]:
         error.expected = "a directory at the end of the zip"
         raise error
     _, disk, _, _, count, size, start, _ = _END.unpack_from(tail, at)
+    end = tail_start + at - region.start
     if count == 0xFFFF or size == 0xFFFFFFFF or start == 0xFFFFFFFF:
-        count, size, start = _find_wide_directory(loading, tail_start + at) or (count, size, start)
+        count, size, start, end = _find_wide_directory(loading, tail_start + at) or (count, size, start, end)
     if disk not in (0, 0xFFFF):
         raise loading.malformed("a zip in several parts")
+    if start + size < end - _WIDE_ENDS:
+        # Its places are counted from its own beginning: read from the file's, they would be another zip's.
+        what = "a zip with something before it, such as another one"
+        raise loading.malformed(what, expected=f"a directory that ends at byte {end}", found=f"at byte {start + size}")
     return count, size, start
 
 
-def _find_wide_directory(loading: Loading, end: int) -> tuple[int, int, int] | None:
+def _find_wide_directory(loading: Loading, end: int) -> tuple[int, int, int, int] | None:
     region = loading.region
     if end - _LOCATOR.size < region.start:
         return None
@@ -249,4 +261,4 @@ def _find_wide_directory(loading: Loading, end: int) -> tuple[int, int, int] | N
     record = _END64.unpack(region.read(region.start + offset, _END64.size))
     if record[0] != b"PK\x06\x06":
         raise loading.malformed("the zip's 64-bit directory is damaged")
-    return record[7], record[8], record[9]
+    return record[7], record[8], record[9], offset

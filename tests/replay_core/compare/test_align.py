@@ -303,3 +303,19 @@ def test_a_file_faces_the_only_micro_batch_of_a_dump(tmp_path: Path):
     a = save_file(tmp_path / "a.pt", {"w": torch.ones(3)})
     b = write_dump(tmp_path / "b", {"tensors": {"w": torch.ones(3)}})
     assert compare_paths(a, b).counts["SAME"] == 1
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_files_that_only_their_order_numbers_face_each_other_by_name(side: int, tmp_path: Path):
+    """A folder of tensors of no known dialect: one file more must not make every later one face its neighbour."""
+    runs = (tmp_path / "a", tmp_path / "b")
+    for run in runs:
+        for step in (1, 2):
+            for number, name in enumerate(("alpha", "beta", "gamma")):
+                save_file(run / f"step_{step}/{name}.pt", {"logits": torch.full((2, 3), 10.0 * step + number)})
+    (runs[side] / "step_2/alpha.pt").unlink()
+    compared = compare_paths(*runs)
+    verdicts = [row.verdict for row in compared.tensors]
+    assert verdicts.count(Verdict.SAME) == 5
+    assert verdicts.count(Verdict.MISSING) == 1
+    assert len(verdicts) == 6

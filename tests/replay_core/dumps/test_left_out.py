@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from replay_core.dumps import listing, open_run
-from replay_core.errors import NotADumpError
+from replay_core.errors import DumpError, NotADumpError
 
 
 @pytest.fixture
@@ -108,3 +108,35 @@ def test_pipes_sockets_and_devices_are_named_and_not_opened(dump: Path) -> None:
     (note,) = [note for note in run.notes if "not opened" in note]
     assert "step_000002.pt" in note
     assert "step_000003.pt" in note
+
+
+def test_a_path_in_a_folder_one_may_not_enter_says_so(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dump / "step_000000.pt"
+    stat = Path.stat
+
+    def refusing(self: Path, **how: bool) -> os.stat_result:
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(self, **how)
+
+    # Run as root, no folder is closed.
+    monkeypatch.setattr(Path, "stat", refusing)
+    with pytest.raises(DumpError) as caught:
+        open_run(path)
+    assert "Permission denied" in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["loop", "x" * 300])
+def test_a_path_that_leads_nowhere_or_is_too_long_is_an_error_of_ours(dump: Path, name: str) -> None:
+    (dump / "loop").symlink_to("loop")
+    with pytest.raises(DumpError, match="cannot look at the path"):
+        open_run(dump / name)
+
+
+def test_a_distributed_checkpoint_says_how_to_look_into_it(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(b"")
+    (tmp_path / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(NotADumpError) as caught:
+        open_run(tmp_path)
+    assert f"dcp_to_torch {tmp_path} " in str(caught.value)

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from replay_core.dumps import open_run
+from replay_core.errors import DumpError
 from replay_core.records import Run
 
 
@@ -103,3 +106,23 @@ def test_a_folder_of_such_lines_opens_too(tmp_path: Path) -> None:
     assert run.dialect == "file"
     assert [(record.key.step, record.key.rank) for record in run.records] == [(3, 0), (3, 1)]
     assert run.records[1].tensors()[0].rows == (2, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b'"input": "a", "output'])
+def test_a_file_that_shows_nothing_is_what_its_neighbours_are(content: bytes, tmp_path: Path) -> None:
+    written(tmp_path, "rollout/1.jsonl", {"input": "a", "output": "b", "score": 1.0, "step": 1})
+    (tmp_path / "rollout/2.jsonl").write_bytes(content)
+    run = open_run(tmp_path)
+    assert [record.key.step for record in run.records] == [1, 2]
+    with pytest.raises(DumpError, match="no row"):
+        run.records[1].tensors()
+
+
+def test_completions_of_an_evaluation_are_nobodys_training(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"step": [5], "prompt": ["a"], "completion": ["b"], "advantage": [0.5]})
+    for mode in ("train", "eval"):
+        (tmp_path / "completions" / mode).mkdir(parents=True)
+        parquet.write_table(table, tmp_path / "completions" / mode / "completions_00005.parquet")
+    assert [(r.key.step, r.key.role) for r in open_run(tmp_path).records] == [(5, "rollout"), (5, "eval")]

@@ -117,7 +117,7 @@ def test_dates_and_exact_numbers_do_not_cost_the_tensors_beside_them(tmp_path: P
     for name in ("x.pt", "x.pkl"):
         assert values(only(tmp_path / name)) == texts
     torch.save(types.SimpleNamespace(x=torch.ones(2), when=datetime.date(2026, 1, 1)), tmp_path / "n.pt")
-    assert values(only(tmp_path / "n.pt"))["state.when"] == "2026-01-01"
+    assert values(only(tmp_path / "n.pt"))["when"] == "2026-01-01"
 
 
 def test_equal_sets_are_one_text_whatever_their_order(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,29 @@ def test_torchs_own_dtensor_file_is_read(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert run.dialect == "dtensor"
     np.testing.assert_array_equal(pages.array(fields_of(run)["param.w"]), np.arange(6.0).reshape(2, 3))
+
+
+def test_checkpoints_of_several_steps_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    """verl: global_step_N/{actor,critic}/model_world_size_W_rank_R.pt."""
+    distributed = pytest.importorskip("torch.distributed")
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+        tensor = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh, [Shard(0)])
+        for folder in ("global_step_5/actor", "global_step_5/critic", "global_step_10/actor"):
+            save_file(tmp_path / folder / "model_world_size_1_rank_0.pt", {"w": tensor})
+            save_file(tmp_path / folder / "extra_state_world_size_1_rank_0.pt", {"lr": torch.ones(1)})
+    finally:
+        distributed.destroy_process_group()
+    for file in tmp_path.rglob("*.pt"):
+        os.utime(file, (1, 1))
+    run = open_run(tmp_path)
+    weights = {(record.key.step, record.key.role) for record in run.records if record.key.stage == "param"}
+    assert weights == {(5, "actor"), (5, "critic"), (10, "actor")}
+    assert {record.key.step for record in run.records if record.key.stage == "tensors"} == {5, 10}
+    assert run.problems == []
 
 
 def test_sharded_weights_are_one_record(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Files that verl 0.9.1's own DataProto.save_to_disk and tensordict 0.15.3 wrote (genuine/) show what lies in them.
 
+words06_step_2.dp was written with tensordict 0.6.2.
+
 The values were drawn from a seeded generator, so nothing but the format is anybody's.
 """
 
@@ -88,6 +90,15 @@ def test_a_lazy_stack_is_a_row_per_sample(folder: Path) -> None:
     assert texts.source == Inline(["txt", "uxt"])
     alone = {ref.name for ref in only(folder / "lazy_stack.pt").tensors()}
     assert alone == {"input_ids.0", "input_ids.1", "log_probs.0", "log_probs.1", "n.x.0", "n.x.1", "t"}
+
+
+@pytest.mark.parametrize("file", ["words06_step_2.dp", "words15_step_2.dp"])
+def test_a_list_of_texts_in_a_consolidated_batch_is_one_column(folder: Path, file: str) -> None:
+    """tensordict 0.6 keeps (texts, batch size); 0.15 a stack whose members are named by their places."""
+    record = only(folder / file)
+    assert field(record, "strs").source == Inline(["a", "b", "c", "d"])
+    assert field(record, "temp").source == Inline(0.5)
+    assert not [ref.name for ref in record.tensors() if ref.name.startswith(("strs.", "temp."))]
 
 
 def test_a_numpy_column_is_said_of_the_sample(folder: Path) -> None:

@@ -189,3 +189,12 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_an_empty_file_is_truncated(write: Write) -> None:
     with pytest.raises(TruncatedError):
         read_container(write(b""))
+
+
+def test_ids_of_64_bits_without_a_sign_stay_apart_and_what_is_rounded_says_so(write: Write) -> None:
+    """A hash is such an id: as a float two neighbours are one."""
+    rows = [{"uid": 2**64 - 1, "n": 2**70}, {"uid": 2**64 - 2, "n": 1}]
+    tree = columns(read_container(write(b"\n".join(json.dumps(row).encode() for row in rows) + b"\n")))
+    assert tree["uid"].dtype == "uint64"
+    assert values(tree["uid"]) == [2**64 - 1, 2**64 - 2]
+    assert (tree["n"].dtype, tree["n"].sentinel) == ("float64", "integers of more than 64 bits are rounded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zipfile
 from pathlib import Path
@@ -100,3 +101,16 @@ def test_zip64_sizes_and_offsets_are_followed(saved: Path, tmp_path: Path) -> No
     with zipfile.ZipFile(out) as check:
         assert len(check.namelist()) == count
     assert values(read_container(out).tree["x"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_zips_one_after_the_other_are_not_read_as_one(tmp_path: Path) -> None:
+    """A rank's file of a torch.distributed.checkpoint: each zip counts its places from its own beginning."""
+    content = b""
+    for number in range(3):
+        buffer = io.BytesIO()
+        torch.save(torch.full((3,), float(number)), buffer)
+        content += buffer.getvalue()
+    path = tmp_path / "__0_0.distcp"
+    path.write_bytes(content)
+    with pytest.raises(DumpError, match="something before it"):
+        read_container(path)
