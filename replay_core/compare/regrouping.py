@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from replay_core.compare.batch import Batch, batch_of
@@ -117,7 +118,7 @@ def _facing(
         facing.notes.append(f"{facing.where}: {whose} those of {right.b.records[0].key} in b")
     elif elsewhere:
         facing.notes.append(f"{facing.where}: {len(shared[place])} of its {a.count} samples are in the same place of b")
-    elif not facing.pairing(a, b).in_order:
+    elif any(later < earlier for (_, earlier), (_, later) in pairwise(shared[place])):
         facing.notes.append(f"{facing.where}: the samples stand in another order; they are paired one by one")
     return facing
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from replay_core.errors import DumpError, NotADumpError
+from replay_core.errors import DumpError, NotADumpError, RequestError
 from tests.replay_core.export.test_schema import SCHEMA, validate
 from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, snapshot
+from tui_debugger.commands.ui import require_terminal
 from tui_debugger.replaying import agreement
 from tui_debugger.state import Cell, State
 
@@ -239,3 +240,11 @@ def test_a_document_the_screen_cannot_show_is_refused_before_it_opens(tmp_path: 
         snapshot.check_kind(path)
     assert caught.value.hint == f"python -m json.tool {path}"
     snapshot.check_kind(_saved(tmp_path, document("matrix")))
+
+
+@pytest.mark.parametrize(("kind", "command"), [("comparison", "rldbg compare "), ("replay", "python -m json.tool ")])
+def test_without_a_terminal_the_hint_names_what_shows_the_document(kind: str, command: str, tmp_path: Path) -> None:
+    path = _saved(tmp_path, {"schema_version": 1, "kind": kind, "tool": "rldbg 0.1.0"})
+    with pytest.raises(RequestError, match="the screen needs a terminal") as error:
+        require_terminal(path, None)
+    assert error.value.hint == f"{command}{path}"

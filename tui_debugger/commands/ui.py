@@ -129,6 +129,8 @@ def require_terminal(a: Path | None, b: Path | None) -> None:
         return
     if a is not None and b is not None:
         hint = f"rldbg compare {a} {b}"
+    elif a is not None and snapshot.is_document(a):
+        hint = snapshot.without_a_screen(a)
     else:
         hint = f"rldbg ls {a}" if a is not None else "rldbg --help"
     raise RequestError("the screen needs a terminal", found="standard input or output is none", hint=hint)

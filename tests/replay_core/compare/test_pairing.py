@@ -124,6 +124,14 @@ def test_rewards_that_were_not_shuffled_with_their_samples_are_found(tmp_path: P
     assert (row.raw_a, row.raw_b) == ((0,), (1,))
 
 
+@pytest.mark.parametrize(("of_b", "moved"), [((0, 1, 3), False), ((1, 2, 3), False), ((0, 3, 1), True)])
+def test_samples_that_one_run_lacks_are_no_other_order(of_b: tuple[int, ...], moved: bool, tmp_path: Path):
+    batch = samples(FOUR)
+    compared = compare_paths(one_micro(tmp_path / "a", batch), one_micro(tmp_path / "b", [batch[i] for i in of_b]))
+    assert compared.counts["MISSING"] == compared.samples_alone == 1
+    assert any("another order" in note for note in compared.notes) is moved
+
+
 def test_both_sides_raw_indices_are_given(tmp_path: Path):
     batch = samples(FOUR)
     changed = [worse(sample, 5) if sample.name == 1 else sample for sample in batch]
