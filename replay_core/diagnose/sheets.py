@@ -80,7 +80,7 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
         try:
             rows = rows_of(record)
         except (RldbgError, ValueError) as error:
-            unreadable.append(f"{record.path.name}: {error}")
+            unreadable.append(f"{record.path.name}: {error.message if isinstance(error, RldbgError) else error}")
             continue
         if rows is None or not len(rows):
             continue
