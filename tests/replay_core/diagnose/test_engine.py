@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,10 @@ def test_a_step_of_nothing_but_what_cannot_be_read_is_said(tmp_path: Path) -> No
         torch.save([group], tmp_path / f"step_{step:06d}.pt")
     middle = tmp_path / "step_000001.pt"
     middle.write_bytes(middle.read_bytes()[:700])
+    fresh = of(look(tmp_path), "D39")
+    assert fresh is not None
+    assert "more)" not in fresh.claim  # one file, though the run and the record both say it
+    os.utime(middle, (1, 1))
     found = look(tmp_path)
     named = of(found, "D39")
     assert named is not None
