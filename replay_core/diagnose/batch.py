@@ -33,11 +33,9 @@ class Batch(Laid):
         spine: Sheet,
         others: list[tuple[Sheet, list[int | None]]],
         records: list[Record],
-        unreadable: list[str],
         run: Run | None = None,
     ) -> None:
         super().__init__(step, spine, others, records, run)
-        self.unreadable = unreadable
         #: Files that hold samples of another file, said in words.
         self.repeated: list[str] = []
         #: Sheets of the step with tokens that share none with these samples.
@@ -356,14 +354,18 @@ class Batch(Laid):
         return None if self.tokens_N is None or not self.tokens_N.size else int(self.tokens_N.max()) + 1
 
 
-def batches_of(step: int | None, records: list[Record], run: Run | None = None) -> list[Batch]:
-    """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside."""
+def batches_of(step: int | None, records: list[Record], lost: list[str], run: Run | None = None) -> list[Batch]:
+    """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside.
+
+    lost: takes the records that cannot be read; a step of nothing else has no batch to say so.
+    """
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
     sheets, unreadable, repeated = sheets_of(trained)
+    lost += [what for what in unreadable if what not in lost]
     batches = []
     for spine, others in joined(sheets):
         own = step if any(part.record.key.step is not None for part in spine.parts) else None
-        batches.append(Batch(step if others else own, spine, others, trained, unreadable, run))
+        batches.append(Batch(step if others else own, spine, others, trained, run))
         repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
         batch.repeated = repeated

@@ -48,8 +48,7 @@ class Case:
             records = [record for record in every if record.key.stage != "training_metrics"]
             if not records:
                 continue
-            for batch in batches_of(step, records, self.run):
-                self.unreadable += [what for what in batch.unreadable if what not in self.unreadable]
+            for batch in batches_of(step, records, self.unreadable, self.run):
                 self.repeated += [what for what in batch.repeated if what not in self.repeated]
                 yield batch
                 batch.release()

@@ -31,7 +31,8 @@ def incomplete(case: Case) -> Iterator[Finding]:
     info where steps and micro-batches were inferred by the reader.
     """
     lost = [problem for problem in case.run.problems if any(word in problem.what for word in _LOST)]
-    unreadable = case.unreadable
+    said = tuple(f"{problem.where.rpartition('/')[2]}:" for problem in lost)
+    unreadable = [what for what in case.unreadable if not what.startswith(said)]
     count = len(lost) + len(unreadable)
     if count:
         first = lost[0].what if lost else unreadable[0]

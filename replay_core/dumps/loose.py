@@ -55,8 +55,9 @@ def index(path: Path) -> Index:
         key = RecordKey(stage="tensors", role=None)
         return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
     found = Index([])
+    root = os.path.abspath(path)
     for file in _files(path):
-        step, rank, micro = (place_below(path, file, part) for part in ("step", "rank", "micro"))
+        step, rank, micro = (place_below(root, file, part) for part in ("step", "rank", "micro"))
         found.files.append((RecordKey(step, micro, rank, None, "tensors"), file))
     found.notes.append(
         "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
@@ -83,9 +84,9 @@ def place_in_name(file: str, part: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def place_below(root: Path, file: Path, part: str) -> int | None:
-    """The step, rank or micro that a file's name says, else the nearest folder's between it and `root`."""
-    inside = str(file)[len(os.path.abspath(root)) + 1 :]
+def place_below(root: str, file: Path, part: str) -> int | None:
+    """The step, rank or micro that a file says, else the nearest folder between it and `root`, an absolute path."""
+    inside = str(file)[len(root) + 1 :]
     return next(
         (number for name in reversed(inside.split("/")) if (number := place_in_name(name, part)) is not None), None
     )

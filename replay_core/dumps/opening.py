@@ -72,7 +72,7 @@ WHOLE: tuple[Dialect, ...] = (native,)
 #: Dialects that take what is left.
 LAST: tuple[Dialect, ...] = (loose_rows, loose)
 #: Endings of files that would have to be unpacked first.
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz", ".zip", ".tar")
 #: Dialects that know a file by what it holds, whatever it is called.
 BY_CONTENT: tuple[Dialect, ...] = (areal, verl, roll, slime, skyrl, open_instruct, trl_inputs, grpo_events)
 

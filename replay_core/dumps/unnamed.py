@@ -7,6 +7,7 @@ of each shape of name is looked into, and stands for the others.
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ def found_inside(
         dialect = next((known for file in files[:_TRIES] for known in dialects if _knows(known, file)), None)
         if dialect is not None:
             _, index = found.setdefault(dialect.name, (dialect, Index([], notes=[NOTE])))
-            _add(path, index, dialect, files)
+            _add(os.path.abspath(path), index, dialect, files)
     for _, index in found.values():
         index.files = list(_told_apart(index.files))
     return list(found.values())
@@ -71,11 +72,11 @@ def _is_likely(folder: Folder, entry: str) -> bool:
         return False
 
 
-def _add(path: Path, index: Index, dialect: Dialect, files: list[Path]) -> None:
+def _add(root: str, index: Index, dialect: Dialect, files: list[Path]) -> None:
     for file in files:
         said = dialect.index(file) if len(files) <= _ASKED and tree_of(file) is not None else Index([])
         key = said.files[0][0] if said.files else RecordKey(None, None, None, None, "tensors")
-        step, rank = loose.place_below(path, file, "step"), loose.place_below(path, file, "rank")
+        step, rank = loose.place_below(root, file, "step"), loose.place_below(root, file, "rank")
         key = replace(key, step=step if key.step is None else key.step, rank=rank if key.rank is None else key.rank)
         index.files.append((key, file))
         index.problems += said.problems

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from replay_core.diagnose import engine
 from replay_core.diagnose.finding import LINKS, Finding
@@ -143,6 +145,26 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert named is not None
     assert "other.pt" in " ".join([*found.notes, named.claim])
     assert not any("\n" in said or "\\n" in said for said in [*found.notes, named.claim])
+
+
+def test_a_step_of_nothing_but_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """Its step has no batch that could say so."""
+    from tests.replay_core.diagnose.batches import look
+
+    group = {"input_ids": torch.ones(2, 3), "loss_mask": torch.ones(2, 3), "rewards": torch.tensor([0.0, 1.0])}
+    for step in range(3):
+        torch.save([group], tmp_path / f"step_{step:06d}.pt")
+    middle = tmp_path / "step_000001.pt"
+    middle.write_bytes(middle.read_bytes()[:700])
+    fresh = of(look(tmp_path), "D39")
+    assert fresh is not None
+    assert "more)" not in fresh.claim  # one file, though the run and the record both say it
+    os.utime(middle, (1, 1))
+    found = look(tmp_path)
+    named = of(found, "D39")
+    assert named is not None
+    assert "step_000001.pt: the zip ends" in named.claim
+    assert any(note.startswith("not read: step_000001.pt") for note in found.notes)
 
 
 def test_the_next_step_quotes_what_a_shell_would_split() -> None:

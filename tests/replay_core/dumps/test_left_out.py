@@ -52,6 +52,9 @@ def test_compressed_files_beside_are_named(dump: Path) -> None:
 
 
 def test_a_compressed_file_alone_says_to_unpack_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    with pytest.raises(NotADumpError, match="unpack"):
+        open_run(tmp_path)
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": [1]}\n'))
     for given in (path, tmp_path):
