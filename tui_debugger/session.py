@@ -21,7 +21,7 @@ from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
 from tui_debugger.looking import Looking
 from tui_debugger.parities import Paritying
-from tui_debugger.state import Busy, Part, Scope
+from tui_debugger.state import Busy, Matrix, Part, Scope
 from tui_debugger.together import named, sides
 from tui_debugger.tolerance import Tolerance
 
@@ -52,7 +52,7 @@ class Session(Looking, Paritying):
             more: the other directories of A's run.
         """
         state = self.state
-        state.health = Health()
+        state.health, state.trouble = Health(), None
         state.a_path, state.b_path, state.snapshot, state.saved = a, b, None, None
         state.more = tuple(map(str, more))
         if more:
@@ -94,6 +94,24 @@ class Session(Looking, Paritying):
             wanted = (i for i, record in enumerate(records) if asked is not None and asked.covers(record["key"]))
             await self.show_record(next(wanted, first), before.get("tensor"))
         self.look_behind()
+
+    async def open_another(self, a: Path, b: Path | None = None, more: Sequence[Path] = ()) -> None:
+        """Open what the user names while something may be open: a path that is no dump leaves that as it is, and what
+        was replayed of the former run does not go with the new one."""
+        state, listed = self.state, None
+        if state.a is not None and not snapshot.is_document(a):
+            job = Job("open", {"path": str(a), **({"more": list(map(str, more))} if more else {})})
+            trouble = state.trouble
+            listed = await self._guard(self._run(job, f"opening {a}"))
+            if listed is None:
+                state.trouble = trouble  # of another path than the one that is shown
+                self._changed(Part.ANSWER)
+                return
+        if state.replay_dump is not None:
+            state.replay_dump = state.model = None
+        state.matrix, state.cells, state.plan = Matrix(state.matrix.axes), [], {}
+        self._changed(Part.MATRIX, Part.FLAGS, Part.TELEMETRY)
+        await self.open(a, b, listed=listed, more=more)
 
     async def _open(self, path: Path, listed: Document | None = None) -> Document:
         run = listed or await self._run(Job("open", named(self.state, str(path))), f"opening {path}")

@@ -65,7 +65,7 @@ class Asking(Screen[None]):
 
     def action_open_dump(self) -> None:
         def go(text: str) -> None:
-            self.work(self.session.open(Path(text).expanduser(), None), "job")
+            self.work(self.session.open_another(Path(text).expanduser()), "job")
 
         self._ask("Open", "a dump (directory or file), or a saved document (.json)", go, path=True)
 

@@ -190,7 +190,9 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.query_one(KeyBar).show(self._bar, state.busy is not None, self.compares)
 
     def _show_start(self) -> None:
-        pane, is_open = self.query_one(TensorsPane), self.state.a_path is not None
+        state = self.state
+        pane, failed = self.query_one(TensorsPane), state.a is None and state.trouble is not None
+        is_open = state.a_path is not None and not failed
         if pane.starts == (not is_open):
             return
         if not is_open:
@@ -369,7 +371,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             return
         more = [Path(path[1:]) for path in event.paths if path.startswith(remembered.TOGETHER)]
         a, *others = (Path(path) for path in event.paths if not path.startswith(remembered.TOGETHER))
-        self.work(self.session.open(a, others[0] if others else None, more=more), "job")
+        self.work(self.session.open_another(a, others[0] if others else None, more), "job")
 
     @on(FlagPressed)
     def _flag_pressed(self, event: FlagPressed) -> None:
