@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replay_core.recorder.values import is_tensor, leaves
+from replay_core.recorder.values import is_finite, is_tensor, leaves
 
 if TYPE_CHECKING:
     from replay_core.recorder.step import Held, StepRecorder
@@ -30,10 +30,7 @@ def non_finite(records: StepRecords) -> str | None:
     """A floating-point value of the step is NaN or infinite."""
     for key, fields in records:
         for name, value in leaves(fields):
-            if is_tensor(value):
-                finite = not (value.is_floating_point() or value.is_complex()) or bool(value.isfinite().all())
-            else:
-                finite = not isinstance(value, float) or math.isfinite(value)
+            finite = is_finite(value) if is_tensor(value) else not isinstance(value, float) or math.isfinite(value)
             if not finite:
                 return f"{name} of {key['stage']} holds a value that is not finite{_micro(key)}"
     return None

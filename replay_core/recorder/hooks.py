@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import RequestError
-from replay_core.recorder.settings import Settings
+from replay_core.recorder.settings import Settings, need_pattern
 from replay_core.recorder.values import Snapshots, is_storable, is_tensor
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ def catching(
     Raises:
         RequestError: the pattern chooses no module.
     """
+    if pattern is not None:
+        need_pattern("modules", pattern)
     modules = {name: module for name, module in model.named_modules() if name and _can_run(module)}
     chosen = {name: module for name, module in modules.items() if pattern is None or re.search(pattern, name)}
     if not chosen:
@@ -158,6 +160,8 @@ class Calls:
     """
 
     def __init__(self, recorder: Recorder, model: Any, *, outputs: str | None = None, role: str | None = None) -> None:
+        if outputs is not None:
+            need_pattern("outputs", outputs)
         self._recorder = recorder
         self._outputs, self._role = outputs, role
         self._step: StepRecorder | None = None

@@ -138,9 +138,11 @@ class Recorder:
         if not step.active:
             return
         if self.black_box is not None:
-            incident = self.black_box.close(step, failure)
-            if incident is not None:
-                self.commit_held(incident)
+            # A trigger of the user's own may fail.
+            with self.guarded({"step": step.step, "part": "black box"}):
+                incident = self.black_box.close(step, failure)
+                if incident is not None:
+                    self.commit_held(incident)
         if self.settings.max_keep is not None:
             ended = {"step": step.step, "part": "max_keep"}
             with self.guarded(ended):

@@ -78,10 +78,7 @@ class Settings:
             for stage in self.stages:
                 _one_of("stages", stage, KNOWN)
             object.__setattr__(self, "stages", frozenset(self.stages))
-        try:
-            re.compile(self.target_param_pattern)
-        except (re.error, TypeError) as error:
-            refuse("target_param_pattern", self.target_param_pattern, f"a regular expression ({error})")
+        need_pattern("target_param_pattern", self.target_param_pattern)
 
     def with_(self, **changes: Any) -> Settings:
         """These settings with some changed.
@@ -122,6 +119,10 @@ class Configured:
     scope: str = "rollout"
 
 
+#: Keys of NexRL's debug section; the settings of the recorder may stand beside them.
+_NEXRL_KEYS = ("enable_data_dump", "dump_dir", "dump_format", "dump_options", "remote_api_dump_options")
+
+
 def from_nexrl(debug: Mapping[str, Any]) -> Configured:
     """Settings from the `debug:` section of a NexRL configuration, as a mapping.
 
@@ -151,7 +152,7 @@ def from_nexrl(debug: Mapping[str, Any]) -> Configured:
         known_settings = {field.name for field in fields(Settings)} - {"enabled", "format", "stages"}
         for name, value in given.items():
             if name not in known_settings:
-                refuse(name, value, "a key of NexRL's debug section or a setting of the recorder", what="unknown key")
+                refuse(name, value, ", ".join([*_NEXRL_KEYS, *sorted(known_settings)]), what="unknown key")
         return Configured(Path(directory), Settings(stages=frozenset(stages), **options, **given))
 
 
@@ -186,6 +187,12 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Configured
     return Configured(Path(values.get(f"{prefix}DIR") or "./weaver_debug_dump"), settings)
 
 
+#: Keys of AReaL's trajectory-debug section.
+_AREAL_KEYS = (
+    "dump_rollout_data", "replay_rollout_data", "path", "dump_steps", "max_keep", "pin_steps", "dump_scope",
+)  # fmt: skip
+
+
 def from_areal(debug: Mapping[str, Any]) -> Configured:
     """Settings from AReaL's trajectory-debug section.
 
@@ -212,7 +219,7 @@ def from_areal(debug: Mapping[str, Any]) -> Configured:
     _one_of("dump_scope", scope, SCOPES)
     for name, value in given.items():
         if name not in ("dump_steps", "max_keep", "pin_steps"):
-            refuse(name, value, "a key of AReaL's trajectory debug", what="unknown key")
+            refuse(name, value, ", ".join(_AREAL_KEYS), what="unknown key")
     if replaying and path is not None and not Path(path).is_dir():
         refuse("path", path, "a directory that a run was recorded into", what="nothing to replay")
     settings = Settings(
@@ -233,7 +240,7 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
     """
     try:
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+        from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
     except ImportError:
         raise RequestError(
             "reading a YAML configuration needs omegaconf",
@@ -244,7 +251,7 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
 
     try:
         whole = OmegaConf.load(Path(path))
-        section = OmegaConf.select(whole, key)
+        section = OmegaConf.select(whole, key) if isinstance(whole, Mapping) else None
         mapping = None if section is None else OmegaConf.to_container(section, resolve=True)
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
         where = getattr(error, "full_key", None)
@@ -255,7 +262,9 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
             file=str(path),
             expected=f"a YAML file with a `{key}:` section",
             found=f"{where}" if where else None,
-            hint="set the variable the value names, or give it a default: ${oc.env:NAME,default}" if where else None,
+            hint="set the variable the value names, or give it a default: ${oc.env:NAME,default}"
+            if isinstance(error, InterpolationResolutionError)
+            else None,
         ) from None
     if not isinstance(mapping, dict):
         inherits = isinstance(whole, Mapping) and "defaults" in whole
@@ -270,6 +279,14 @@ def from_yaml(path: str | os.PathLike[str], key: str = "debug") -> Configured:
     except RequestError as error:
         error.file = str(path)
         raise
+
+
+def need_pattern(key: str, value: Any) -> None:
+    """Refuse what is no regular expression, before anything runs that would be matched with it."""
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        refuse(key, value, f"a regular expression ({error})")
 
 
 def refuse(key: str, value: Any, expected: str, *, what: str = "wrong value") -> NoReturn:

@@ -174,6 +174,15 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_finite(tensor: Any) -> bool:
+    """Whether every value is a number; of integers every one is."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    # torch tests no 8-bit floats; float32 holds each of their values.
+    wide = tensor.float() if tensor.element_size() == 1 else tensor
+    return bool(wide.isfinite().all())
+
+
 def is_storable(tensor: Any) -> bool:
     """Whether a tensor has dense values of its own."""
     return (

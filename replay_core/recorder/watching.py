@@ -24,7 +24,7 @@ from typing import Any, cast
 from replay_core.errors import RequestError
 from replay_core.recorder import hooks, seams
 from replay_core.recorder.recorder import Recorder
-from replay_core.recorder.settings import Settings
+from replay_core.recorder.settings import Settings, need_pattern
 from replay_core.recorder.step import StepRecorder
 from replay_core.recorder.values import is_storable
 
@@ -90,6 +90,9 @@ class _Watch:
         self._gradients = self._options.pop("gradients", None)
         self._params = self._options.pop("params", None)
         self._outputs = self._options.pop("outputs", False)
+        for key, pattern in (("gradients", self._gradients), ("params", self._params)):
+            if pattern is not None:
+                need_pattern(key, pattern)
         self._guard = seams.Guard(_say)
         self._roots: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         #: Ids of the weights that optimizers were given; they live as long as their optimizers.
@@ -236,12 +239,12 @@ class _Watch:
         norm = _norm([gradient for gradient in gradients.values() if gradient is not None])
         if norm is not None:
             fields["grad_norm"] = norm
-        self._chosen(fields, "grad", self._gradients, gradients)
+        self._chosen(fields, "grad", self._gradients, gradients, "--gradients")
         if fields:
             step("gradient", fields, role=role, micro=micro)
         if self._params is not None:
             weights: dict[str, Any] = {}
-            self._chosen(weights, "param", self._params, named)
+            self._chosen(weights, "param", self._params, named, "--params")
             step("param", weights, role=role, micro=micro)
 
     def _role_of(self, optimizer: Any) -> str:
@@ -250,8 +253,13 @@ class _Watch:
         role = max(shares, key=lambda known: shares[known], default="actor")
         return role if shares.get(role) else "actor"
 
-    def _chosen(self, fields: dict[str, Any], prefix: str, pattern: str | None, named: Mapping[str, Any]) -> None:
-        fields.update({f"{prefix}.{name}": value for name, value in _matching(pattern, named).items()})
+    def _chosen(
+        self, fields: dict[str, Any], prefix: str, pattern: str | None, named: Mapping[str, Any], option: str
+    ) -> None:
+        chosen = _matching(pattern, named)
+        fields.update({f"{prefix}.{name}": value for name, value in chosen.items()})
+        if pattern is not None and not chosen:
+            self._unseen[f"what {option} {pattern} asks for, in an update of {', '.join([*named][:2])} …"] += 1
 
     def _names(self, optimizer: Any) -> dict[str, Any]:
         known = {weight: name for root in self._roots for name, weight in root.named_parameters()}

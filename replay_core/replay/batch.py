@@ -59,6 +59,9 @@ def padded_batch(
             "input_ids is no batch of token ids", file=file, tensor="input_ids",
             expected="[B, S] integers", found=f"{ids_BS.dtype} {list(ids_BS.shape)}",
         )  # fmt: skip
+    if not np.array_equal(ids_BS, np.rint(ids_BS)):
+        raise DumpError("input_ids holds numbers that are no token ids", file=file, tensor="input_ids",
+                        expected="whole numbers", found=str(ids_BS[ids_BS != np.rint(ids_BS)][0]))  # fmt: skip
     if mask_BS.shape != ids_BS.shape:
         raise DumpError(
             "the attention mask does not fit the input ids", file=file, tensor="attention_mask",

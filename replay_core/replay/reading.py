@@ -167,7 +167,7 @@ def _batch(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
     bounds_ref = _find(records, "cu_seqlens")
     response_ref = _find(records, "response_mask", "loss_mask")
     path = str(records[0].path)
-    temperature = _temperature(_find(records, "temperature"))
+    temperature = _temperature(_find(records, "temperature"), run)
     ragged_ids = ids_ref is None or ids_ref.rows is not None
     if not ragged_ids and ids_ref is not None and (mask_ref is not None or bounds_ref is not None):
         ids = np.asarray(pages.array(ids_ref))
@@ -207,8 +207,10 @@ def _own_tokens(response: TensorRef, ids: Any) -> Any:
     return mask
 
 
-def _temperature(ref: TensorRef | None) -> float | None:
+def _temperature(ref: TensorRef | None, run: Run) -> float | None:
     if ref is None:
-        return None
+        # What the whole run used, where its micro-batches do not say.
+        said = (run.flags or {}).get("temperature")
+        return float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
     values = np.unique(np.asarray(pages.array(ref), dtype=np.float64))
     return float(values[0]) if values.size == 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,11 @@ def command(
             file=str(directory),
             hint="rldbg record --dir ANOTHER -- ...",
         )
+    for name, pattern in (("--gradients", gradients), ("--params", params)):
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise RequestError(f"{name} is no regular expression: {error}", found=f"{name}: {pattern!r}") from None
     options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
     given = {"gradients": gradients, "params": params, "outputs": outputs or None}
     options.update({name: value for name, value in given.items() if value is not None})

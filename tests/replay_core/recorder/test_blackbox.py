@@ -216,3 +216,19 @@ with recorder.step(4) as record:
     assert (child.returncode, said) == ((7, "own\n") if own else (-signal.SIGTERM, ""))
     assert steps(tmp_path) == [3, 4]
     assert incidents(tmp_path)[0]["trigger"] == "SIGTERM"
+
+
+@pytest.mark.parametrize(("value", "found"), [(float("nan"), ["non_finite"]), (1.0, [])])
+def test_eight_bit_floats_are_looked_at_too(value: float, found: list[str], tmp_path: Path) -> None:
+    run(tmp_path, BlackBox(steps=1), 1, scales=torch.tensor([value]).to(torch.float8_e4m3fn)).close()
+    assert [incident["trigger"] for incident in incidents(tmp_path)] == found
+
+
+def test_a_predicate_of_the_users_that_fails_stops_nobody_who_asked_to_go_on(tmp_path: Path) -> None:
+    def mine(_records: Any) -> str | None:
+        raise KeyError("kl")
+
+    recorder = Recorder(tmp_path, black_box=BlackBox(triggers=[mine]), on_error="warn")
+    with pytest.warns(RuntimeWarning, match="kl"), recorder.step(0) as record:
+        record("loss", loss=1.0)
+    assert ["kl" in lost.why for lost in recorder.lost] == [True]

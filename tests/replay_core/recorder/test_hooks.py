@@ -69,6 +69,16 @@ def test_a_pattern_that_matches_nothing_is_refused(policy: Any, tmp_path: Path) 
             record.params(policy)
 
 
+def test_a_pattern_that_is_none_is_refused_by_name(policy: Any, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    with recorder.step(0) as record:
+        with pytest.raises(RequestError, match="modules") as refused, record.modules(policy, "layers.("):
+            pass
+        assert "layers.(" in str(refused.value)
+    with pytest.raises(RequestError, match="outputs"):
+        Calls(recorder, policy, outputs="(")
+
+
 def test_parameters_and_gradients_by_name(policy: Any, tmp_path: Path) -> None:
     policy.zero_grad()
     policy(input_ids=IDS_BS, labels=IDS_BS).loss.backward()

@@ -110,6 +110,18 @@ def test_a_yaml_that_says_nothing_usable_is_an_error_that_helps(text: str, says:
     assert says in str(refusal.value)
 
 
+def test_an_unknown_key_is_told_the_known_ones_and_a_list_no_word_of_variables(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("debug:\n  enable_data_dmp: true\n")
+    with pytest.raises(RequestError, match="unknown key") as refused:
+        from_yaml(tmp_path / "c.yaml")
+    assert "enable_data_dump" in str(refused.value.expected)
+    assert "queue_bytes" in str(refused.value.expected)
+    (tmp_path / "c.yaml").write_text("- debug\n")
+    with pytest.raises(RequestError, match="no `debug:` section") as refused:
+        from_yaml(tmp_path / "c.yaml")
+    assert refused.value.hint is None
+
+
 def test_without_omegaconf_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "omegaconf", None)
     with pytest.raises(RequestError, match="needs omegaconf") as refusal:

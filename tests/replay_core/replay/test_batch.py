@@ -112,3 +112,10 @@ def test_an_assumed_temperature_is_stated():
     asked, note = resolve_temperature(0.5, 0.7)
     assert asked == 0.5
     assert "the record says 0.7" in note
+
+
+@pytest.mark.parametrize("odd", [4.5, float("nan")])
+def test_fractions_are_no_token_ids(odd):
+    with pytest.raises(DumpError, match="no token ids"):
+        padded_batch([[1.0, odd, 3.0]], [[1, 1, 1]])
+    assert padded_batch([[1.0, 4.0, 3.0]], [[1, 1, 1]]).ids_BS.tolist() == [[1, 4, 3]]

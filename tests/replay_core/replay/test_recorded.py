@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from replay_core import workbench
 from replay_core.demo.train import train_demo
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
+from replay_core.recorder import Recorder
 from replay_core.records import Inline, TensorRef
 from replay_core.replay.batch import padded_batch
 from replay_core.replay.flags import Flags
@@ -121,6 +123,14 @@ def test_a_backward_with_random_weights_is_not_judged_by_the_recorded_losses(dem
     assert trained
     assert {one["agrees"] for one in trained} == {None}
     assert exit_code(doc) == 0
+
+
+def test_the_temperature_a_recorder_was_told_once_divides_the_logits(tmp_path):
+    with Recorder(tmp_path / "dump", flags={"temperature": 0.5}).step(0) as record:
+        record("forward_data", micro=0, input_ids=torch.tensor([[3, 4, 5]]), attention_mask=torch.ones(1, 3).long())
+    doc = ask(tmp_path / "dump", tmp_path / "out", plan={"model": "random:qwen2-tiny"})
+    assert doc["cells"][0]["effective"]["temperature"] == 0.5
+    assert not any("1.0 is assumed" in note for note in doc["notes"])
 
 
 def test_models_are_ranked_by_who_sampled_the_tokens(demo, tmp_path):

@@ -155,6 +155,21 @@ def test_a_command_that_does_not_exist_is_a_wrong_request(tmp_path: Path) -> Non
     assert "cannot be started" in answer.stderr
 
 
+@pytest.mark.parametrize("option", ["--gradients", "--params"])
+def test_a_pattern_that_is_none_is_refused_before_the_script_starts(option: str, tmp_path: Path) -> None:
+    answer = record(tmp_path, "open('started', 'w')", option, "layers.(")
+    assert answer.returncode == 2
+    assert f"{option}: 'layers.('" in answer.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_pattern_that_no_parameter_matches_is_said(tmp_path: Path) -> None:
+    answer = record(tmp_path, PLAIN, "--gradients", "lm_head", "--params", "weight")
+    assert answer.returncode == 0
+    assert "not seen: what --gradients lm_head asks for, in an update of 0.weight, 0.bias … (3)" in answer.stderr
+    assert "--params" not in answer.stderr
+
+
 @pytest.mark.slow
 def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed")
