@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from replay_core import pages
+from replay_core import pages, samples
 from replay_core.errors import DumpError, RequestError
+from replay_core.layout import TokenLayout
 from replay_core.records import Record, RecordKey, Run, Selection, TensorRef, Unreadable
 from replay_core.replay import ragged
 from replay_core.replay.batch import Batch, padded_batch, unpacked_batch
@@ -61,6 +62,7 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     notes = [said_of_role] if said_of_role else []
     whole, said = _batch([holder, *siblings], run)
     notes += [said] if said else []
+    notes += _positions([holder, *siblings])
     if key.step is None:
         notes.append(f"the dump numbers no steps: {holder.path.name} is replayed")
     if key.micro is None:
@@ -195,6 +197,46 @@ def _batch(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
         found=", ".join(ref.name for ref in records[0].tensors()),
         hint="record attention_mask beside input_ids; guessing it from the padding id would hide real bugs",
     )
+
+
+def _positions(records: Sequence[Record]) -> list[str]:
+    """What to say of recorded position_ids that are not what the replay gives: 0..L-1 in every sample."""
+    ref = _find(records, "position_ids")
+    counted = None if ref is None else _counted(ref, records)
+    if counted is None:
+        return []
+    sample, position, found = counted
+    wrong = np.flatnonzero(found != position)
+    if not wrong.size:
+        return []
+    at = wrong[0]
+    example = f"token {position[at]} of sample {sample[at]} has {found[at]:g}"
+    return [
+        f"the recorded position_ids do not count every sample's tokens from 0 ({example}): the replay does, so what "
+        "was recorded was computed from other positions"
+    ]
+
+
+def _counted(ref: TensorRef, records: Sequence[Record]) -> tuple[Any, Any, Any] | None:
+    """(sample, position in it, recorded position) of every token; None where the three do not fit each other."""
+    ids, mask, bounds = (_find(records, name) for name in ("input_ids", "attention_mask", "cu_seqlens"))
+    if ids is not None and ids.rows is None and (mask is not None or bounds is not None):
+        if mask is not None:
+            layout = TokenLayout.padded(pages.array(mask))
+        else:
+            assert bounds is not None
+            layout = TokenLayout.packed(pages.array(bounds), ids.numel)
+        if ref.numel != layout.sample_BS.size:
+            return None
+        sample, position = layout.sample_BS.reshape(-1), layout.position_BS.reshape(-1)
+        held = sample >= 0
+        return sample[held], position[held], pages.array(ref).reshape(-1)[held]
+    rows = samples.per_token(ref, [field for record in records for field in ragged.usable(record)])
+    if not rows:
+        return None
+    lengths = [row.size for row in rows]
+    position = np.concatenate([np.arange(length) for length in lengths])
+    return np.repeat(np.arange(len(rows)), lengths), position, np.concatenate(rows)
 
 
 def _own_tokens(response: TensorRef, ids: Any) -> Any:

@@ -101,6 +101,26 @@ def test_first_rows_only_is_said():
     assert "only 1 of 2 rows" in found.notes[0]
 
 
+PACK = {"input_ids": [[5, 6, 7, 8, 9]], "cu_seqlens": [0, 3, 5]}
+PADDED = {"input_ids": IDS, "attention_mask": MASK}
+
+
+@pytest.mark.parametrize(
+    ("fields", "positions", "said"),
+    [
+        (PADDED, [[0, 1, 2, 9], [1, 0, 1, 2]], None),  # what padding is given counts for nothing
+        (PADDED, [[0, 1, 2, 3], [0, 1, 2, 3]], "token 0 of sample 1 has 1"),  # padded left, counted from the slot
+        (PACK, [[0, 1, 2, 0, 1]], None),
+        (PACK, [[0, 1, 0, 1, 2]], "token 2 of sample 0 has 0"),  # one boundary early
+        (PACK, [[0, 1, 2, 3, 4]], "token 0 of sample 1 has 3"),  # never begun anew
+        (PADDED, [[0], [0]], None),  # not of these tokens
+    ],
+)
+def test_recorded_positions_other_than_those_replayed_are_said(fields, positions, said):
+    notes = read_batch(run_of(record(RecordKey(0, 0, 0), **fields, position_ids=positions)), plan()).notes
+    assert [said in note for note in notes if "position_ids" in note] == ([True] if said else [])
+
+
 def test_a_mask_of_zeros_is_an_error():
     with pytest.raises(DumpError, match="no token at all"):
         read_batch(run_of(record(RecordKey(0, 0, 0), input_ids=IDS, attention_mask=np.zeros((2, 4), int))), plan())
