@@ -7,6 +7,7 @@ from typing import Any
 
 from replay_core.errors import RequestError
 from replay_core.jobs import Document, Job
+from tui_debugger import digests
 from tui_debugger import format as fmt
 from tui_debugger.answer import NEXT
 from tui_debugger.errands import Latest
@@ -65,13 +66,16 @@ class Rejudging(Replaying):
 
     async def _again(self, compared: dict[str, Any]) -> Document:
         try:
-            return await self._rejudged(compared)
+            document = await self._rejudged(compared)
         except RequestError as error:
             if "not compared last" not in error.message:
                 raise
             # The reader was started anew, or compared something else since.
             self._log("the figures are gone: comparing again")
-            return await self._compared(compared, f"comparing by {self.state.tolerance}")
+            document = await self._compared(compared, f"comparing by {self.state.tolerance}")
+        # No tolerance makes up for what a replay's cell kept as digests alone.
+        cell = next((one.document for one in self.state.cells if one.document.get("dump") == compared.get("b")), {})
+        return digests.stated(document, cell)
 
     async def _rejudged(self, compared: dict[str, Any]) -> Document:
         """The same comparison under the tolerance in force."""

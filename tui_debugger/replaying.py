@@ -243,6 +243,8 @@ class Replaying(Errands):
             return False
         self.state.cells = [Cell(_cell_label(cell), cell) for cell in (a, b)]
         self.state.step_verdicts.clear()
+        if a.get("part") == "reference":
+            document = digests.stated(document, b)
         await self._show_comparison(document)
         return True
 

@@ -150,6 +150,8 @@ class RolloutReplay:
         )
         every = of_one_run(with_tokens(self._records[step], computed=within), self.path)
         mine = [r for r in every if r.key.rank in (None, self.rank) or self.rank is None]
+        if self._is_divided and all(r.key.rank is None for r in mine):
+            self._say_once("ranks", f"the rollouts name no rank: rank {self.rank} is given every sample of a step")
         chosen = [r for r in mine if micro is None or r.key.micro in (None, micro)]
         if not chosen:
             numbers = sorted(r.key.micro for r in mine if r.key.micro is not None)
@@ -199,6 +201,8 @@ class RolloutReplay:
             warnings.warn(f"rldbg: {what}", RuntimeWarning, stacklevel=4)
 
     def _check_ranks(self, world_size: int | None) -> None:
+        #: Whether other processes train beside this one, as far as it was told.
+        self._is_divided = bool(self.rank) or (world_size or 1) > 1
         for step in self.steps if world_size is not None or self.rank is not None else []:
             ranks = {record.key.rank for record in self._records[step]} - {None}
             if world_size is not None and ranks and len(ranks) != world_size:

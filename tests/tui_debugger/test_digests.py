@@ -14,6 +14,7 @@ from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.digests import dump_beside, sentence, stated
 from tui_debugger.format import comparison_answer
 from tui_debugger.reports.replay import replay_report
+from tui_debugger.tolerance import Tolerance
 
 TOLD = {
     "tensors": 97, "equal": 40, "differ": 57, "first": {"name": "layers.0.self_attn.q_proj.output"},
@@ -131,6 +132,21 @@ def test_a_replay_too_large_for_whole_tensors_is_looked_at_window_by_window() ->
             assert state.plan is not None
             assert state.plan.get("capture") is None
             assert len(state.cells) == 2
+
+    asyncio.run(run())
+
+
+def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -> None:
+    async def run() -> None:
+        same = document("comparison_same")
+        engine = ScriptedEngine(replay_cell=replayed, compare=same, rejudge=same)
+        async with opened(A, engine=engine) as (app, pilot):
+            await press(app, pilot, "p", "r")
+            before = app.session.state.comparison["counts"]
+            assert before["skipped"] > same["counts"].get("skipped", 0)
+            await app.session.judge_by(Tolerance(atol=2.0))
+            assert app.session.state.comparison is not same
+            assert app.session.state.comparison["counts"] == before
 
     asyncio.run(run())
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,16 @@ def test_ranks_get_their_own_part_and_another_size_is_refused(tmp_path: Path) ->
         RolloutReplay(dump, rank=0, world_size=4)
     with pytest.raises(RequestError, match="rank 2 recorded no rollouts"):
         RolloutReplay(dump, rank=2)
+
+
+def test_a_rank_that_is_given_everything_because_no_rank_was_recorded_is_told(tmp_path: Path) -> None:
+    dump = record_steps(tmp_path / "dump", [0])
+    for replay in (RolloutReplay(dump, rank=1, world_size=2), RolloutReplay(dump).of_rank(0, 2)):
+        with pytest.warns(RuntimeWarning, match=f"rank {replay.rank} is given every sample"):
+            replay.batch(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RolloutReplay(dump, rank=0, world_size=1).batch(0)
 
 
 def test_a_step_recorded_by_several_ranks_and_in_several_micro_batches_comes_as_one_batch(tmp_path: Path) -> None:
