@@ -84,7 +84,7 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
     if request.matrix is not None:
         # An axis that cannot be read must not cost a cell first.
         replayed.axes = Axes.parse(request.matrix)
-        bench.results.append(_recording_row(run, plan, recorded))
+        bench.results.append(_recording_row(run, recorded))
         replayed.baseline = 1
         bench.plan = replace(plan, forward=None)
         run_axes(bench, replayed.axes, recorded.batch.rows)
@@ -109,11 +109,10 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
     return replayed
 
 
-def _recording_row(run: Run, plan: ReplayPlan, recorded: RecordedBatch) -> CellResult:
-    """Row 0 of a matrix: what the trainer recorded. Nothing is run for it."""
-    flags = {**plan.flags.to_mapping(), **_known_flags(run)}
+def _recording_row(run: Run, recorded: RecordedBatch) -> CellResult:
+    """Row 0 of a matrix: what the trainer recorded, and the settings it named. Nothing is run for it."""
     cell: dict[str, Any] = {
-        "flags": flags, "effective": None, "outcome": "ran", "error": None, "notes": [], "time": None, "memory": None,
+        "flags": _known_flags(run), "effective": None, "outcome": "ran", "error": None, "notes": [], "time": None, "memory": None,
         "dump": str(run.path), "final_hidden": None, "key": recorded.key.to_mapping(),
     }  # fmt: skip
     return CellResult(cell, run, part="recording", asked=False)
