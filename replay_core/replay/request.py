@@ -112,8 +112,8 @@ def answer(plan: ReplayPlan, request: Request, out: Path, runner: Runner, on_eve
 def _recording_row(run: Run, recorded: RecordedBatch) -> CellResult:
     """Row 0 of a matrix: what the trainer recorded, and the settings it named. Nothing is run for it."""
     cell: dict[str, Any] = {
-        "flags": _known_flags(run), "effective": None, "outcome": "ran", "error": None, "notes": [], "time": None, "memory": None,
-        "dump": str(run.path), "final_hidden": None, "key": recorded.key.to_mapping(),
+        "flags": _known_flags(run), "effective": None, "outcome": "ran", "error": None, "notes": [], "time": None,
+        "memory": None, "dump": str(run.path), "final_hidden": None, "key": recorded.key.to_mapping(),
     }  # fmt: skip
     return CellResult(cell, run, part="recording", asked=False)
 
