@@ -77,7 +77,7 @@ def on_pty() -> Iterator[type[OnPty]]:
 
 def test_a_click_in_the_old_mouse_protocol_is_survived(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN)
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     app.send(X10_CLICK)
     time.sleep(0.6)
     assert app.process.poll() is None
@@ -89,7 +89,7 @@ def test_a_click_in_the_old_mouse_protocol_is_survived(on_pty: type[OnPty]) -> N
 
 def test_textual_still_dies_of_that_click_without_our_shim(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN_WITHOUT_SHIM)
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     app.send(X10_CLICK)
     # When this fails, textual has fixed #6668: drop terminal.survive_broken_input.
     assert app.ended(10) is not None
@@ -101,7 +101,7 @@ def test_a_dropped_link_restores_the_terminal_and_ends_the_children(
 ) -> None:
     note = tmp_path / "child"
     app = on_pty(_WITH_CHILD, str(note))
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     child = _pid_in(note)
     assert _runs(child)
     app.process.send_signal(number)
@@ -116,7 +116,7 @@ def test_a_dropped_link_restores_the_terminal_and_ends_the_children(
 
 def test_a_bug_ends_with_70_and_a_report_without_local_variables(on_pty: type[OnPty]) -> None:
     app = on_pty(_CRASH)
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     app.send(b"d")
     assert app.ended() == 70
     assert b"hunter2" not in app.output
@@ -144,7 +144,7 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
 )
 def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: dict[str, str]) -> None:
     app = on_pty(_RUN, size=(80, 24), **environment)
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     if "LC_ALL" in environment:
         drawn = app.output.decode("utf-8", "replace")
         assert drawn.isascii(), sorted({char for char in drawn if not char.isascii()})
@@ -157,7 +157,7 @@ def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: di
 
 def test_a_storm_of_resizes_is_survived(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN)
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     for number in range(60):
         app.resize(20 + number * 7 % 180, 5 + number * 3 % 50)
         os.kill(app.process.pid, signal.SIGWINCH)
@@ -175,7 +175,7 @@ def test_a_storm_of_resizes_is_survived(on_pty: type[OnPty]) -> None:
 
 def test_no_mouse_asks_for_no_mouse(on_pty: type[OnPty]) -> None:
     app = on_pty("-m tui_debugger", "ui", "--no-mouse")
-    app.wait_for(b"no dump open")
+    app.wait_for(b"no dump is open")
     app.send(b"q")
     assert app.ended() == 0
     assert b"\x1b[?1000h" not in app.output
