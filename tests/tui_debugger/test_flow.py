@@ -200,19 +200,27 @@ def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
     asyncio.run(run())
 
 
-def test_a_comparison_that_still_runs_is_not_exported_without_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def run() -> None:
         async with opened(A, B) as (app, pilot):
-            app.session.state.live, app.session.state.busy = True, Busy("comparing step 0")
-            await press(app, pilot, "e")
-            assert "comparing step 0 · e writes it when it has ended" in toasts(app)
+            state = app.session.state
+            state.live, state.busy = True, Busy("comparing step 0")
+            await pilot.press("e", "e")
+            await until(pilot, lambda: "comparing step 0 · written when it has ended" in toasts(app))
+            assert list(tmp_path.iterdir()) == []
+            state.live, state.busy = not ends, None
+            await until(
+                pilot, lambda: any(("wrote" if ends else "nothing was written") in said for said in toasts(app))
+            )
+            await rest(app, pilot)
 
     asyncio.run(run())
-    assert list(tmp_path.iterdir()) == []
+    assert len(list(tmp_path.glob("rldbg-comparison-*.json"))) == int(ends)
 
 
 def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:

@@ -17,26 +17,48 @@ if TYPE_CHECKING:
     from tui_debugger.panes.log import LogPane
 
 
+#: A comparison whose end an export waits for is looked at this often; idle for so many looks it was cancelled.
+_LOOK_S, _IDLE_LOOKS = 0.05, 20
+
+
 class Taking(Moving, Asking):
     """The actions export, copy and log."""
 
     _findings: FindingsPane
     _inspect: InspectPane
     _log: LogPane
+    _export_waits = False
 
     def log_line(self, line: str) -> None:
         raise NotImplementedError
 
     def action_export(self) -> None:
-        if self.session.state.live and self.session.state.busy is not None:
-            self.say(f"{self.session.state.busy} · e writes it when it has ended")
+        findings, state = self.active == "findings", self.session.state
+        if not (state.live and state.busy is not None):
+            self.work(self._export(findings), "export")
             return
-        self.work(self._export(), "export")
+        self.say(f"{state.busy} · written when it has ended")
+        if not self._export_waits:
+            self._export_waits = True
+            self.work(self._export_when_ended(findings), "export")
 
-    async def _export(self) -> None:
+    async def _export_when_ended(self, findings: bool) -> None:
+        state, idle = self.session.state, 0
+        try:
+            # Between the end of the job and its answer on the screen nothing is busy for a moment.
+            while state.live and idle < _IDLE_LOOKS:
+                idle = 0 if state.busy is not None else idle + 1
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._export_waits = False
+        if state.live:
+            self.say("the comparison did not come to its end: nothing was written", "warning")
+        else:
+            await self._export(findings)
+
+    async def _export(self, findings: bool) -> None:
         try:
             # A long list takes a second to write: the keys go on meanwhile.
-            findings = self.active == "findings"
             written = await asyncio.to_thread(self.session.export, paths.here(), findings=findings)
         except (OSError, ValueError) as error:
             self.say(f"cannot export: {error}", "error")
