@@ -24,8 +24,12 @@ demo: $(STAMP)  ## train a tiny policy, pack a micro-batch wrongly, see the firs
 	if [ $$code -eq 1 ]; then echo "make demo: it ends on a divergence (exit 1), as it should" >&2; \
 	else echo "make demo: expected exit 1, a divergence found; got $$code" >&2; exit $$(( code ? code : 1 )); fi
 
+# Two processes, a file's tests in one of them, a thread each.
+QUICK := -m "not slow" -n 2 --dist loadfile
+test check: export OMP_NUM_THREADS = 1
+
 test: $(STAMP)  ## all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(QUICK) $(PYTEST_FLAGS)
 
 test-all: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -34,7 +38,7 @@ check: $(STAMP)  ## format, lint, types, tests and layers: what a change must pa
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(QUICK) $(PYTEST_FLAGS)
 
 fmt: $(STAMP)  ## put the code into form
 	$(BIN)/ruff format .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,12 @@ def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
     assert row.name.endswith("down_proj.output")
 
 
-def test_recent_runs_are_offered_where_nothing_is_open(tmp_path: Path) -> None:
+def test_recent_runs_are_offered_where_nothing_is_open() -> None:
+    with tempfile.TemporaryDirectory(prefix="rr") as short:  # a path that a pane has room for
+        _recent_runs(Path(short))
+
+
+def _recent_runs(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         remembered.keep_place(tmp_path / name, None, {"tensor": None})
