@@ -10,7 +10,7 @@ import pytest
 
 from replay_core import workbench
 from replay_core.jobs import Job
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.tui_debugger.driving import A, opened, screen
 from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger import remembered
@@ -44,7 +44,6 @@ def test_two_paths_are_one_run_where_one_framework_wrote_records_of_different_ki
     assert are_one_run(b, a) is one
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     ("a", "b", "one"),
     [
@@ -87,7 +86,6 @@ def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:
     assert engine.last("diagnose").params["paths"] == [str(A), "/runs/demo/log"]
 
 
-@needs_fixtures
 def test_a_record_of_either_directory_can_be_looked_at() -> None:
     from replay_core import desk
 
