@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,11 @@ def test_a_replay_reads_the_directory_its_record_lies_in() -> None:
     assert folder_of(state, ["/elsewhere/step_1.pt"]) is None
 
 
-def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:
+async def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:
     engine = ScriptedEngine()
 
-    async def run() -> str:
-        async with opened(A, engine=engine, more=[Path("/runs/demo/log")]) as (app, _):
-            return screen(app)
-
-    assert f"A {A} + log" in asyncio.run(run())
+    async with opened(A, engine=engine, more=[Path("/runs/demo/log")]) as (app, _):
+        assert f"A {A} + log" in screen(app)
     for kind in ("open", "record"):
         assert engine.last(kind).params["more"] == ["/runs/demo/log"]
     assert engine.last("inspect").params["a"]["more"] == ["/runs/demo/log"]
