@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.align import Facing, Rowwise, ShapesDifferError
-from replay_core.compare.batch import Batch
+from replay_core.samples.batch import Batch
 from replay_core.compare.correlation import pearson
 from replay_core.compare.judging import TensorVerdict
 from replay_core.errors import DumpError

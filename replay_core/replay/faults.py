@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay_core.layout import Bools, Ints
+from replay_core.samples.layout import Bools, Ints
 from replay_core.replay.flags import Flags
 
 if TYPE_CHECKING:

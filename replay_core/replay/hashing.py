@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import xxhash
 
-from replay_core.layout import Ints
+from replay_core.samples.layout import Ints
 from replay_core.recorder.values import raw
 from replay_core.replay.capture import Capture
 from replay_core.replay.frontier import Hashed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from replay_core.layout import Bools, Ints, TokenLayout
+from replay_core.samples.layout import Bools, Ints, TokenLayout
 from replay_core.replay import faults
 from replay_core.replay.batch import Batch
 from replay_core.replay.flags import Flags

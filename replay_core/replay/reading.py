@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from replay_core import pages, samples
+from replay_core import pages
+from replay_core.samples import rows as samples
 from replay_core.errors import DumpError, RequestError
-from replay_core.layout import TokenLayout
+from replay_core.samples.layout import TokenLayout
 from replay_core.records import Record, RecordKey, Run, Selection, TensorRef, Unreadable
 from replay_core.replay import ragged
 from replay_core.replay.batch import Batch, padded_batch, unpacked_batch

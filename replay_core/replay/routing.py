@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.errors import CellError, DumpError, UnavailableError
-from replay_core.layout import Ints, TokenLayout
+from replay_core.samples.layout import Ints, TokenLayout
 from replay_core.records import Run, TensorRef
 from replay_core.replay.batch import Batch
 from replay_core.replay.reading import RecordedBatch

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replay_core.layout import Bools, Ints
+from replay_core.samples.layout import Bools, Ints
 from replay_core.replay.packing import Arrangement, Forward
 
 #: Numbers quoted in a sentence.
