@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_core.layout import TokenLayout
+from replay_core.samples.layout import TokenLayout
 
 
 @st.composite

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.errors import DumpError
-from replay_core.layout import Bools, Ints, Said, TokenAxes, TokenLayout
 from replay_core.records import Record, TensorRef
+from replay_core.samples.layout import Bools, Ints, Said, TokenAxes, TokenLayout
 
 #: A token is one rising number: its sample, then its position in these bits.
 POSITION_BITS = 40

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from replay_core.records import Inline, TensorRef
-from replay_core.samples import per_token, token_ids
+from replay_core.samples.rows import per_token, token_ids
 
 
 def ref(name: str, values: Any, alignment: str | None = None, rows: tuple[int, ...] | None = None) -> TensorRef:
