@@ -8,12 +8,11 @@ from typing import Any
 
 from replay_core.errors import JobCancelledError, ModelError, RldbgError
 from replay_core.jobs import Document, Job
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import Flags, settings_asked
 from tui_debugger import digests, paths, snapshot
 from tui_debugger import format as fmt
 from tui_debugger.answer import NO_DUMP
 from tui_debugger.errands import Errands
-from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
 from tui_debugger.together import folder_of
 
@@ -56,7 +55,7 @@ class Replaying(Errands):
         target, model = self._target(run)
         wanted = dict(state.flags)
         # The reference keeps the recorded attention, so that flipping attention shows what it does.
-        recorded = asked_flags(run).get("attention") or Flags().attention
+        recorded = settings_asked(run.get("flags")).get("attention") or Flags().attention
         alone = Flags.from_mapping({**wanted, "attention": recorded}).reference().to_mapping()
         same = ("dtype", "device", "mode", "deterministic", "gradient_checkpointing")
         known = (run["path"], target, model, *(wanted.get(name) for name in same), state.temperature, state.seed)

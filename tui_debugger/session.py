@@ -13,11 +13,11 @@ from typing import Any
 
 from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job, Partial
+from replay_core.replay.flags import IN_PANE, settings_known
 from tui_debugger import format as fmt
 from tui_debugger import remembered, snapshot
 from tui_debugger.answer import NO_DUMP, answer_of, run_line
 from tui_debugger.filtering import AT_ONCE, listed
-from tui_debugger.flag_choices import asked_flags
 from tui_debugger.health import Health
 from tui_debugger.looking import Looking
 from tui_debugger.parities import Paritying
@@ -174,12 +174,10 @@ class Session(Looking, Paritying):
         self._tell("a saved diagnosis: 7 lists its findings, enter goes to one, E diagnoses again", "information")
 
     def _take_settings(self, run: Document) -> None:
-        recorded = asked_flags(run)
-        for name in self.state.flags:
+        recorded = settings_known(run.get("flags"))
+        for name in IN_PANE:
             # A dump of rows replayed alone must not make every later replay one.
-            if name in self.state.flags_given or name == "rows_per_forward":
-                continue
-            if recorded.get(name) is not None:
+            if name in recorded and name not in self.state.flags_given and name != "rows_per_forward":
                 self.state.flags[name] = recorded[name]
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────

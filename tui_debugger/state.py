@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.jobs import Document, Sample
-from replay_core.replay.flags import MATRIX
+from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
-from tui_debugger.flag_choices import default_flags
 from tui_debugger.health import Health
 from tui_debugger.live import LiveRun
 from tui_debugger.parity_view import ParityView
@@ -180,7 +179,7 @@ class State:
     sort: str = SORTS[0]
     step_filter: str = ""
     marks: list[Mark] = field(default_factory=list)
-    flags: dict[str, Any] = field(default_factory=default_flags)
+    flags: dict[str, Any] = field(default_factory=lambda: Flags().to_mapping())
     flags_given: frozenset[str] = frozenset()
     """Flags the caller set: opening a dump leaves these as they are."""
     model: str | None = None

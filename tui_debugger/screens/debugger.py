@@ -11,9 +11,9 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from replay_core.replay.flags import FLAGS
 from tui_debugger import keymap, remembered
 from tui_debugger.actions import ACTIONS, Action
-from tui_debugger.flag_choices import FLAGS
 from tui_debugger.messages import (
     FilterChanged,
     FilterClosed,
@@ -251,18 +251,18 @@ class DebuggerScreen(Finding, Examining, Taking):
         self.app.push_screen(MatrixScreen(self))
 
     def action_flag(self, name: str) -> None:
-        choice = next(choice for choice in FLAGS if choice.name == name)
-        value = self.state.flags.get(name)
-        at = choice.settings.index(value) if value in choice.settings else -1
-        now = self.state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
+        flag, value = FLAGS[name], self.state.flags.get(name)
+        settings = flag.turns or flag.values
+        at = settings.index(value) if value in settings else -1
+        now = self.state.flags[name] = settings[(at + 1) % len(settings)]
         self.redraw(Part.FLAGS)
         from replay_core.replay.forecast import unavailable  # comes with the flags pane, after the first paint
 
         why = unavailable(name, now, self.state.flags)
         if why is not None:
-            self.app.notify(f"{choice.label} {now} cannot run here: {why}", severity="warning", markup=False, timeout=3)
+            self.app.notify(f"{flag.label} {now} cannot run here: {why}", severity="warning", markup=False, timeout=3)
         elif self.active != "flags" and not self._flags.region:
-            self.app.notify(f"{choice.label}: {'all' if now is None else now}", markup=False, timeout=2)
+            self.app.notify(f"{flag.label}: {flag.unset if now is None else now}", markup=False, timeout=2)
 
     def action_mark(self) -> None:
         if self.active == "flags":
