@@ -1,19 +1,21 @@
-"""The table of dtypes, held against torch's own."""
+"""The table of dtypes, held against torch's own and that of ml_dtypes."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import pytest
 import torch
 
 from replay_core.dtypes import DTYPES, EPS, coarsest, family, finest, named
+from replay_core.pages import numpy_dtype
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_sizes_and_resolutions_are_those_of_torch(name: str):
+def test_sizes_and_resolutions_are_those_of_the_libraries(name: str):
     dtype = getattr(torch, name)
     assert DTYPES[name].itemsize == dtype.itemsize
     if DTYPES[name].eps is not None:
-        info = torch.finfo(dtype)
+        info = ml_dtypes.finfo(numpy_dtype(name))
         assert (DTYPES[name].eps, DTYPES[name].smallest_normal) == (info.eps, info.smallest_normal)
 
 
