@@ -12,12 +12,10 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.settle import settle
-from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import Storage
 from replay_core.errors import NotADumpError
 from replay_core.records import ITEMSIZE
 
