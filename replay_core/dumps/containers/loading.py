@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.region import Region
 from replay_core.errors import DumpError, UnsafeFileError
-from replay_core.records import ITEMSIZE
 
 #: Files inside files inside files: a tensor pickled the plain way is one level, DataProto two.
 MAX_NESTING = 4

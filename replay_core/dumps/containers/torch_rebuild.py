@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import (
     DType,
     InertClass,
@@ -21,7 +22,7 @@ from replay_core.dumps.containers.loading import (
     Symbol,
     TensorClass,
 )
-from replay_core.records import ITEMSIZE, TensorRef, Unreadable
+from replay_core.records import TensorRef, Unreadable
 
 #: torch and numpy both stop at 64 axes.
 MAX_NDIM = 64

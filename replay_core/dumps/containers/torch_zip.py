@@ -17,7 +17,6 @@ from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.settle import settle
 from replay_core.errors import NotADumpError
-from replay_core.records import ITEMSIZE
 
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
