@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
