@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from replay_core.dtypes import aliases, named
 from replay_core.errors import RequestError
 
 #: `flash` is the best flash attention that is really here: fa4, fa3, fa2, else torch's own flash kernel.
@@ -23,7 +24,6 @@ ATTENTIONS = (
 #: The axes of a matrix where none are named: kernel, compiler and layout, each baseline first.
 MATRIX = "attention=eager,flash compile=off,inductor packing=off,on"
 
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SWITCH = {
     "on": True, "true": True, "yes": True, "1": True,
     "off": False, "false": False, "no": False, "0": False,
@@ -85,8 +85,8 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The words a value can be written as, where it is a choice of words: its values, and short forms of dtypes."""
-        return (*self.values, *(short for short, value in _SHORT.items() if value in self.values))
+        """The words a value can be written as, where it is a choice of words: its values, and what dtypes are called."""
+        return (*self.values, *aliases(*self.values))
 
 
 def _flag(default: Any, help: str, **facts: Any) -> Any:
@@ -302,7 +302,7 @@ def _value(name: str, text: str) -> Any:
             raise _wrong_value(name, text, flag.expected)
         return _SWITCH[text.lower()]
     if flag.values:
-        return _SHORT.get(text, text)
+        return named(text)
     if text.lower() in ("all", "none", "auto"):
         return None
     if not text.isdigit():
