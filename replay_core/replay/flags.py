@@ -85,7 +85,7 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The words a value can be written as, where it is a choice of words: its values, and what dtypes are called."""
+        """The words a value can be written as, where it is one of several: its values, and what dtypes are called."""
         return (*self.values, *aliases(*self.values))
 
 

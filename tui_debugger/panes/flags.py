@@ -42,7 +42,7 @@ class FlagsPane(Rows):
 
     def _effective(self) -> dict[str, object]:
         cells = self._state.cells
-        return dict(cells[-1].document.get("effective") or {}) if len(cells) > 1 else {}
+        return dict(cells[-1].get("effective") or {}) if len(cells) > 1 else {}
 
     def line(self, row: int, width: int) -> Text:
         text = Text(" ")

@@ -9,6 +9,7 @@ from textual.widgets import Sparkline
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
+from tui_debugger.cells import label
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
@@ -61,28 +62,27 @@ class TelemetryPane(VerticalScroll, can_focus=True):
         for what, took in state.phases[-4:] if state.busy is not None else ():
             text.append(f"{fmt.middle(what, 30):<30} ", paint(self, "muted"))
             text.append(f"{fmt.seconds(took)}\n")
-        for cell in state.cells:
-            document = cell.document
-            time, memory = document.get("time") or {}, document.get("memory") or {}
-            agreement = document.get("agreement") or {}
+        for cell in reversed(state.cells):
+            time, memory = cell.get("time") or {}, cell.get("memory") or {}
+            agreement = cell.get("agreement") or {}
             agrees = agreement.get("agrees")
             word = "" if agrees is None else "SAME" if agrees else "DIFF"
-            text.append(fmt.safe(cell.label), paint(self, "strong"))
+            text.append(fmt.safe(label(cell)), paint(self, "strong"))
             if word:
                 text.append("  ")
                 text.append("agrees" if word == "SAME" else "differs", paint(self, verdict_token(word)))
-            elif document.get("outcome") != "ran":
-                text.append(f"  {document.get('outcome')}", paint(self, "missing"))
+            elif cell.get("outcome") != "ran":
+                text.append(f"  {cell.get('outcome')}", paint(self, "missing"))
             text.append("\n")
-            for label, value in (
+            for what, value in (
                 ("load", fmt.seconds(time.get("load_s"))), ("compile", fmt.seconds(time.get("compile_s"))),
                 ("run", fmt.seconds(time.get("steady_s"))), ("peak", fmt.mib(memory.get("peak_mib"))),
             ):  # fmt: skip
                 if value not in (fmt.NONE, "n/a"):
-                    text.append(f"  {label} ", paint(self, "muted"))
+                    text.append(f"  {what} ", paint(self, "muted"))
                     text.append(value)
             text.append("\n")
-        segments = (state.comparison or {}).get("segments") or []
+        segments = (state.cell or state.comparison or {}).get("segments") or []
         if segments:
             text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
         for segment in segments:

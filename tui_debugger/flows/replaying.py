@@ -1,0 +1,161 @@
+"""What happens when a user replays: one setting, a whole matrix, or the demo from its training on.
+
+The replay document says everything; nothing is judged here. The list of tensors is the comparison of the two dumps that
+it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from replay_core.errors import ModelError, RldbgError
+from replay_core.jobs import Document, Job
+from replay_core.replay.flags import Flags
+from tui_debugger import paths, snapshot
+from tui_debugger.answer import NO_DUMP, answer_of
+from tui_debugger.cells import dump_beside, held_to_baseline, label, sentence
+from tui_debugger.flows.comparing import Comparing
+from tui_debugger.flows.errands import Errands
+from tui_debugger.flows.opening import Opening
+from tui_debugger.state import Matrix, Part
+from tui_debugger.together import folder_of
+
+
+class Replaying:
+    """Replays of the open run, each shown as a comparison with each row alone."""
+
+    def __init__(self, errands: Errands, comparing: Comparing, opening: Opening) -> None:
+        self._errands, self.state = errands, errands.state
+        self._comparing, self._opening = comparing, opening
+
+    async def replay(self) -> None:
+        """Replay the record as the flags say, beside each row alone and the padded batch."""
+        state = self.state
+        if not self._can_replay():
+            return
+        state.cells.clear()
+        state.replayed = None
+        await self._errands.guard(self._replay())
+        self._errands.changed(Part.ANSWER, Part.TELEMETRY, Part.FLAGS)
+
+    def _can_replay(self) -> bool:
+        if self.state.a is None:
+            self._errands.tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
+            return False
+        self.state.samples.clear()
+        return True
+
+    async def _replay(self) -> None:
+        state = self.state
+
+        def take(cell: Document) -> None:
+            state.cells.append(cell)
+            self._errands.log(f"replayed {label(cell)}")
+            self._errands.changed(Part.TELEMETRY, Part.FLAGS)
+
+        document = await self._run("replay", f"replaying {Flags.from_mapping(state.flags).label()}", take)
+        state.replayed, state.cells[:] = document, document["cells"]
+        baseline, cell = held_to_baseline(document)
+        for one in (baseline, cell):
+            if one["error"] is not None:
+                raise _did_not_run(one)
+        if said := sentence(cell):
+            self._errands.log(said)
+        if await self.compare_cells(baseline, cell):
+            state.step_verdicts[document["plan"]["step"]] = answer_of(state).word
+
+    async def _run(self, name: str, what: str, take: Callable[[Document], None], axes: str | None = None) -> Document:
+        """One replay job to its end; `take` is given every cell as soon as it is judged.
+
+        Raises:
+            ModelError: no model is known.
+        """
+        state = self.state
+        run = state.a or {}
+        if state.model is None and not run.get("models"):
+            raise ModelError(
+                "no model to replay with: the dump names none", hint="press M and give a directory or random:llama-tiny"
+            )
+        # Of several directories that are one run, a replay reads the one its record lies in.
+        held = (record["path"] for record in run.get("records") or [] if state.scope.covers(record["key"]))
+        home = folder_of(state, held) if state.more else None
+        out = paths.new_replay_dir(name)
+        plan = {
+            "dump": str(state.replay_dump or home or run["path"]), **state.scope.params(),
+            "model": state.model or "checkpoint", "flags": dict(state.flags), "temperature": state.temperature,
+            "seed": state.seed or 0,
+        }  # fmt: skip
+
+        def take_part(part: Document) -> None:
+            if "cell" in part:
+                take(part["cell"])
+
+        job = Job("replay", {"plan": plan, "out": str(out), "matrix": axes})
+        document = await self._errands.run(job, what, is_replay=True, on_part=take_part)
+        for note in document["notes"]:
+            self._errands.log(note)
+            if note.startswith("weights of step"):
+                self._errands.tell(note, "warning")
+        return document
+
+    async def run_matrix(self) -> None:
+        """Run every cell of the axes, each in a child of its own; cells appear as they end."""
+        state = self.state
+        if not self._can_replay():
+            return
+        state.matrix = Matrix(state.matrix.axes, runs=True)
+        self._errands.changed(Part.MATRIX)
+
+        def take(cell: Document) -> None:
+            state.matrix.cells.append(cell)
+            self._errands.changed(Part.MATRIX)
+
+        try:
+            # The axes set what they vary; what they leave alone stays as the flags pane has it.
+            document = await self._errands.guard(self._run("matrix", "matrix", take, state.matrix.axes))
+        finally:
+            state.matrix.runs = False
+            self._errands.changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
+        if document is not None:
+            state.matrix.document, state.matrix.cells = document, list(document["cells"])
+            state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
+
+    async def compare_cells(self, a: Document, b: Document) -> bool:
+        """Compare the dumps of two cells and show the divergence list; False where a cell left none."""
+        sides = [dump_beside(one, other) for one, other in ((a, b), (b, a))]
+        if not all(sides):
+            self._errands.tell("a cell that did not run left nothing to compare: l shows its log", "warning")
+            return False
+        params = {"a": sides[0], "b": sides[1]}
+        document = await self._errands.guard(self._comparing.compared(params, "listing where they differ"))
+        if document is None:
+            return False
+        if self.state.replayed is None or a not in self.state.cells:
+            self.state.cells = [a, b]
+        self.state.step_verdicts.clear()
+        await self._comparing.show(document)
+        return True
+
+    async def demo(self) -> None:
+        """Train a tiny policy, pack one micro-batch without its block mask, and open the pair."""
+        root = paths.new_replay_dir("demo")
+        train = Job("demo_train", {"directory": str(root / "run")})
+        trained = await self._errands.guard(self._errands.run(train, "training a tiny policy", is_replay=True))
+        if trained is None:
+            return
+        job = Job("replay", {"plan": trained["plan"], "out": str(root / "replay")})
+        document = await self._errands.guard(
+            self._errands.run(job, "packing it wrongly", is_replay=True, on_part=lambda _part: None)
+        )
+        if document is None:
+            return
+        baseline, cell = held_to_baseline(document)
+        self.state.replay_dump, self.state.model = Path(trained["dump"]), "checkpoint"
+        await self._opening.open(Path(baseline["dump"]), Path(cell["dump"]))
+
+
+def _did_not_run(cell: Document) -> RldbgError:
+    error = cell["error"]
+    what = f"replay {label(cell)} {cell['outcome']}: {error['message']}"
+    return RldbgError(what, **{part: error.get(part) for part in ("file", "tensor", "expected", "found", "hint")})
