@@ -30,7 +30,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("pages",),
     ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
-    ("selection",),
+    ("selection", "dtypes"),
     ("errors",),
 )
 
@@ -61,6 +61,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core": (("__version__",), "the number `--version` prints"),
     "replay_core.workbench": (None, "the façade: every headless command asks here"),
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
+    "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
@@ -83,7 +84,18 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
 TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
 #: Below these floors nothing needs an array to be imported.
-NUMPY_FREE = ("errors", "selection", "records", "naming", "jobs", "recorder", "export", "executors", "workbench")
+NUMPY_FREE = (
+    "errors",
+    "selection",
+    "records",
+    "dtypes",
+    "naming",
+    "jobs",
+    "recorder",
+    "export",
+    "executors",
+    "workbench",
+)
 
 LONGEST_FILE = 400
 NO_NOUNS = {"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"}
