@@ -29,6 +29,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("layout", "pages"),
     ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
+    ("documents",),  # what leaves the machine, typed; the schema made of the types
     ("selection",),
     ("errors",),
 )
@@ -82,7 +83,18 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
 TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
 #: Below these floors nothing needs an array to be imported.
-NUMPY_FREE = ("errors", "selection", "records", "naming", "jobs", "recorder", "export", "executors", "workbench")
+NUMPY_FREE = (
+    "errors",
+    "documents",
+    "selection",
+    "records",
+    "naming",
+    "jobs",
+    "recorder",
+    "export",
+    "executors",
+    "workbench",
+)
 
 LONGEST_FILE = 400
 NO_NOUNS = {"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"}

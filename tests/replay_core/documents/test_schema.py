@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,21 @@ import pytest
 import torch
 
 from replay_core import workbench
+from replay_core.documents.reopening import SCHEMA_PATH
 from replay_core.errors import RldbgError
 from replay_core.executors.child import ChildRunner
-from replay_core.export.documents import SCHEMA_PATH
 from replay_core.records import Selection
 from tests import golden
 from tests.builders import save_file, write_dump, write_pair
 from tests.fixtures import FIXTURES, needs_fixtures
 
+ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KINDS = (
     "run", "record", "tensor", "difference", "comparison", "replay", "diagnosis", "parity", "info", "following",
     "explanation",
 )  # fmt: skip
-
-#: What only some documents of a kind have: a replay says its threads, the screen asks an inspection for more.
-OPTIONAL = {"numbers_absent", "threads", "difference", "tokens", "part_b", "tolerance"}
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -45,27 +44,49 @@ def genuine(*parts: str) -> Path:
     return FIXTURES.joinpath(*parts)
 
 
-def every_object(schema: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(schema, dict):
-        yield schema
-        for inner in schema.values():
-            yield from every_object(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            yield from every_object(inner)
-
-
 def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert {entry["$ref"].rpartition("/")[2] for entry in SCHEMA["oneOf"]} == set(KINDS)
 
 
-def test_every_required_name_is_described_and_fixed_objects_are_closed():
-    for schema in every_object(SCHEMA["$defs"]):
-        if "required" in schema and "properties" in schema:
-            assert set(schema["required"]) <= set(schema["properties"])
-        if schema.get("additionalProperties") is False:
-            assert set(schema["properties"]) - OPTIONAL == set(schema["required"]) - OPTIONAL
+def test_the_schema_is_the_one_that_the_types_make():
+    """`make docs` writes it."""
+    made = subprocess.run(
+        [sys.executable, "-m", "replay_core.documents.schema"], capture_output=True, text=True, check=True
+    )
+    assert made.stdout == SCHEMA_PATH.read_text(encoding="utf-8")
+
+
+def test_every_key_of_a_type_is_described_and_nothing_else_is_let_in():
+    for name, schema in SCHEMA["$defs"].items():
+        if "properties" in schema:
+            assert set(schema["required"]) <= set(schema["properties"]), name
+            assert schema["additionalProperties"] is False, name
+            assert schema["description"], name
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("doc['first_divergnce']", 'TypedDict "ComparisonDocument" has no key "first_divergnce"'),
+        ("ProblemEntry(where='x', what='y', why='z')", 'Extra key "why" for TypedDict "ProblemEntry"'),
+        ("ProblemEntry(where='x')", 'Missing key "what" for TypedDict "ProblemEntry"'),
+        ("doc['counts']['SAME'].upper()", '"int" has no attribute "upper"'),
+        ("ok: str = doc['a']['path']", None),
+    ],
+)
+def test_an_unknown_key_in_our_own_code_fails_the_type_check(line: str, says: str | None, tmp_path: Path):
+    file = tmp_path / "planted.py"
+    file.write_text(
+        "from replay_core.documents.comparison import ComparisonDocument\n"
+        "from replay_core.documents.parts import ProblemEntry\n"
+        f"def read(doc: ComparisonDocument) -> None:\n    {line}\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(file)],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert (says in found.stdout) if says else found.returncode == 0, found.stdout + found.stderr
 
 
 @needs_fixtures
@@ -83,7 +104,9 @@ def test_run_documents(run: tuple[str, ...], headers: bool):
 
 
 @needs_fixtures
-@pytest.mark.parametrize("run", [("nexrl", "self_hosted_bf16"), ("nexrl", "seedtime", "pt"), ("openrlhf",)])
+@pytest.mark.parametrize(
+    "run", [("nexrl", "self_hosted_bf16"), ("nexrl", "seedtime", "pt"), ("openrlhf",), ("verl",), ("roll",)]
+)
 def test_record_and_tensor_documents_of_every_record(run: tuple[str, ...]):
     from replay_core.dumps import open_run
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from replay_core import desk, workbench
+from replay_core.documents.reopening import is_document, read_document
 from replay_core.errors import DumpError
 from replay_core.export.documents import write_document
-from replay_core.export.reopening import is_document, read_document
 from replay_core.jobs import Job
 from replay_core.records import Selection
 from tests.builders import write_pair
@@ -69,6 +69,8 @@ def test_a_schema_from_the_future_is_refused_by_its_name(written: tuple[dict[str
         (lambda doc: doc["counts"].update(DIFF=9), "comparison.counts.DIFF is 9, and the tensors listed are"),
         (lambda doc: doc["counts"].update(total=0), "comparison.counts.total is 0, and the tensors listed are"),
         (lambda doc: doc.update(notes="text"), "comparison.notes is 'text', not array"),
+        (lambda doc: doc["first_difference"].pop("why"), "comparison.first_difference has no why"),
+        (lambda doc: doc["tensors"][0].update(a={}), "comparison.tensors[0].a is {}"),
     ],
 )
 def test_a_damaged_document_says_where(spoil: Any, says: str, written: tuple[dict[str, Any], Path]):
@@ -86,6 +88,15 @@ def test_what_is_no_document_is_refused(text: str, tmp_path: Path):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(DumpError):
+        read_document(path)
+
+
+def test_a_document_of_documents_without_end_is_refused(written: tuple[dict[str, Any], Path]):
+    doc, path = written
+    for _ in range(300):
+        doc = {**doc, "others": [doc]}
+    path.write_text(json.dumps(doc))
+    with pytest.raises(DumpError, match=r"deeper than any document|not JSON"):
         read_document(path)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from replay_core.documents.kinds import Document
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.errors import DumpError
-from replay_core.export.documents import SCHEMA_PATH, SCHEMA_VERSION
-from replay_core.jobs import Document
 
+#: Made of the documents' types, by `schema.py`.
+SCHEMA_PATH = Path(__file__).with_name("schema.json")
 #: Two million tensors' rows are less.
 MAX_BYTES = 1 << 31
 
@@ -88,16 +90,18 @@ def checked(document: Any, path: Path) -> Document:
             expected=", ".join(kinds),
             found=str(kind),
         )
-    problem = _Schema(schema["$defs"]).problem(document, schema["$defs"][kind], kind)
-    if problem is None and kind == "comparison":
-        problem = _miscounted(document)
+    try:
+        problem = _Schema(schema["$defs"]).problem(document, schema["$defs"][kind], kind)
+        if problem is None and kind == "comparison":
+            problem = _miscounted(document)
+    except RecursionError:
+        problem = "objects within objects, deeper than any document is"
     if problem is not None:
         raise DumpError("the document is damaged", file=str(path), found=problem)
-    whole: Document = document
-    return whole
+    return cast(Document, document)
 
 
-def _miscounted(document: Document) -> str | None:
+def _miscounted(document: dict[str, Any]) -> str | None:
     """What a comparison's counts say that its tensors do not, or None. The exit code rests on the counts."""
     found = Counter(row["verdict"] for row in document["tensors"])
     found["total"] = len(document["tensors"])
@@ -122,8 +126,8 @@ class _Schema:
             found = self.problem(value, self._definitions[schema["$ref"].rpartition("/")[2]], where)
             if found is not None:
                 return found
-        if "oneOf" in schema and all(self.problem(value, one, where) is not None for one in schema["oneOf"]):
-            return f"{where} is {_short(value)}"
+        if "anyOf" in schema and (found := self._none_of(value, schema["anyOf"], where)) is not None:
+            return found
         if "const" in schema and value != schema["const"]:
             return f"{where} is {_short(value)}, not {schema['const']!r}"
         if "enum" in schema and value not in schema["enum"]:
@@ -136,6 +140,14 @@ class _Schema:
         if isinstance(value, dict):
             return self._object(value, schema, where)
         return self._array(value, schema, where) if isinstance(value, list) else None
+
+    def _none_of(self, value: Any, schemas: list[dict[str, Any]], where: str) -> str | None:
+        """What is wrong with a value that may be any of these; in its own parts where it can only be one of them."""
+        problems = [self.problem(value, one, where) for one in schemas]
+        if None in problems:
+            return None
+        inside = [problem for problem in problems if problem is not None and not problem.startswith(f"{where} is ")]
+        return inside[0] if len(inside) == 1 else f"{where} is {_short(value)}"
 
     def _object(self, value: dict[str, Any], schema: dict[str, Any], where: str) -> str | None:
         for name in schema.get("required", ()):
