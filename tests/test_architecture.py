@@ -25,8 +25,9 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
     ("dumps", "objectives"),
-    ("measure", "samples", "decoding"),
-    ("layout", "pages"),
+    ("samples",),  # which tokens of which samples
+    ("measure", "decoding"),
+    ("pages",),
     ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
