@@ -31,7 +31,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
-    ("selection",),
+    ("selection", "dtypes"),
     ("errors",),
 )
 
@@ -62,6 +62,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core": (("__version__",), "the number `--version` prints"),
     "replay_core.workbench": (None, "the façade: every headless command asks here"),
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
+    "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
@@ -89,6 +90,7 @@ NUMPY_FREE = (
     "documents",
     "selection",
     "records",
+    "dtypes",
     "naming",
     "jobs",
     "recorder",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import UnsafeFileError
-from replay_core.records import ITEMSIZE
 
 if TYPE_CHECKING:
     from replay_core.dumps.containers.loading import Loading

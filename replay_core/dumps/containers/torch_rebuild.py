@@ -10,9 +10,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
 from replay_core.dumps.containers.symbols import DType, InertClass, Stranger, Symbol, TensorClass
-from replay_core.records import ITEMSIZE, TensorRef, Unreadable
+from replay_core.records import TensorRef, Unreadable
 
 #: torch and numpy both stop at 64 axes.
 MAX_NDIM = 64
