@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from replay_core import naming
-from replay_core.compare.judging import elementwise, limits, structure
+from replay_core.compare.judging import elementwise, limits, sample, structure
 from replay_core.compare.judging.limits import LogprobTolerance, Tolerance
 from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.dtypes import coarsest
