@@ -12,8 +12,16 @@ from replay_core.dumps.containers import numpy_rebuild as numpy_
 from replay_core.dumps.containers import plain_values
 from replay_core.dumps.containers import tensordict_rebuild as tensordict_
 from replay_core.dumps.containers import torch_rebuild as torch_
-from replay_core.dumps.containers.loading import Loading, Span
-from replay_core.dumps.containers.symbols import DType, InertClass, StorageClass, Stranger, Symbol, TensorClass
+from replay_core.dumps.containers.loading import (
+    DType,
+    InertClass,
+    Loading,
+    Span,
+    StorageClass,
+    Stranger,
+    Symbol,
+    TensorClass,
+)
 
 _STORAGES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",

@@ -10,9 +10,8 @@ from math import prod
 from typing import Any
 
 from replay_core.dtypes import ITEMSIZE
-from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
-from replay_core.dumps.containers.symbols import DType
-from replay_core.dumps.containers.torch_rebuild import Storage, geometry, unreadable, view
+from replay_core.dumps.containers.loading import DType, Loading, ShortBytes, Span, Storage
+from replay_core.dumps.containers.torch_rebuild import geometry, unreadable, view
 from replay_core.records import TensorRef
 
 _NAMES = {

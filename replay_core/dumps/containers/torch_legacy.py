@@ -10,11 +10,9 @@ import struct
 from typing import Any
 
 from replay_core.dtypes import ITEMSIZE
-from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.settle import settle
-from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import Storage
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

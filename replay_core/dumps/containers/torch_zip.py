@@ -13,12 +13,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from replay_core.dtypes import ITEMSIZE
-from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.settle import settle
-from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import Storage
 from replay_core.errors import NotADumpError
 
 _END = struct.Struct("<4s4H2IH")
