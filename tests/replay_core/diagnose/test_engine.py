@@ -19,6 +19,12 @@ from replay_core.errors import RequestError
 from tests.replay_core.diagnose.batches import healthy, of, save, seen, why_skipped
 
 
+@pytest.fixture(autouse=True)
+def catalogue() -> None:
+    """Rules are registered when they are first asked for."""
+    engine.rules()
+
+
 def one(id: str, severity: str = "error", link: str = "loss", steps: tuple[int, ...] = ()) -> Finding:
     return Finding(id, severity, f"{id} is wrong", (), "a cause", "rldbg ls RUN", link, "source", steps=steps)  # type: ignore[arg-type]
 
@@ -118,7 +124,6 @@ def test_a_rule_that_is_misspelt_is_refused_with_its_name_and_what_it_may_be(
     asked: dict[str, Any], expected: str
 ) -> None:
     wanted: dict[str, Any] = {"id": "D98", "link": "masks", "scope": "batch", "source": "none", **asked}
-    engine.rules()
     before = dict(RULES)
     try:
         with pytest.raises(ValueError, match=expected):
@@ -134,7 +139,6 @@ def test_a_rule_without_a_reason_is_refused() -> None:
 
 
 def test_a_rule_that_explains_what_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.rules()
     monkeypatch.setitem(RULES, ("D08", "batch"), replace(RULES["D08", "batch"], explains=("D09", "D77")))
     with pytest.raises(ValueError, match="rule D08: it explains D77, which is no rule"):
         engine.rules()
@@ -230,7 +234,6 @@ def test_a_finding_is_given_its_rules_id_link_and_source() -> None:
         yield finding("error", "another's", id="D09", evidence=[], cause="c")
         yield finding("error", "elsewhere", link="gradient", evidence=[], cause="c")
 
-    engine.rules()
     known = RULES["D08", "batch"]
     found = replace(known, check=says).findings(None)
     assert [(each.id, each.claim, each.link) for each in found] == [
