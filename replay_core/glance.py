@@ -20,7 +20,7 @@ from replay_core.measure.statistics import statistics
 from replay_core.measure.strips import difference_strips
 from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, Run, TensorRef
-from replay_core.samples import per_token, token_ids
+from replay_core.samples.rows import per_token, token_ids
 
 #: Pieces of `pages.CHUNK` elements that statistics look at; a tensor of more (16 M elements) is sampled.
 CHUNKS = 64

@@ -21,7 +21,7 @@ from replay_core.measure.lag import detect_lag
 from replay_core.measure.statistics import statistics
 from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, RecordKey, Run, TensorRef
-from replay_core.samples import per_token, split
+from replay_core.samples.rows import per_token, split
 
 Named = tuple[Run, Record, str]
 

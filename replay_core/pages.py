@@ -9,9 +9,10 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.file_spans import mapped, stream
-from replay_core.records import ITEMSIZE, FileBytes, Inline, Parts, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, Parts, TensorRef, Unreadable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import SelectionError
 from replay_core.selection import Selection as Selection
 
@@ -40,13 +41,6 @@ ROLES = ("rollout", "reward", "actor", "ref", "critic", "eval")
 
 _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
-
-#: Bytes per element, for every dtype rldbg can hold in numpy + ml_dtypes.
-ITEMSIZE = {
-    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
-    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

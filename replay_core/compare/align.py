@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.batch import Batch, Placed, positions_of, samples_of, token_numbers
 from replay_core.compare.chunks import row_width, rows_of_a_chunk
 from replay_core.compare.facing import Facing, Pairing, Side, face
 from replay_core.compare.shapes import explain_shapes, padding_between
-from replay_core.layout import Bools, Ints
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
+from replay_core.samples.batch import Batch, Placed, positions_of, samples_of, token_numbers
+from replay_core.samples.layout import Bools, Ints
 
 __all__ = ["Facing", "Rowwise", "ShapesDifferError", "Side", "TensorPair", "face", "is_layout_only",
            "lays_out", "pair_tensors"]  # fmt: skip

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from replay_core import pages
 from replay_core.compare.shapes import explain_shapes
 from replay_core.compare.verdict import Verdict
+from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.measure.statistics import statistics
-from replay_core.records import ITEMSIZE, TensorRef, Unreadable
+from replay_core.records import TensorRef, Unreadable
 
 if TYPE_CHECKING:
     from replay_core.compare.judging import TensorVerdict

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
-from replay_core.compare.batch import Batch, Placed, batch_of
 from replay_core.compare.by_name import renumbered
 from replay_core.compare.matching import Pool, match
 from replay_core.errors import RldbgError
-from replay_core.layout import Ints, TokenLayout
 from replay_core.records import Problem, Record, RecordKey, TensorRef
+from replay_core.samples.batch import Batch, Placed, batch_of
+from replay_core.samples.layout import Ints, TokenLayout
 
 #: (step, micro, rank, role)
 Parts = tuple[Any, ...]

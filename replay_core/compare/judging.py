@@ -17,12 +17,10 @@ from replay_core.compare.locating import locate
 from replay_core.compare.measuring import LookAhead, Measured
 from replay_core.compare.tolerance import DEFAULT, Tolerances
 from replay_core.compare.verdict import Context, Verdict, judge
+from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
 from replay_core.measure.pair import PairFigures
 from replay_core.records import Record, RecordKey, Run, TensorRef
-
-#: What people call dtypes where a run says what it computed in.
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 #: Projections that a block's norm feeds, in models that norm first.
 _FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
@@ -160,7 +158,7 @@ class Judge:
         mixed = found.rounded is not None
         row.context = Context(
             naming.meaning(row.name),
-            limits.finest(*found.dtypes) if mixed else limits.coarsest(*found.dtypes, *computed),
+            finest(*found.dtypes) if mixed else coarsest(*found.dtypes, *computed),
             exact=found.exact,
             local=self._is_local(row),
             noise=self._noise[row.place],
@@ -182,14 +180,14 @@ class Judge:
         notes = [found.rows.note, *found.notes]
         if a.dtype != b.dtype:
             notes.append(f"dtype {a.dtype} against {b.dtype}, compared in the wider")
-        if shown and not self._said and limits.coarsest(*found.dtypes) != limits.coarsest(*found.dtypes, shown):
+        if shown and not self._said and coarsest(*found.dtypes) != coarsest(*found.dtypes, shown):
             where = "modules" if self._shown.get(row.place) else "log probabilities"
             notes.append(f"judged as {shown}: the {where} it was computed from show that precision")
         row.note = "; ".join(note for note in notes if note) or None
         locate(row, found.rows, judgement.row_limit)
         for figures in (found.figures, found.unmasked):
             if figures is not None:
-                structure.keep(figures, limits.coarsest(row.context.dtype), few=row.context.column != "gradient")
+                structure.keep(figures, coarsest(row.context.dtype), few=row.context.column != "gradient")
 
     def _note_noise(self, row: TensorVerdict, *, is_suspect: bool) -> None:
         """What was CLOSE on the way is noise that later tensors carry on.
@@ -215,10 +213,10 @@ class Judge:
         """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""
         if naming.meaning(row.name).kind not in ("activation", "gradient", "param"):
             return
-        halves = [dtype for dtype in dtypes if limits.family(dtype) in ("bfloat16", "float16")]
+        halves = [dtype for dtype in dtypes if family(dtype) in ("bfloat16", "float16")]
         if halves:
             known = self._shown.get(row.place)
-            self._shown[row.place] = limits.coarsest(*halves, *([known] if known else []))
+            self._shown[row.place] = coarsest(*halves, *([known] if known else []))
 
     def _is_local(self, row: TensorVerdict) -> bool:
         """Whether what the tensor was computed from is recorded and bitwise equal: then its own error is all there is.
@@ -249,8 +247,8 @@ def _computed_dtype(run: Run) -> str | None:
     said = (effective.get("dtype") if isinstance(effective, dict) else None) or flags.get("dtype")
     if not isinstance(said, str):
         return None
-    known = [_DTYPES.get(word, word) for word in (part.strip().removeprefix("torch.") for part in said.split(","))]
-    return limits.coarsest(*known) if all(word in limits.COARSENESS for word in known) else None
+    known = [named(part) for part in said.split(",")]
+    return coarsest(*known) if all(word in FAMILIES for word in known) else None
 
 
 def _judge_layout(a: TensorRef, b: TensorRef, facing: Facing) -> tuple[Verdict, str, PairFigures]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from replay_core.dtypes import DTYPES
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -109,7 +111,6 @@ PARAM: dict[str, Tolerance] = {
 #: moves every element about as far) or a quantisation moves elements by more, and most of them alike: the greatest
 #: |d| is 1 to 12 times the rms of d. What another kernel's gradients leave of an update is the full step at a few
 #: elements: 15 to 135 times (weights stale by 1 to 20 steps at 1e-6 to 1e-3, through int8; two steps, eager and sdpa).
-ROUNDING = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float8": 2.0**-2}
 MOST_ROUNDINGS, MOST_CREST = 2.0, 12.5
 #: One element of n has a crest of sqrt(n); and fp32 last bits, all of them, are a relative L2 of 1e-7.
 FEWEST_UPDATED, LEAST_UPDATE = 1024, 2e-6
@@ -196,32 +197,10 @@ VANISHING_GRADIENT = 1e-19
 NARROW_ROW = 8
 
 #: Smallest normal numbers: what is smaller, a kernel may flush to zero. fp16 is not flushed: gradients live there.
-VANISHING = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38}
+VANISHING = {name: DTYPES[name].smallest_normal or 0.0 for name in ("float64", "float32", "bfloat16")}
 
 #: A sum of squares this small has lost digits to underflow: doubles of less than 1e-145.
 UNSUMMABLE = 1e-290
 
 #: A sample of fewer tokens says too little of its own for a mean.
 SAMPLE_TOKENS = 8
-
-#: From finest to coarsest: the coarser dtype of a pair sets its limits.
-COARSENESS = ("float64", "float32", "float16", "bfloat16", "float8")
-
-
-def family(dtype: str) -> str:
-    """The row of the tables a dtype is judged by."""
-    if dtype.startswith("float8"):
-        return "float8"
-    if dtype == "complex64":
-        return "float32"
-    return dtype if dtype in COARSENESS else "float64"
-
-
-def coarsest(*dtypes: str) -> str:
-    """The coarsest family among dtypes: what a pair of them can be held to."""
-    return max((family(dtype) for dtype in dtypes), key=COARSENESS.index)
-
-
-def finest(*dtypes: str) -> str:
-    """The finest family among dtypes: what a baseline claims."""
-    return min((family(dtype) for dtype in dtypes), key=COARSENESS.index)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.compare.batch import IDENTITIES, Batch
+from replay_core.samples.batch import IDENTITIES, Batch
 
 #: Two samples that share this part of their tokens, place by place, are one that changed.
 LIKENESS = 0.5

@@ -15,6 +15,7 @@ from replay_core.compare import columns, limits, samples
 from replay_core.compare.align import Facing, Rowwise, TensorPair
 from replay_core.compare.tolerance import Tolerances
 from replay_core.compare.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
+from replay_core.dtypes import coarsest, family
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Inline, TensorRef
 
@@ -62,7 +63,7 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     if any(integral) and not exact and not positions:
         exact = all(_whole(side) for chunks in rows.counted() for side in chunks)
     logprobs = meaning.kind == "logprob"
-    dtype = limits.coarsest(_claimed(a), _claimed(b))
+    dtype = coarsest(_claimed(a), _claimed(b))
     elementwise = None if exact else tolerances.elementwise_of(pair.name, dtype)
 
     def look(chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> PairFigures:
@@ -77,7 +78,7 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     if found.figures.mismatched and not exact and not bitwise:
         found.rounded = _rounded(found.dtypes, rows)
         stored = meaning.kind in ("gradient", "param")
-        if not stored and columns.is_open(found.figures, limits.coarsest(*found.dtypes)):
+        if not stored and columns.is_open(found.figures, coarsest(*found.dtypes)):
             found.figures.columns = columns.gains(rows.counted())
     if logprobs:
         found.worst_sample = _worst_sample(rows, found.figures)
@@ -163,9 +164,9 @@ def _is_floating(dtype: str) -> bool:
 
 def _rounded(dtypes: tuple[str, str], rows: Rowwise) -> Rounded | None:
     """What is left of the difference of two resolutions after rounding both to the narrower."""
-    if not all(map(_is_floating, dtypes)) or limits.family(dtypes[0]) == limits.family(dtypes[1]):
+    if not all(map(_is_floating, dtypes)) or family(dtypes[0]) == family(dtypes[1]):
         return None
-    name = next(dtype for dtype in dtypes if limits.family(dtype) == limits.coarsest(*dtypes))
+    name = next(dtype for dtype in dtypes if family(dtype) == coarsest(*dtypes))
     narrow = pages.numpy_dtype(name)
     unequal = 0
     with np.errstate(over="ignore", invalid="ignore"):

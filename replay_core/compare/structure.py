@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare import limits, samples
+from replay_core.dtypes import EPS
 from replay_core.measure.pair import F64, PairFigures
 
 
@@ -248,7 +249,7 @@ def updated(pair: PairFigures, row: str) -> str | None:
     if pair.finite < limits.FEWEST_UPDATED or pair.rel_l2 < limits.LEAST_UPDATE:
         return None
     crest = pair.max_abs / math.sqrt(pair.sum_d2 / pair.finite)
-    roundings = pair.max_rel / limits.ROUNDING[row]
+    roundings = pair.max_rel / EPS[row]
     if roundings <= limits.MOST_ROUNDINGS or crest > limits.MOST_CREST:
         return None
     return (

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.compare.limits import (
-    COARSENESS,
     END_TO_END,
     GRADIENT,
     LOCAL,
@@ -32,9 +31,8 @@ from replay_core.compare.limits import (
     PARAM,
     LogprobTolerance,
     Tolerance,
-    coarsest,
-    family,
 )
+from replay_core.dtypes import FAMILIES
 from replay_core.errors import RequestError
 
 if sys.version_info >= (3, 11):
@@ -42,7 +40,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["DEFAULT", "END_TO_END", "Limits", "Rule", "Tolerances", "coarsest", "family", "load_tolerances"]
+__all__ = ["DEFAULT", "END_TO_END", "Limits", "Rule", "Tolerances", "load_tolerances"]
 
 #: The table by column.
 _COLUMNS = {"local": LOCAL, "end-to-end": END_TO_END, "gradient": GRADIENT, "param": PARAM}
@@ -184,7 +182,7 @@ def _rule(path: Path, number: int, table: dict[str, Any]) -> Rule:
     for name in ("name", "reason"):
         if not isinstance(table.get(name), str) or not table[name].strip():
             raise refuse(f"{name} is missing", f"{name} = a text", table.get(name, "nothing"))
-    for name, known in (("dtype", COARSENESS), ("column", COLUMNS)):
+    for name, known in (("dtype", FAMILIES), ("column", COLUMNS)):
         if name in table and table[name] not in known:
             raise refuse(f"{name} is none", "one of " + ", ".join(known), table[name])
     if not isinstance(table.get("exact", False), bool):

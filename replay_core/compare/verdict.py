@@ -12,6 +12,7 @@ from replay_core import naming
 from replay_core.compare import elementwise, limits, samples, structure
 from replay_core.compare.limits import LogprobTolerance, Tolerance
 from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances
+from replay_core.dtypes import coarsest
 from replay_core.measure.pair import PairFigures
 from replay_core.naming import Meaning
 
@@ -102,7 +103,7 @@ def judge(
     if context.settled is not None:
         return context.settled
     limit = tolerances.of(
-        context.name, limits.coarsest(context.dtype), context.column, known_fp32=context.known_fp32
+        context.name, coarsest(context.dtype), context.column, known_fp32=context.known_fp32
     )  # fmt: skip
     if limit.reason is None:
         limit = replace(limit, table=_table(limit.table, context))
@@ -117,7 +118,7 @@ def judge(
 
 def _table(table: Tolerance, context: Context) -> Tolerance:
     """The limits of half precision by what is known of the tensor beside its column."""
-    row = limits.coarsest(context.dtype)
+    row = coarsest(context.dtype)
     if row not in limits.PROJECTION:
         return table
     if context.local and context.is_projection:
@@ -225,7 +226,7 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
         sample, value = context.worst_sample
         allowed = f"up to {limit.mean_exp_abs[2]:g} allowed"
         return Judgement(Verdict.DIFF, f"sample {sample} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
-    shape = structure.pattern(pair, limits.coarsest(context.dtype)) or samples.alone(pair)
+    shape = structure.pattern(pair, coarsest(context.dtype)) or samples.alone(pair)
     if shape is not None:
         return Judgement(Verdict.DIFF, shape)
     suspect = any(value > middle for _, value, (_, middle, _), _ in measured)
@@ -235,7 +236,7 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
 
 def _scaled(pair: PairFigures, context: Context, limit: Limits) -> Judgement:
     """Limits that scale with the tensor: as a whole, by row, by column, by element, and by the shape of the error."""
-    row = limits.coarsest(context.dtype)
+    row = coarsest(context.dtype)
     vanishing = limits.VANISHING.get(row, 0.0)
     one_is_zero = pair.sum_a2 == 0.0 or pair.sum_b2 == 0.0
     if context.meaning.kind == "gradient" and one_is_zero:
@@ -272,7 +273,7 @@ def _scaled(pair: PairFigures, context: Context, limit: Limits) -> Judgement:
 
 def _against(pair: PairFigures, context: Context, limit: Limits) -> Judgement | None:
     """The DIFF of a pair, or None."""
-    row, table, few = limits.coarsest(context.dtype), limit.table, limit.column != "gradient"
+    row, table, few = coarsest(context.dtype), limit.table, limit.column != "gradient"
     held_to = f"{row} {limit.column}"
     shape = structure.pattern(pair, row, few=few)
     if shape is not None and not few and not structure.explains_gradient(pair, row, context.noise):

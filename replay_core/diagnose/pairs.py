@@ -13,12 +13,13 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
 
 #: Tensors whose second copy has to be the first: computed once, then handed on.
 _COPIED = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
-#: Relative rounding of a stored dtype (half of its epsilon, and a little).
-ROUNDING = {"bfloat16": 4e-3, "float16": 5e-4, "float32": 6e-8, "float64": 1e-15}
+#: Casting leaves at most half of an eps, and arithmetic a little more.
+A_CAST = 0.51
 
 
 def _copies(batch: Batch) -> Iterator[tuple[Column, Column]]:
@@ -46,7 +47,7 @@ def _pairs(batch: Batch) -> list[tuple[Column, Column]]:
 
 def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
     """Whether the differences are what rounding to the narrower of the two dtypes leaves."""
-    limit = max(ROUNDING.get(a.dtype, 0.0), ROUNDING.get(b.dtype, 0.0))
+    limit = A_CAST * EPS[coarsest(a.dtype, b.dtype)]
     x, y = a.values_N[apart_N], b.values_N[apart_N]
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return False

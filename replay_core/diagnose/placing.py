@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.naming import meaning
 from replay_core.records import Record, TensorRef
-from replay_core.samples import split
+from replay_core.samples.rows import split
 
 Array = NDArray[Any]
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replay_core.records import ITEMSIZE, FileBytes, Inline, Parts, TensorRef
+from replay_core.dtypes import ITEMSIZE
+from replay_core.records import FileBytes, Inline, Parts, TensorRef
 
 MAX_RANKS = 64
 

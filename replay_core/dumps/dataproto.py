@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.columns import columns, join
 from replay_core.dumps.containers import read_nested
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.instances import plain
 from replay_core.dumps.peeking import class_of
 from replay_core.errors import DumpError
-from replay_core.records import ITEMSIZE, FileBytes, Inline, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, TensorRef, Unreadable
 
 VERL = "verl.protocol.DataProto"
 ROLL = "roll.distributed.scheduler.protocol.DataProto"

@@ -12,9 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers import read_container
 from replay_core.errors import DumpError
-from replay_core.records import ITEMSIZE, Inline, TensorRef
+from replay_core.records import Inline, TensorRef
 
 #: A line longer than this is refused before it is parsed.
 MAX_LINE = 1 << 30

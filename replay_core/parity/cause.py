@@ -15,8 +15,9 @@ from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of
 from replay_core.compare.limits import GAIN_FLOOR
 from replay_core.compare.tolerance import END_TO_END
+from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values
-from replay_core.parity.evidence import ROUNDING, Evidence
+from replay_core.parity.evidence import Evidence
 from replay_core.parity.sides import Side
 
 #: Every cause, what explains most first. The last three are no disagreement.
@@ -116,7 +117,7 @@ def _head(ev: Evidence, a: Side, b: Side) -> list[Cause]:
     if left.shape != right.shape:
         return [Cause("weights", f"the value heads have {left.size} and {right.size} weights", {})]
     found = []
-    unit = ROUNDING[ev.dtype]
+    unit = EPS[ev.dtype] / 2
     ratio = float(left @ right / (left @ left)) if left.any() else float("nan")
     apart = float(np.linalg.norm(right - left) / max(np.linalg.norm(left), 1e-300))
     if apart > 4 * unit:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from replay_core import dtypes
 from replay_core.errors import RequestError
 from replay_core.objectives.value_loss import REDUCTIONS
 
@@ -21,10 +22,7 @@ STRATEGIES = {
     "megatron_train": "megatron",
     "megatron_infer": "megatron",
 }
-_DTYPES = {
-    "fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16",
-    "float16": "float16",
-}  # fmt: skip
+_DTYPES = ("float32", "bfloat16", "float16")
 
 #: TRL's head drops 0.1 and has a bias unless told otherwise; Megatron's wrapper does neither.
 DEFAULT_DROPOUT = {"deepspeed": 0.1, "torch": 0.1, "megatron": 0.0}
@@ -141,7 +139,7 @@ class _Reader:
             beside = self.path.parent / pretrain
             pretrain = str(beside.resolve()) if beside.is_dir() else pretrain
         dtype = str(self.model.get("dtype", "fp32"))
-        if dtype not in _DTYPES:
+        if dtypes.named(dtype) not in _DTYPES:
             raise self._wrong("critic.model_args.dtype", dtype, "fp32, bf16 or fp16")
         if "lora_rank" in self.model or "lora_target" in self.model:
             self.notes.append(f"{self.path.name}: lora settings are not used; the critic is trained whole")
@@ -155,7 +153,7 @@ class _Reader:
             path=str(self.path),
             backend=self.backend,
             pretrain=pretrain,
-            dtype=_DTYPES[dtype],
+            dtype=dtypes.named(dtype),
             device=str(model.get("device", "cpu")),
             attention=str(model.get("attn_implementation", "eager")),
             seed=seed,

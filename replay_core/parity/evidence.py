@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from replay_core.compare.limits import GAIN_FLOOR
-from replay_core.compare.tolerance import END_TO_END, coarsest
+from replay_core.compare.tolerance import END_TO_END
+from replay_core.dtypes import EPS, coarsest
 from replay_core.parity.correlation import Bools, Floats, Measures, is_constant, line, measure
 from replay_core.parity.values import Ints, Values
 
-#: Half a unit in the last place, relative: what storing a number costs.
-ROUNDING = {"float64": 1.1e-16, "float32": 6e-8, "float16": 4.9e-4, "bfloat16": 3.9e-3, "float8": 6e-2}
 #: A slope or an offset counts from this many standard errors on (compare.md section 4: noise stays below 4).
 SIGMAS = 10.0
 #: A line is fitted through no fewer tokens.
@@ -118,7 +117,7 @@ def rounding(a: Floats, dtype: str) -> float:
     finite = a[np.isfinite(a)]
     if not finite.size:
         return 0.0
-    return END_TO_END[dtype].bug * float(finite.std()) + 4 * ROUNDING[dtype] * rms(finite)
+    return END_TO_END[dtype].bug * float(finite.std()) + 2 * EPS[dtype] * rms(finite)
 
 
 def rms(values: Floats) -> float:

@@ -16,18 +16,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from replay_core.dtypes import DTYPES
 from replay_core.errors import RequestError
 from replay_core.recorder import archive
 from replay_core.recorder.values import is_tensor, raw
 
 FORMATS = ("pt", "jsonl", "safetensors")
 
-#: torch's names of dtypes -> those of safetensors.
-_CODES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
-    "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
+#: torch's names of dtypes -> those of safetensors; its readers know the rest since late versions only.
+_CODES = {name: dtype.code for name, dtype in DTYPES.items() if dtype.code and not name.endswith(("fnuz", "e8m0fnu"))}
 
 
 def write(form: str, content: dict[str, Any], file: IO[bytes]) -> None:

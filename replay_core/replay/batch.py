@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from replay_core.errors import DumpError, RequestError
-from replay_core.layout import Bools, Ints, TokenLayout
+from replay_core.samples.layout import Bools, Ints, TokenLayout
 
 
 @dataclass(frozen=True)

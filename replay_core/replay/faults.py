@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay_core.layout import Bools, Ints
 from replay_core.replay.flags import Flags
+from replay_core.samples.layout import Bools, Ints
 
 if TYPE_CHECKING:
     from replay_core.replay.packing import Forward

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from replay_core.dtypes import named
 from replay_core.errors import RequestError
 
 #: `flash` is the best flash attention that is really here: fa4, fa3, fa2, else torch's own flash kernel.
@@ -33,7 +34,6 @@ _CHOICES = {
 }  # fmt: skip
 _SWITCHES = ("packing", "block_mask", "use_cache", "gradient_checkpointing", "deterministic")
 _NUMBERS = ("rows_per_forward", "threads")
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SWITCH = {
     "on": True, "true": True, "yes": True, "1": True,
     "off": False, "false": False, "no": False, "0": False,
@@ -180,7 +180,7 @@ def _value(name: str, text: str) -> Any:
         if not text.isdigit():
             raise _wrong_value(name, text, "a number from 1, or all")
         return int(text)
-    return _SHORT.get(text, text)
+    return named(text) if name == "dtype" else text
 
 
 def _known(name: str) -> None:

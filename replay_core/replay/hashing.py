@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import xxhash
 
-from replay_core.layout import Ints
 from replay_core.recorder.values import raw
 from replay_core.replay.capture import Capture
 from replay_core.replay.frontier import Hashed
 from replay_core.replay.packing import Arrangement, Forward
+from replay_core.samples.layout import Ints
 
 #: A sum of squares below this may have lost addends to underflow.
 _LEAST_SQUARES = 1e-30

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from replay_core.layout import Bools, Ints, TokenLayout
 from replay_core.replay import faults
 from replay_core.replay.batch import Batch
 from replay_core.replay.flags import Flags
+from replay_core.samples.layout import Bools, Ints, TokenLayout
 
 
 @dataclass(frozen=True)

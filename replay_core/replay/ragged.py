@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core import samples
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Record, RecordKey, Run, TensorRef
 from replay_core.replay.batch import Batch
+from replay_core.samples import rows as samples
 
 Array = NDArray[Any]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from replay_core import pages, samples
+from replay_core import pages
 from replay_core.errors import DumpError, RequestError
-from replay_core.layout import TokenLayout
 from replay_core.records import Record, RecordKey, Run, Selection, TensorRef, Unreadable
 from replay_core.replay import ragged
 from replay_core.replay.batch import Batch, padded_batch, unpacked_batch
 from replay_core.replay.plan import ReplayPlan
+from replay_core.samples import rows as samples
+from replay_core.samples.layout import TokenLayout
 
 #: Where several records of one micro-batch hold input_ids, the one nearest to the forward pass is taken.
 _STAGES_BY_NEARNESS = (

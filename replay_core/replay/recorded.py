@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare import compare_runs, tolerance
+from replay_core.compare import compare_runs
 from replay_core.compare.verdict import Context, judge
+from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
@@ -228,7 +229,7 @@ def against(recorded: Recorded, run: Run, batch: Batch, *, known_fp32: bool) -> 
         nothing = dict.fromkeys(("verdict", "max_abs", "mean_abs", "k3", "at"))
         return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
     pair: PairFigures = figures([(a, b)], exact=False, logprobs=recorded.name != "values")
-    context = Context(naming.meaning(recorded.name), tolerance.coarsest("float32", recorded.dtype), exact=False,
+    context = Context(naming.meaning(recorded.name), coarsest("float32", recorded.dtype), exact=False,
                       known_fp32=known_fp32)  # fmt: skip
     found = judge(pair, None, context)
     distance = np.abs(b - a)

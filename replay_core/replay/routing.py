@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.errors import CellError, DumpError, UnavailableError
-from replay_core.layout import Ints, TokenLayout
 from replay_core.records import Run, TensorRef
 from replay_core.replay.batch import Batch
 from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.recorded import records_of
+from replay_core.samples.layout import Ints, TokenLayout
 
 #: What frameworks call the experts of each token (verl, slime, SkyRL, NeMo-RL), and their weights.
 _EXPERTS = ("routed_experts", "rollout_routed_experts", "rollout_expert_indices", "routing_matrices")

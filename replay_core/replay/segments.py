@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.errors import NothingComparableError
-from replay_core.layout import TokenLayout
 from replay_core.records import Record, Run
 from replay_core.replay.packing import reordered
+from replay_core.samples.layout import TokenLayout
 
 Floats = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from replay_core.layout import Bools, Ints
 from replay_core.replay.packing import Arrangement, Forward
+from replay_core.samples.layout import Bools, Ints
 
 #: Numbers quoted in a sentence.
 _QUOTED = 4

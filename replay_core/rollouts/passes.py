@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from replay_core.records import Record
-from replay_core.samples import token_ids
+from replay_core.samples.rows import token_ids
 
 Part = TypeVar("Part")
 #: How often each sample occurs, by its tokens without padding.

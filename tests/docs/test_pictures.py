@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import re
 import sys
@@ -42,9 +41,9 @@ def _read(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.name)
-def test_a_picture_says_what_the_screen_says(picture: object) -> None:
+async def test_a_picture_says_what_the_screen_says(picture: object) -> None:
     name = picture.name  # type: ignore[attr-defined]
-    shown = pictures.text_of(asyncio.run(pictures.shown(picture)))
+    shown = pictures.text_of(await pictures.shown(picture))
     drawn = _read(pictures.IMAGES / f"{name}.svg")
     assert drawn == shown, f"draw it again and look at it: python docs/pictures.py {name}"
 

@@ -15,7 +15,7 @@ from replay_core.errors import RequestError
 from replay_core.export.documents import SCHEMA_PATH
 from replay_core.jobs import Event, Job, Partial
 from tests.builders import write_dump, write_pair
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
 
@@ -27,7 +27,6 @@ def _named(path: Path, name: str, stage: str | None = None) -> dict[str, Any]:
     raise AssertionError(f"{path} has no record of {stage}")
 
 
-@needs_fixtures
 def test_verl_shows_rollout_and_trainer_logprobs_beside_each_token() -> None:
     path = FIXTURES / "verl"
     named = next(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -68,17 +67,14 @@ def matrix_with_digests() -> dict[str, Any]:
     return answer
 
 
-def test_from_a_hashed_cell_the_way_leads_to_the_modules_seen_in_full() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(replay=matrix_with_digests())
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "m", "r", *"jjjjjj")
-            assert "57 of 97 module tensors differ in their bits" in " ".join(screen(app).split())
-            await press(app, pilot, "enter")
-            params = engine.last("compare").params
-            assert (params["a"], params["b"]) == ("/runs/cell1_window1", "/runs/cell6_window1")
-
-    asyncio.run(run())
+async def test_from_a_hashed_cell_the_way_leads_to_the_modules_seen_in_full() -> None:
+    engine = ScriptedEngine(replay=matrix_with_digests())
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "m", "r", *"jjjjjj")
+        assert "57 of 97 module tensors differ in their bits" in " ".join(screen(app).split())
+        await press(app, pilot, "enter")
+        params = engine.last("compare").params
+        assert (params["a"], params["b"]) == ("/runs/cell1_window1", "/runs/cell6_window1")
 
 
 def test_the_report_names_the_dumps_that_hold_the_same_modules():
@@ -106,7 +102,7 @@ def plans(engine: ScriptedEngine) -> list[dict[str, Any]]:
     return [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
 
 
-def test_a_replay_too_large_for_whole_tensors_is_looked_at_window_by_window() -> None:
+async def test_a_replay_too_large_for_whole_tensors_is_looked_at_window_by_window() -> None:
     def comparison(_job: Any) -> dict[str, Any]:
         # Seen in full, the second module is the first that diverges.
         windows = sum(1 for plan in plans(engine) if plan.get("capture"))
@@ -116,42 +112,36 @@ def test_a_replay_too_large_for_whole_tensors_is_looked_at_window_by_window() ->
 
     engine = ScriptedEngine(replay_cell=replayed, compare=comparison)
 
-    async def run() -> None:
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "p", "r")
-            asked = plans(engine)
-            patterns = [plan.get("capture") for plan in asked]
-            assert patterns == [None, None, *[r"^(?:layers\.0\.q_proj)$"] * 2, *[r"^(?:layers\.0\.o_proj)$"] * 2]
-            last = engine.last("compare").params
-            assert (last["a"], last["b"]) == (asked[-2]["out"], asked[-1]["out"])
-            state = app.session.state
-            shown = state.cells[-1].document
-            assert shown["capture"]["hashes"]["not_in_full"] == 1
-            assert shown["dump"] == asked[-1]["out"]
-            assert "hashes" not in shown
-            assert state.plan is not None
-            assert state.plan.get("capture") is None
-            assert len(state.cells) == 2
-
-    asyncio.run(run())
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        asked = plans(engine)
+        patterns = [plan.get("capture") for plan in asked]
+        assert patterns == [None, None, *[r"^(?:layers\.0\.q_proj)$"] * 2, *[r"^(?:layers\.0\.o_proj)$"] * 2]
+        last = engine.last("compare").params
+        assert (last["a"], last["b"]) == (asked[-2]["out"], asked[-1]["out"])
+        state = app.session.state
+        shown = state.cells[-1].document
+        assert shown["capture"]["hashes"]["not_in_full"] == 1
+        assert shown["dump"] == asked[-1]["out"]
+        assert "hashes" not in shown
+        assert state.plan is not None
+        assert state.plan.get("capture") is None
+        assert len(state.cells) == 2
 
 
-def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -> None:
-    async def run() -> None:
-        same = document("comparison_same")
-        engine = ScriptedEngine(replay_cell=replayed, compare=same, rejudge=same)
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "p", "r")
-            before = app.session.state.comparison["counts"]
-            assert before["skipped"] > same["counts"].get("skipped", 0)
-            await app.session.comparing.judge_by(Tolerance(atol=2.0))
-            assert app.session.state.comparison is not same
-            assert app.session.state.comparison["counts"] == before
-
-    asyncio.run(run())
+async def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -> None:
+    same = document("comparison_same")
+    engine = ScriptedEngine(replay_cell=replayed, compare=same, rejudge=same)
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        before = app.session.state.comparison["counts"]
+        assert before["skipped"] > same["counts"].get("skipped", 0)
+        await app.session.comparing.judge_by(Tolerance(atol=2.0))
+        assert app.session.state.comparison is not same
+        assert app.session.state.comparison["counts"] == before
 
 
-def test_a_reference_that_was_kept_whole_is_hashed_before_it_is_held_to_digests() -> None:
+async def test_a_reference_that_was_kept_whole_is_hashed_before_it_is_held_to_digests() -> None:
     def cell(job: Any) -> dict[str, Any]:
         plan = job.params["plan"]
         if not plan["flags"]["packing"] and "capture_level" not in plan:
@@ -160,16 +150,13 @@ def test_a_reference_that_was_kept_whole_is_hashed_before_it_is_held_to_digests(
 
     engine = ScriptedEngine(replay_cell=cell)
 
-    async def run() -> None:
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "p", "r")
-            assert [plan.get("capture_level") for plan in plans(engine)][:3] == [None, None, "hash"]
-            assert app.session.state.cells[-1].document["capture"]["hashes"]["differ"] == 3
-
-    asyncio.run(run())
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        assert [plan.get("capture_level") for plan in plans(engine)][:3] == [None, None, "hash"]
+        assert app.session.state.cells[-1].document["capture"]["hashes"]["differ"] == 3
 
 
-def test_a_window_that_cannot_be_captured_leaves_what_is_known_on_the_screen() -> None:
+async def test_a_window_that_cannot_be_captured_leaves_what_is_known_on_the_screen() -> None:
     def cell(job: Any) -> Any:
         if job.params["plan"].get("capture"):
             return RequestError("capturing these modules takes more room than there is")
@@ -177,11 +164,8 @@ def test_a_window_that_cannot_be_captured_leaves_what_is_known_on_the_screen() -
 
     engine = ScriptedEngine(replay_cell=cell)
 
-    async def run() -> None:
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "p", "r")
-            assert any("not compared in full from layers.0.q_proj.output on" in toast for toast in toasts(app))
-            assert "DIFF  first at" in screen(app)
-            assert app.session.state.cells[-1].document["capture"]["hashes"]["not_in_full"] == 3
-
-    asyncio.run(run())
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        assert any("not compared in full from layers.0.q_proj.output on" in toast for toast in toasts(app))
+        assert "DIFF  first at" in screen(app)
+        assert app.session.state.cells[-1].document["capture"]["hashes"]["not_in_full"] == 3

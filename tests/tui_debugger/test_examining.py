@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +24,35 @@ def at(**place: Any) -> dict[str, Any]:
     return {**nowhere, **place}
 
 
-def test_enter_on_a_finding_inspects_its_tensor_at_its_token() -> None:
-    async def run() -> None:
-        where = at(step=1, micro=1, rank=0, tensor="old_logprobs", sample=1, position=3)
-        engine = ScriptedEngine(diagnose=shifted(where=where))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "7", "enter")
-            state = app.session.state
-            assert (state.scope.step, state.scope.micro) == (1, 1)
-            assert state.row is not None
-            assert state.row.name == "old_logprobs"
-            asked = [job.params for job in engine.jobs if job.kind == "inspect"][-1]
-            assert (asked["a"]["name"], asked["token"]) == ("old_logprobs", [1, 3])
-            assert app.debugger.active == "inspect"
-
-    asyncio.run(run())
+async def test_enter_on_a_finding_inspects_its_tensor_at_its_token() -> None:
+    where = at(step=1, micro=1, rank=0, tensor="old_logprobs", sample=1, position=3)
+    engine = ScriptedEngine(diagnose=shifted(where=where))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "7", "enter")
+        state = app.session.state
+        assert (state.scope.step, state.scope.micro) == (1, 1)
+        assert state.row is not None
+        assert state.row.name == "old_logprobs"
+        asked = [job.params for job in engine.jobs if job.kind == "inspect"][-1]
+        assert (asked["a"]["name"], asked["token"]) == ("old_logprobs", [1, 3])
+        assert app.debugger.active == "inspect"
 
 
-def test_a_finding_that_points_nowhere_shows_its_evidence_instead() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(diagnose=shifted(where=at(), steps=[]))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "7", "enter")
-            assert "Likely cause" in screen(app)
-
-    asyncio.run(run())
+async def test_a_finding_that_points_nowhere_shows_its_evidence_instead() -> None:
+    engine = ScriptedEngine(diagnose=shifted(where=at(), steps=[]))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "7", "enter")
+        assert "Likely cause" in screen(app)
 
 
-def test_enter_on_a_finding_of_a_log_opens_the_log_at_its_line(tmp_path: Path) -> None:
+async def test_enter_on_a_finding_of_a_log_opens_the_log_at_its_line(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("".join(f"line {number} says nothing\n" for number in range(1, 9_001)))
 
-    async def run() -> None:
-        engine = ScriptedEngine(diagnose=shifted(where=at(line=7_000, path=str(log))))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "7", "enter")
-            assert "7000  line 7000 says nothing" in screen(app)
-
-    asyncio.run(run())
+    engine = ScriptedEngine(diagnose=shifted(where=at(line=7_000, path=str(log))))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "7", "enter")
+        assert "7000  line 7000 says nothing" in screen(app)
 
 
 def test_a_line_of_a_log_is_shown_with_what_is_around_it(tmp_path: Path) -> None:
@@ -78,34 +68,28 @@ def test_a_line_of_a_log_is_shown_with_what_is_around_it(tmp_path: Path) -> None
     assert _around(tmp_path / "gone.log", 3)[1] is None
 
 
-def test_the_evidence_screen_copies_the_next_step_and_explains_the_rule() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "f")
-            assert "correlation at lag +1" in screen(app)
-            await press(app, pilot, "y")
-            assert app.clipboard.startswith("rldbg show /runs/demo/alone")
-            await press(app, pilot, "x")
-            assert "D08 looks at log-probabilities." in screen(app)
-            await press(app, pilot, "r")
-            assert any("cannot do this step" in toast for toast in toasts(app))
-
-    asyncio.run(run())
+async def test_the_evidence_screen_copies_the_next_step_and_explains_the_rule() -> None:
+    engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "f")
+        assert "correlation at lag +1" in screen(app)
+        await press(app, pilot, "y")
+        assert app.clipboard.startswith("rldbg show /runs/demo/alone")
+        await press(app, pilot, "x")
+        assert "D08 looks at log-probabilities." in screen(app)
+        await press(app, pilot, "r")
+        assert any("cannot do this step" in toast for toast in toasts(app))
 
 
-def test_a_next_step_that_replays_is_done_on_the_screen() -> None:
-    async def run() -> None:
-        command = "rldbg replay /runs/demo/alone --step 0 --rank 0 --micro 1 --rows-per-forward 1 --temperature 0.61"
-        engine = ScriptedEngine(diagnose=shifted(next_step=command))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "f", "r")
-            plans = [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
-            assert plans
-            assert {(plan["micro"], plan["temperature"]) for plan in plans} == {(1, 0.61)}
-            assert plans[-1]["flags"]["rows_per_forward"] == 1
-
-    asyncio.run(run())
+async def test_a_next_step_that_replays_is_done_on_the_screen() -> None:
+    command = "rldbg replay /runs/demo/alone --step 0 --rank 0 --micro 1 --rows-per-forward 1 --temperature 0.61"
+    engine = ScriptedEngine(diagnose=shifted(next_step=command))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "f", "r")
+        plans = [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
+        assert plans
+        assert {(plan["micro"], plan["temperature"]) for plan in plans} == {(1, 0.61)}
+        assert plans[-1]["flags"]["rows_per_forward"] == 1
 
 
 @pytest.mark.parametrize(
@@ -134,41 +118,32 @@ def test_a_command_is_read_as_the_shell_reads_it() -> None:
     }  # fmt: skip
 
 
-def test_a_diagnosis_that_fails_is_said_and_can_be_begun_again() -> None:
+async def test_a_diagnosis_that_fails_is_said_and_can_be_begun_again() -> None:
     from replay_core.errors import DumpError
 
-    async def run() -> None:
-        engine = ScriptedEngine(diagnose=DumpError("the index cannot be read", file="/runs/demo/alone"))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "7")
-            assert "not diagnosed: the index cannot be read" in screen(app)
-            assert "CLEAN" not in screen(app)
-            del engine.answers["diagnose"]
-            await press(app, pilot, "E")
-            assert "✓ CLEAN no warning and no error in 33 rules" in screen(app)
-
-    asyncio.run(run())
+    engine = ScriptedEngine(diagnose=DumpError("the index cannot be read", file="/runs/demo/alone"))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "7")
+        assert "not diagnosed: the index cannot be read" in screen(app)
+        assert "CLEAN" not in screen(app)
+        del engine.answers["diagnose"]
+        await press(app, pilot, "E")
+        assert "✓ CLEAN no warning and no error in 33 rules" in screen(app)
 
 
-def test_enter_on_a_value_that_stands_out_goes_to_its_step() -> None:
-    async def run() -> None:
-        doc = document("diagnosis")
-        one = doc["series"][0]
-        one |= {"steps": [0, 1, 2], "values": [0.1, 0.1, 9.0], "marks": [2]}
-        async with opened(A, engine=ScriptedEngine(diagnose=doc)) as (app, pilot):
-            await press(app, pilot, "C")
-            assert "stands out at step 2" in screen(app)
-            await press(app, pilot, "enter")
-            assert app.screen is app.debugger
-            assert app.session.state.scope.step == 2
-
-    asyncio.run(run())
+async def test_enter_on_a_value_that_stands_out_goes_to_its_step() -> None:
+    doc = document("diagnosis")
+    one = doc["series"][0]
+    one |= {"steps": [0, 1, 2], "values": [0.1, 0.1, 9.0], "marks": [2]}
+    async with opened(A, engine=ScriptedEngine(diagnose=doc)) as (app, pilot):
+        await press(app, pilot, "C")
+        assert "stands out at step 2" in screen(app)
+        await press(app, pilot, "enter")
+        assert app.screen is app.debugger
+        assert app.session.state.scope.step == 2
 
 
-def test_arrows_walk_along_the_steps_of_a_trend() -> None:
-    async def run() -> None:
-        async with opened(A, engine=ScriptedEngine(diagnose=document("diagnosis_shifted"))) as (app, pilot):
-            await press(app, pilot, "C", "left", "left", "right", "h")
-            assert "· step 9 = " in screen(app)
-
-    asyncio.run(run())
+async def test_arrows_walk_along_the_steps_of_a_trend() -> None:
+    async with opened(A, engine=ScriptedEngine(diagnose=document("diagnosis_shifted"))) as (app, pilot):
+        await press(app, pilot, "C", "left", "left", "right", "h")
+        assert "· step 9 = " in screen(app)

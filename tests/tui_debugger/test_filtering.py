@@ -27,31 +27,30 @@ _CONTENT = st.lists(
 
 
 @given(_CONTENT, st.text(max_size=6), st.sampled_from(SORTS))
-def test_slices_make_the_list_that_one_go_makes(content: list[tuple[str, str, Any]], typed: str, sort: str) -> None:
+async def test_slices_make_the_list_that_one_go_makes(
+    content: list[tuple[str, str, Any]], typed: str, sort: str
+) -> None:
     state = State(rows=[_row(*one) for one in content], filter=typed, sort=sort)
     state.refilter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filtering, "SLICE", 7)
-        found = asyncio.run(filtering.shown(state.rows, state.wanted() if typed else None, sort))
+        found = await filtering.shown(state.rows, state.wanted() if typed else None, sort)
         assert found == state.shown
 
 
-def test_rows_of_several_records_are_told_from_those_of_one() -> None:
+async def test_rows_of_several_records_are_told_from_those_of_one() -> None:
     alone = [_row("a", "SAME") for _ in range(2 * filtering.SLICE)]
-    assert not asyncio.run(filtering.several_records(alone))
-    assert asyncio.run(filtering.several_records([*alone, _row("b", "SAME", micro=1)]))
+    assert not await filtering.several_records(alone)
+    assert await filtering.several_records([*alone, _row("b", "SAME", micro=1)])
 
 
-def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            state = app.session.state
-            state.begin_live()
-            state.add_live([{"name": f"old.{n}", "verdict": "DIFF"} for n in range(3 * filtering.SLICE)])
-            app.debugger._set_filter("new|old.1$")
-            await asyncio.sleep(0)
-            state.add_live([{"name": "new", "verdict": "DIFF"}])
-            await rest(app, pilot)
-            assert [state.rows[index].name for index in state.shown] == ["old.1", "new"]
-
-    asyncio.run(run())
+async def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:
+    async with opened(A, B) as (app, pilot):
+        state = app.session.state
+        state.begin_live()
+        state.add_live([{"name": f"old.{n}", "verdict": "DIFF"} for n in range(3 * filtering.SLICE)])
+        app.debugger._set_filter("new|old.1$")
+        await asyncio.sleep(0)
+        state.add_live([{"name": "new", "verdict": "DIFF"}])
+        await rest(app, pilot)
+        assert [state.rows[index].name for index in state.shown] == ["old.1", "new"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from tui_debugger.panes.tensors import TensorRows
 from tui_debugger.screens.debugger import DebuggerScreen
 
 
-def test_the_steps_are_painted_before_the_other_panes_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_steps_are_painted_before_the_other_panes_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     display, mount = RldbgApp._display, DebuggerScreen.mount_rest
 
@@ -29,16 +28,13 @@ def test_the_steps_are_painted_before_the_other_panes_are_mounted(monkeypatch: p
     monkeypatch.setattr(RldbgApp, "_display", displayed)
     monkeypatch.setattr(DebuggerScreen, "mount_rest", mounted)
 
-    async def look() -> None:
-        async with opened(A):
-            pass
-
-    asyncio.run(look())
+    async with opened(A):
+        pass
     assert seen.count("the rest") == 1
     assert seen.index("paint") < seen.index("the rest")
 
 
-def test_leaving_before_every_pane_is_mounted_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaving_before_every_pane_is_mounted_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     mount = DebuggerScreen.mount_rest
 
     async def left(self: DebuggerScreen) -> None:
@@ -47,18 +43,16 @@ def test_leaving_before_every_pane_is_mounted_is_no_crash(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(DebuggerScreen, "mount_rest", left)
 
-    async def leave() -> RldbgApp:
-        app = RldbgApp(A)
-        async with app.run_test() as pilot:
-            await pilot.pause(0.1)
-        return app
-
-    app = asyncio.run(leave())
+    app = RldbgApp(A)
+    async with app.run_test() as pilot:
+        await pilot.pause(0.1)
     assert app.return_code == 0
     assert app._exception is None
 
 
-def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn = set()
     line = TensorRows.line
 
@@ -66,14 +60,11 @@ def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reached(monk
         drawn.add(row)
         return line(self, row, width)
 
-    async def step() -> tuple[int, int]:
-        async with opened(A, B) as (app, pilot):
-            rows = app.debugger.query_one(TensorRows)
-            monkeypatch.setattr(TensorRows, "line", noted)
-            before = rows.cursor
-            await press(app, pilot, "j")
-            return before, rows.cursor
-
-    before, after = asyncio.run(step())
+    async with opened(A, B) as (app, pilot):
+        rows = app.debugger.query_one(TensorRows)
+        monkeypatch.setattr(TensorRows, "line", noted)
+        before = rows.cursor
+        await press(app, pilot, "j")
+        after = rows.cursor
     assert after == before + 1
     assert drawn == {before, after}

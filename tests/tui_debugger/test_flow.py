@@ -17,115 +17,94 @@ from tui_debugger.state import Busy
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
 
 
-def test_a_pair_opens_on_its_first_diverging_tensor() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, B, engine=engine) as (app, _):
-            state = app.session.state
-            assert state.row is not None
-            assert state.row.name == FIRST
-            top = screen(app).splitlines()[1]
-            assert "DIFF  first at " + FIRST in top
-            assert "sample 1 position 0 · a=0.0123 b=-0.0456 · origin layers.0.self_attn" in top
-            assert engine.last("inspect").params["at_a"] == [1, 0, 17]
-
-    asyncio.run(run())
+async def test_a_pair_opens_on_its_first_diverging_tensor() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, B, engine=engine) as (app, _):
+        state = app.session.state
+        assert state.row is not None
+        assert state.row.name == FIRST
+        top = screen(app).splitlines()[1]
+        assert "DIFF  first at " + FIRST in top
+        assert "sample 1 position 0 · a=0.0123 b=-0.0456 · origin layers.0.self_attn" in top
+        assert engine.last("inspect").params["at_a"] == [1, 0, 17]
 
 
-def test_steps_are_compared_until_one_diverges() -> None:
-    async def run() -> None:
-        def answer(job: object) -> dict[str, object]:
-            return document("comparison" if job.params["step"] == 2 else "comparison_same")  # type: ignore[attr-defined]
+async def test_steps_are_compared_until_one_diverges() -> None:
+    def answer(job: object) -> dict[str, object]:
+        return document("comparison" if job.params["step"] == 2 else "comparison_same")  # type: ignore[attr-defined]
 
-        engine = ScriptedEngine(compare=answer)
-        async with opened(A, B, engine=engine) as (app, _):
-            assert [job.params["step"] for job in engine.jobs if job.kind == "compare"] == [0, 1, 2]
-            assert app.session.state.step_verdicts == {0: "SAME", 1: "SAME", 2: "DIFF"}
-            assert "step 1  SAME" in screen(app)
-
-    asyncio.run(run())
+    engine = ScriptedEngine(compare=answer)
+    async with opened(A, B, engine=engine) as (app, _):
+        assert [job.params["step"] for job in engine.jobs if job.kind == "compare"] == [0, 1, 2]
+        assert app.session.state.step_verdicts == {0: "SAME", 1: "SAME", 2: "DIFF"}
+        assert "step 1  SAME" in screen(app)
 
 
-def test_flags_flip_and_a_replay_shows_the_first_diverging_tensor() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "p", "b", "r")
-            cells = [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
-            assert [cell["flags"]["packing"] for cell in cells] == [False, True]
-            assert cells[0]["flags"]["rows_per_forward"] == 1
-            assert cells[1]["flags"]["block_mask"] is False
-            assert {"step": 0, "rank": 0, "micro": 0}.items() <= cells[1].items()
-            assert cells[0]["out"] != cells[1]["out"]
-            assert app.session.state.row is not None
-            assert app.session.state.row.name == FIRST
-            assert "loading random:llama-tiny" in screen(app)
-            assert "peak 846 MiB" in screen(app)
-
-    asyncio.run(run())
+async def test_flags_flip_and_a_replay_shows_the_first_diverging_tensor() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "b", "r")
+        cells = [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
+        assert [cell["flags"]["packing"] for cell in cells] == [False, True]
+        assert cells[0]["flags"]["rows_per_forward"] == 1
+        assert cells[1]["flags"]["block_mask"] is False
+        assert {"step": 0, "rank": 0, "micro": 0}.items() <= cells[1].items()
+        assert cells[0]["out"] != cells[1]["out"]
+        assert app.session.state.row is not None
+        assert app.session.state.row.name == FIRST
+        assert "loading random:llama-tiny" in screen(app)
+        assert "peak 846 MiB" in screen(app)
 
 
-def test_the_reference_is_run_once_per_record_model_and_dtype(tmp_path: Path) -> None:
-    async def run() -> None:
-        reference = {**document("cell_reference"), "dump": str(tmp_path)}
+async def test_the_reference_is_run_once_per_record_model_and_dtype(tmp_path: Path) -> None:
+    reference = {**document("cell_reference"), "dump": str(tmp_path)}
 
-        def cell(job: object) -> dict[str, object]:
-            packed = job.params["plan"]["flags"]["packing"]  # type: ignore[attr-defined]
-            return document("cell_packed") if packed else reference
+    def cell(job: object) -> dict[str, object]:
+        packed = job.params["plan"]["flags"]["packing"]  # type: ignore[attr-defined]
+        return document("cell_packed") if packed else reference
 
-        engine = ScriptedEngine(replay_cell=cell)
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "p", "r")
-            await press(app, pilot, "b", "r")
-            assert engine.kinds().count("replay_cell") == 3
-            assert len(app.session.state.cells) == 2
-            await press(app, pilot, "t", "r")
-            assert engine.kinds().count("replay_cell") == 5
-
-    asyncio.run(run())
+    engine = ScriptedEngine(replay_cell=cell)
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        await press(app, pilot, "b", "r")
+        assert engine.kinds().count("replay_cell") == 3
+        assert len(app.session.state.cells) == 2
+        await press(app, pilot, "t", "r")
+        assert engine.kinds().count("replay_cell") == 5
 
 
-def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        engine.gate = asyncio.Event()
-        async with opened(A, engine=engine) as (app, pilot):
-            await pilot.press("r")
-            await until(pilot, lambda: "RUN  replaying reference: each row alone: 0 of 4 rows" in screen(app))
-            await until(pilot, lambda: "host 700 MiB" in screen(app) or "host 740 MiB" in screen(app))
-            await pilot.press("q")
-            assert app.is_running
-            await pilot.press("ctrl+c")
-            await rest(app, pilot)
-            assert app.session.state.busy is None
-            assert "cancelled" in screen(app)
-            assert app.is_running
-
-    asyncio.run(run())
+async def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    async with opened(A, engine=engine) as (app, pilot):
+        await pilot.press("r")
+        await until(pilot, lambda: "RUN  replaying reference: each row alone: 0 of 4 rows" in screen(app))
+        await until(pilot, lambda: "host 700 MiB" in screen(app) or "host 740 MiB" in screen(app))
+        await pilot.press("q")
+        assert app.is_running
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+        assert app.session.state.busy is None
+        assert "cancelled" in screen(app)
+        assert app.is_running
 
 
-def test_q_leaves_with_0_and_stops_the_children() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, B, engine=engine) as (app, pilot):
-            await pilot.press("q")
-            await until(pilot, lambda: app.return_code is not None)
-            assert app.return_code == 0
-        assert engine.stopped
-
-    asyncio.run(run())
+async def test_q_leaves_with_0_and_stops_the_children() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, B, engine=engine) as (app, pilot):
+        await pilot.press("q")
+        await until(pilot, lambda: app.return_code is not None)
+        assert app.return_code == 0
+    assert engine.stopped
 
 
-def test_a_replay_without_a_model_says_which_key_helps() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(open={**document("run_a"), "models": {}})
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "r")
-            assert any("press M" in toast for toast in toasts(app))
-            await press(app, pilot, "M", *"random:llama-tiny", "enter", "r")
-            assert engine.kinds().count("replay_cell") == 2
-
-    asyncio.run(run())
+async def test_a_replay_without_a_model_says_which_key_helps() -> None:
+    engine = ScriptedEngine(open={**document("run_a"), "models": {}})
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "r")
+        assert any("press M" in toast for toast in toasts(app))
+        await press(app, pilot, "M", *"random:llama-tiny", "enter", "r")
+        assert engine.kinds().count("replay_cell") == 2
 
 
 @pytest.mark.parametrize(
@@ -137,99 +116,76 @@ def test_a_replay_without_a_model_says_which_key_helps() -> None:
         ChildDiedError("the child process was killed by SIGKILL (9) before it answered"),
     ],
 )
-def test_an_error_is_one_toast_and_the_session_goes_on(error: RldbgError) -> None:
-    async def run() -> None:
-        engine = ScriptedEngine(record=error)
-        async with opened(A, engine=engine) as (app, pilot):
-            assert len(toasts(app)) == 1
-            assert error.message in toasts(app)[0]
-            assert error.message in screen(app)
-            assert "ERROR" in screen(app).splitlines()[1]
-            engine.answers.clear()
-            await press(app, pilot, "1", "down", "down")
-            assert "advantages" in screen(app)
-
-    asyncio.run(run())
+async def test_an_error_is_one_toast_and_the_session_goes_on(error: RldbgError) -> None:
+    engine = ScriptedEngine(record=error)
+    async with opened(A, engine=engine) as (app, pilot):
+        assert len(toasts(app)) == 1
+        assert error.message in toasts(app)[0]
+        assert error.message in screen(app)
+        assert "ERROR" in screen(app).splitlines()[1]
+        engine.answers.clear()
+        await press(app, pilot, "1", "down", "down")
+        assert "advantages" in screen(app)
 
 
-def test_a_directory_that_is_no_dump_leaves_the_screen_alive() -> None:
-    async def run() -> None:
-        async with opened(Path("/nowhere")) as (app, pilot):
-            assert "no dialect recognises this as a dump" in screen(app)
-            await press(app, pilot, "r", "c", "escape", "d", "e", "y", "v", "z", "z")
-            assert app.is_running
-
-    asyncio.run(run())
+async def test_a_directory_that_is_no_dump_leaves_the_screen_alive() -> None:
+    async with opened(Path("/nowhere")) as (app, pilot):
+        assert "no dialect recognises this as a dump" in screen(app)
+        await press(app, pilot, "r", "c", "escape", "d", "e", "y", "v", "z", "z")
+        assert app.is_running
 
 
-def test_compare_with_opens_a_second_dump() -> None:
-    async def run() -> None:
-        async with opened(A) as (app, pilot):
-            await press(app, pilot, "c", *str(B), "enter")
-            assert app.session.state.b_path == B
-            assert "DIFF  first at" in screen(app)
-
-    asyncio.run(run())
+async def test_compare_with_opens_a_second_dump() -> None:
+    async with opened(A) as (app, pilot):
+        await press(app, pilot, "c", *str(B), "enter")
+        assert app.session.state.b_path == B
+        assert "DIFF  first at" in screen(app)
 
 
-def test_diverging_tensors_are_walked_and_d_returns_to_the_first() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            state = app.session.state
-            first = state.selected
-            await press(app, pilot, "right_square_bracket", "right_square_bracket")
-            assert state.selected == first + 2
-            await press(app, pilot, "left_square_bracket")
-            assert state.selected == first + 1
-            await press(app, pilot, "g", "d")
-            assert state.selected == first
-
-    asyncio.run(run())
+async def test_diverging_tensors_are_walked_and_d_returns_to_the_first() -> None:
+    async with opened(A, B) as (app, pilot):
+        state = app.session.state
+        first = state.selected
+        await press(app, pilot, "right_square_bracket", "right_square_bracket")
+        assert state.selected == first + 2
+        await press(app, pilot, "left_square_bracket")
+        assert state.selected == first + 1
+        await press(app, pilot, "g", "d")
+        assert state.selected == first
 
 
-def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "slash", *"mlp", "enter")
-            assert "8 of 34 shown" in screen(app)
-            await press(app, pilot, "slash", *"([", "enter")
-            assert app.session.state.filter_error
-            await press(app, pilot, "escape")
-            assert len(app.session.state.shown) == 34
-
-    asyncio.run(run())
+async def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "slash", *"mlp", "enter")
+        assert "8 of 34 shown" in screen(app)
+        await press(app, pilot, "slash", *"([", "enter")
+        assert app.session.state.filter_error
+        await press(app, pilot, "escape")
+        assert len(app.session.state.shown) == 34
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
+async def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            state = app.session.state
-            state.live, state.busy = True, Busy("comparing step 0")
-            await pilot.press("e", "e")
-            await until(pilot, lambda: "comparing step 0 · written when it has ended" in toasts(app))
-            assert list(tmp_path.iterdir()) == []
-            state.live, state.busy = not ends, None
-            await until(
-                pilot, lambda: any(("wrote" if ends else "nothing was written") in said for said in toasts(app))
-            )
-            await rest(app, pilot)
-
-    asyncio.run(run())
+    async with opened(A, B) as (app, pilot):
+        state = app.session.state
+        state.live, state.busy = True, Busy("comparing step 0")
+        await pilot.press("e", "e")
+        await until(pilot, lambda: "comparing step 0 · written when it has ended" in toasts(app))
+        assert list(tmp_path.iterdir()) == []
+        state.live, state.busy = not ends, None
+        await until(pilot, lambda: any(("wrote" if ends else "nothing was written") in said for said in toasts(app)))
+        await rest(app, pilot)
     assert len(list(tmp_path.glob("rldbg-comparison-*.json"))) == int(ends)
 
 
-def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:
-    async def run() -> None:
-        async with opened(A) as (app, pilot):
-            await press(app, pilot, "p", "b", "r", "e", "e")
-            assert app.is_running
-
-    asyncio.run(run())
+async def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:
+    async with opened(A) as (app, pilot):
+        await press(app, pilot, "p", "b", "r", "e", "e")
+        assert app.is_running
     kinds = sorted(json.loads(path.read_text())["kind"] for path in in_tmp.glob("*.json"))
     assert kinds == ["comparison", "comparison", "replay", "replay"]
     replay = json.loads(next(in_tmp.glob("rldbg-replay-*.json")).read_text())
@@ -238,115 +194,88 @@ def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:
     assert replay["cells"][1]["agreement"]["agrees"] is False
 
 
-def test_names_are_data_and_never_markup() -> None:
-    async def run() -> None:
-        record = document("record")
-        record["fields"][0]["name"] = "x[bold]y[/bold][0]"
-        record["fields"][0]["canonical"] = "x[bold]y[/bold][0]"
-        async with opened(A, engine=ScriptedEngine(record=record)) as (app, pilot):
-            assert "x[bold]y[/bold][0]" in screen(app)
-            await press(app, pilot, "2", "enter", "y")
-            await press(app, pilot, "2", "G", "k", "enter")
-            assert "[b]Answer[/b]" in screen(app)
-
-    asyncio.run(run())
+async def test_names_are_data_and_never_markup() -> None:
+    record = document("record")
+    record["fields"][0]["name"] = "x[bold]y[/bold][0]"
+    record["fields"][0]["canonical"] = "x[bold]y[/bold][0]"
+    async with opened(A, engine=ScriptedEngine(record=record)) as (app, pilot):
+        assert "x[bold]y[/bold][0]" in screen(app)
+        await press(app, pilot, "2", "enter", "y")
+        await press(app, pilot, "2", "G", "k", "enter")
+        assert "[b]Answer[/b]" in screen(app)
 
 
-def test_copy_says_where_the_text_went() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "y")
-            assert "copied.txt" in toasts(app)[-1]
-            assert FIRST in app.clipboard
-
-    asyncio.run(run())
+async def test_copy_says_where_the_text_went() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "y")
+        assert "copied.txt" in toasts(app)[-1]
+        assert FIRST in app.clipboard
 
 
-def test_holding_a_key_inspects_only_the_rows_that_matter() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, B, engine=engine) as (app, pilot):
-            await press(app, pilot, *["j"] * 12)
-            assert app.session.state.inspected is not None
-            assert app.session.state.row is not None
-            assert app.session.state.inspected["a"]["name"] == app.session.state.row.name
-
-    asyncio.run(run())
+async def test_holding_a_key_inspects_only_the_rows_that_matter() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, B, engine=engine) as (app, pilot):
+        await press(app, pilot, *["j"] * 12)
+        assert app.session.state.inspected is not None
+        assert app.session.state.row is not None
+        assert app.session.state.inspected["a"]["name"] == app.session.state.row.name
 
 
-def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:
-    async def run() -> None:
-        comparison = document("comparison")
-        entry = comparison["tensors"][0]
-        comparison["tensors"] += [{**entry, "name": f"extra.{i}"} for i in range(100_000)]
-        async with opened(A, B, engine=ScriptedEngine(compare=comparison)) as (app, pilot):
-            await press(app, pilot, "G")
-            assert "extra.99999" in screen(app)
-            assert "100,034" in screen(app)
-
-    asyncio.run(run())
+async def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:
+    comparison = document("comparison")
+    entry = comparison["tensors"][0]
+    comparison["tensors"] += [{**entry, "name": f"extra.{i}"} for i in range(100_000)]
+    async with opened(A, B, engine=ScriptedEngine(compare=comparison)) as (app, pilot):
+        await press(app, pilot, "G")
+        assert "extra.99999" in screen(app)
+        assert "100,034" in screen(app)
 
 
-def test_the_palette_runs_an_action_by_name() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "g", "colon")
-            await pilot.press(*"packing")
-            found = app.screen.query_one(CommandList)
-            first = lambda: str(found.get_option_at_index(0).prompt) if found.option_count else ""  # noqa: E731
-            await until(pilot, lambda: "packing" in first().lower())
-            await pilot.press("enter")
-            await rest(app, pilot)
-            assert app.session.state.flags["packing"] is True
-
-    asyncio.run(run())
+async def test_the_palette_runs_an_action_by_name() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "g", "colon")
+        await pilot.press(*"packing")
+        found = app.screen.query_one(CommandList)
+        first = lambda: str(found.get_option_at_index(0).prompt) if found.option_count else ""  # noqa: E731
+        await until(pilot, lambda: "packing" in first().lower())
+        await pilot.press("enter")
+        await rest(app, pilot)
+        assert app.session.state.flags["packing"] is True
 
 
-def test_v_switches_between_the_comparison_and_the_record() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "v")
-            assert "Tensors · of step 0" in screen(app)
-            assert "READY" in screen(app).splitlines()[1]
-            await press(app, pilot, "v")
-            assert "DIFF  first at" in screen(app)
-
-    asyncio.run(run())
+async def test_v_switches_between_the_comparison_and_the_record() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "v")
+        assert "Tensors · of step 0" in screen(app)
+        assert "READY" in screen(app).splitlines()[1]
+        await press(app, pilot, "v")
+        assert "DIFF  first at" in screen(app)
 
 
-def test_at_asks_for_an_index_and_inspects_there() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, B, engine=engine) as (app, pilot):
-            await press(app, pilot, "enter", "at", *"1,2,3", "enter")
-            assert engine.last("inspect").params["at"] == [1, 2, 3]
-            await press(app, pilot, "at", *"x", "enter")
-            assert "not an index" in toasts(app)[-1]
-
-    asyncio.run(run())
+async def test_at_asks_for_an_index_and_inspects_there() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, B, engine=engine) as (app, pilot):
+        await press(app, pilot, "enter", "at", *"1,2,3", "enter")
+        assert engine.last("inspect").params["at"] == [1, 2, 3]
+        await press(app, pilot, "at", *"x", "enter")
+        assert "not an index" in toasts(app)[-1]
 
 
-def test_z_gives_a_pane_the_screen_and_esc_takes_it_back() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "3", "z")
-            assert "2 Tensors" not in screen(app)
-            assert "3 Inspect" in screen(app)
-            await press(app, pilot, "escape")
-            assert "2 Tensors" in screen(app)
-
-    asyncio.run(run())
+async def test_z_gives_a_pane_the_screen_and_esc_takes_it_back() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "3", "z")
+        assert "2 Tensors" not in screen(app)
+        assert "3 Inspect" in screen(app)
+        await press(app, pilot, "escape")
+        assert "2 Tensors" in screen(app)
 
 
-def test_a_pair_without_a_divergence_selects_the_first_difference() -> None:
-    async def run() -> None:
-        close = document("comparison_same")
-        entry = close["tensors"][5]
-        entry["verdict"] = "CLOSE"
-        close["counts"].update(SAME=33, CLOSE=1)
-        close["first_difference"] = {**entry, "index": {"sample": 0, "position": 2}, "a": 1.0, "b": 1.0001}
-        async with opened(A, B, engine=ScriptedEngine(compare=close)) as (app, _):
-            assert app.session.state.selected == 5
-            assert "bitwise they part first at " + entry["name"] in screen(app)
-
-    asyncio.run(run())
+async def test_a_pair_without_a_divergence_selects_the_first_difference() -> None:
+    close = document("comparison_same")
+    entry = close["tensors"][5]
+    entry["verdict"] = "CLOSE"
+    close["counts"].update(SAME=33, CLOSE=1)
+    close["first_difference"] = {**entry, "index": {"sample": 0, "position": 2}, "a": 1.0, "b": 1.0001}
+    async with opened(A, B, engine=ScriptedEngine(compare=close)) as (app, _):
+        assert app.session.state.selected == 5
+        assert "bitwise they part first at " + entry["name"] in screen(app)

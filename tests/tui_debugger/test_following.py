@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 import sys
@@ -76,35 +75,32 @@ async def followed(run: Path) -> Any:
         yield app, pilot
 
 
-def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: Writer) -> None:
+async def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: Writer) -> None:
     """Begun on an empty folder; a step that goes wrong gets its mark; who stands elsewhere is not moved."""
     run = tmp_path / "run"
 
-    async def drive() -> None:
-        async with followed(run) as (app, pilot):
-            state = app.session.state
-            await until(pilot, lambda: "nothing is written yet" in screen(app), "waiting")
-            writer.step()
-            await until(pilot, lambda: "▸ step 0" in screen(app) or "  step 0" in screen(app), "the first step")
-            await until(pilot, lambda: "last step 0" in screen(app), "the header")
-            writer.step()
-            await until(pilot, lambda: "step 1" in screen(app), "the second step")
-            await until(pilot, lambda: state.scope.step == 1, "the cursor on the newest step")
-            await until(pilot, lambda: state.health.at_steps().get(1) == ("", 0), "a clean mark")
+    async with followed(run) as (app, pilot):
+        state = app.session.state
+        await until(pilot, lambda: "nothing is written yet" in screen(app), "waiting")
+        writer.step()
+        await until(pilot, lambda: "▸ step 0" in screen(app) or "  step 0" in screen(app), "the first step")
+        await until(pilot, lambda: "last step 0" in screen(app), "the header")
+        writer.step()
+        await until(pilot, lambda: "step 1" in screen(app), "the second step")
+        await until(pilot, lambda: state.scope.step == 1, "the cursor on the newest step")
+        await until(pilot, lambda: state.health.at_steps().get(1) == ("", 0), "a clean mark")
 
-            await pilot.press("1", "g")
-            await until(pilot, lambda: state.scope.step == 0, "the first step again")
-            writer.step("bad")
-            await until(pilot, lambda: state.health.at_steps().get(2, ("", 0))[0] == "error", "the mark of step 2")
-            await until(pilot, lambda: "step 2  ✗E" in screen(app), "the mark on the screen")
-            assert state.scope.step == 0
-            assert "D01" in screen(app)
-            steps = [record["key"]["step"] for record in state.a["records"]]
-            assert steps == [0, 1, 2]
-            await pilot.press("F")
-            await until(pilot, lambda: state.live_run is None, "the end of following")
-
-    asyncio.run(drive())
+        await pilot.press("1", "g")
+        await until(pilot, lambda: state.scope.step == 0, "the first step again")
+        writer.step("bad")
+        await until(pilot, lambda: state.health.at_steps().get(2, ("", 0))[0] == "error", "the mark of step 2")
+        await until(pilot, lambda: "step 2  ✗E" in screen(app), "the mark on the screen")
+        assert state.scope.step == 0
+        assert "D01" in screen(app)
+        steps = [record["key"]["step"] for record in state.a["records"]]
+        assert steps == [0, 1, 2]
+        await pilot.press("F")
+        await until(pilot, lambda: state.live_run is None, "the end of following")
 
 
 def test_the_header_says_when_nothing_is_written_any_more() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.tui_debugger.in_tmux import Tmux, needs_tmux
 
 pytestmark = [pytest.mark.slow, needs_tmux]
@@ -64,7 +64,6 @@ def test_a_faulty_run_says_its_fault_first_and_enter_goes_to_the_tensor(
     pane.wait_for("EXIT 0")
 
 
-@needs_fixtures
 @either
 def test_a_log_opens_on_its_finding_and_its_trends_and_leads_to_the_line(
     tmux: Callable[..., Tmux], size: tuple[int, int]

@@ -11,7 +11,7 @@ import pytest
 
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.errors import RequestError
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tui_debugger.cli import run
 from tui_debugger.format import safe
 
@@ -117,7 +117,6 @@ def test_an_alignment_no_name_settles_is_detected_and_says_so(
     assert document(capsys, "show", str(path), "generation_logprobs")["detected"] is None
 
 
-@needs_fixtures
 def test_token_ids_are_shown_as_text_where_a_tokenizer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "show",
@@ -132,7 +131,6 @@ def test_token_ids_are_shown_as_text_where_a_tokenizer_is_named(capsys: pytest.C
     assert text["samples"][0].startswith("<|im_start|>user\nWhat is 49 plus 97?<|im_end|>")
 
 
-@needs_fixtures
 def test_a_tokenizer_beside_the_dump_is_found(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer/tokenizer.json").symlink_to(FIXTURES / "trl/tiny_qwen2/tokenizer.json")

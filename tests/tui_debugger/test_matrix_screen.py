@@ -10,93 +10,72 @@ from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.screens.matrix import MatrixScreen
 
 
-def test_the_answer_is_first_and_every_cell_says_what_it_did() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "m", "r")
-            lines = screen(app).splitlines()
-            assert "DIFFERS  3 agree · 1 differ · 4 unavailable of 8 cells" in lines[1]
-            assert "breaks agreement: packing=on block_mask=off" in lines[2]
-            assert engine.jobs[-1].params["matrix"] == "attention=eager,flash compile=off,inductor packing=off,on"
-            await press(app, pilot, *"jjjjjj")
-            assert "leak: segments 1..15 off" in screen(app)
-
-    asyncio.run(run())
+async def test_the_answer_is_first_and_every_cell_says_what_it_did() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "m", "r")
+        lines = screen(app).splitlines()
+        assert "DIFFERS  3 agree · 1 differ · 4 unavailable of 8 cells" in lines[1]
+        assert "breaks agreement: packing=on block_mask=off" in lines[2]
+        assert engine.jobs[-1].params["matrix"] == "attention=eager,flash compile=off,inductor packing=off,on"
+        await press(app, pilot, *"jjjjjj")
+        assert "leak: segments 1..15 off" in screen(app)
 
 
-def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "m", "r", *"jjjjjj", "enter")
-            params = engine.last("compare").params
-            assert (params["a"], params["b"]) == ("/runs/demo/matrix/cell1", "/runs/demo/matrix/cell6")
-            assert not isinstance(app.screen, MatrixScreen)
-            assert "DIFF  first at" in screen(app)
-            await press(app, pilot, "m")
-            assert "1 differ" in screen(app)  # the matrix is still there
-
-    asyncio.run(run())
+async def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "m", "r", *"jjjjjj", "enter")
+        params = engine.last("compare").params
+        assert (params["a"], params["b"]) == ("/runs/demo/matrix/cell1", "/runs/demo/matrix/cell6")
+        assert not isinstance(app.screen, MatrixScreen)
+        assert "DIFF  first at" in screen(app)
+        await press(app, pilot, "m")
+        assert "1 differ" in screen(app)  # the matrix is still there
 
 
-def test_enter_on_a_cell_that_did_not_run_opens_its_log(tmp_path: Path) -> None:
+async def test_enter_on_a_cell_that_did_not_run_opens_its_log(tmp_path: Path) -> None:
     log = tmp_path / "cell5.log"
     log.write_text("loading\nCUDA error: \x1b[31mout of memory\n")
     answer = document("matrix")
     answer["cells"][5] = {**answer["cells"][5], "outcome": "crashed", "log": str(log)}
 
-    async def run() -> None:
-        async with opened(A, engine=ScriptedEngine(replay=answer)) as (app, pilot):
-            await press(app, pilot, "m", "r", *"jjjjj", "enter")
-            assert "out of memory" in screen(app)
-            assert "\x1b" not in screen(app)
-            await press(app, pilot, "escape")
-            assert isinstance(app.screen, MatrixScreen)
-
-    asyncio.run(run())
+    async with opened(A, engine=ScriptedEngine(replay=answer)) as (app, pilot):
+        await press(app, pilot, "m", "r", *"jjjjj", "enter")
+        assert "out of memory" in screen(app)
+        assert "\x1b" not in screen(app)
+        await press(app, pilot, "escape")
+        assert isinstance(app.screen, MatrixScreen)
 
 
-def test_two_marked_cells_are_compared() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "m", "r", "j", "j", "space", *"jjjj", "space", "equals_sign")
-            params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
-            assert (params["a"], params["b"]) == ("/runs/demo/matrix/cell2", "/runs/demo/matrix/cell6")
-
-    asyncio.run(run())
+async def test_two_marked_cells_are_compared() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "m", "r", "j", "j", "space", *"jjjj", "space", "equals_sign")
+        params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
+        assert (params["a"], params["b"]) == ("/runs/demo/matrix/cell2", "/runs/demo/matrix/cell6")
 
 
-def test_a_cell_without_a_dump_cannot_be_marked() -> None:
-    async def run() -> None:
-        async with opened(A) as (app, pilot):
-            await press(app, pilot, "m", "r", *"jjjjj", "space")
-            assert app.session.state.marks == []
-            assert any("left nothing to compare" in toast for toast in toasts(app))
-
-    asyncio.run(run())
+async def test_a_cell_without_a_dump_cannot_be_marked() -> None:
+    async with opened(A) as (app, pilot):
+        await press(app, pilot, "m", "r", *"jjjjj", "space")
+        assert app.session.state.marks == []
+        assert any("left nothing to compare" in toast for toast in toasts(app))
 
 
-def test_cells_stand_there_as_they_end_and_the_run_can_be_cancelled() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        engine.gate = asyncio.Event()
-        async with opened(A, engine=engine) as (app, pilot):
-            await pilot.press("m", "r")
-            await until(pilot, lambda: "RUN" in screen(app))
-            await pilot.press("ctrl+c")
-            await until(pilot, lambda: app.session.state.busy is None)
-            assert not app.session.state.matrix.runs
-
-    asyncio.run(run())
+async def test_cells_stand_there_as_they_end_and_the_run_can_be_cancelled() -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    async with opened(A, engine=engine) as (app, pilot):
+        await pilot.press("m", "r")
+        await until(pilot, lambda: "RUN" in screen(app))
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app.session.state.busy is None)
+        assert not app.session.state.matrix.runs
 
 
-def test_wrong_axes_are_refused_with_what_is_right() -> None:
-    async def run() -> None:
-        async with opened(A) as (app, pilot):
-            await press(app, pilot, "m", "a", "ctrl+u", *"attention=nosuch,eager", "enter")
-            assert any("attention cannot be" in toast for toast in toasts(app))
-            assert app.session.state.matrix.axes.startswith("attention=eager")
-
-    asyncio.run(run())
+async def test_wrong_axes_are_refused_with_what_is_right() -> None:
+    async with opened(A) as (app, pilot):
+        await press(app, pilot, "m", "a", "ctrl+u", *"attention=nosuch,eager", "enter")
+        assert any("attention cannot be" in toast for toast in toasts(app))
+        assert app.session.state.matrix.axes.startswith("attention=eager")

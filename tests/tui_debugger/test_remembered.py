@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,16 @@ from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, remembered
 
 
-def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
-    async def look() -> str:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "right_square_bracket", "right_square_bracket")
-            app._keep_place()
-            return app.session.state.row.name if app.session.state.row else ""
-
+async def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
     async def again(engine: ScriptedEngine | None = None) -> Any:
         async with opened(A, B, engine=engine) as (app, _):
             return app.session.state.row
 
-    left = asyncio.run(look())
-    row = asyncio.run(again())
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "right_square_bracket", "right_square_bracket")
+        app._keep_place()
+        left = app.session.state.row.name if app.session.state.row else ""
+    row = await again()
     assert row.name == left
     assert not row.is_first
 
@@ -32,23 +28,19 @@ def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
     other = document("comparison")
     entry = next(entry for entry in other["tensors"] if entry["name"].endswith("down_proj.output"))
     other["first_divergence"] = {**other["first_divergence"], **{n: entry[n] for n in ("name", "a_key", "b_key")}}
-    row = asyncio.run(again(ScriptedEngine(compare=other)))
+    row = await again(ScriptedEngine(compare=other))
     assert row.is_first
     assert row.name.endswith("down_proj.output")
 
 
-def test_recent_runs_are_offered_where_nothing_is_open() -> None:
+async def test_recent_runs_are_offered_where_nothing_is_open() -> None:
     with tempfile.TemporaryDirectory(prefix="rr") as short:  # a path that a pane has room for
-        _recent_runs(Path(short))
+        tmp_path = Path(short)
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            remembered.keep_place(tmp_path / name, None, {"tensor": None})
+        remembered.keep_place(tmp_path / "gone", None, {})
 
-
-def _recent_runs(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        remembered.keep_place(tmp_path / name, None, {"tensor": None})
-    remembered.keep_place(tmp_path / "gone", None, {})
-
-    async def run() -> None:
         async with opened() as (app, pilot):
             lines = screen(app)
             assert str(tmp_path / "two") in lines
@@ -58,8 +50,6 @@ def _recent_runs(tmp_path: Path) -> None:
             assert "rldbg record" in lines
             await press(app, pilot, "enter")
             assert app.session.state.a_path == tmp_path / "two"
-
-    asyncio.run(run())
 
 
 def test_a_spoilt_file_is_as_good_as_none() -> None:

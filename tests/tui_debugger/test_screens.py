@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -57,25 +56,19 @@ SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("scene", SCENES)
-def test_screen_is_the_golden_one(scene: str, size: tuple[int, int]) -> None:
+async def test_screen_is_the_golden_one(scene: str, size: tuple[int, int]) -> None:
     dumps, keys = SCENES[scene]
 
-    async def run() -> str:
-        engine = ScriptedEngine(diagnose=document("diagnosis_shifted")) if scene in SHIFTED else ScriptedEngine()
-        async with opened(*dumps, size=size, engine=engine) as (app, pilot):
-            await press(app, pilot, *keys)
-            return screen(app)
-
-    _is_golden(f"{scene}-{size[0]}x{size[1]}", asyncio.run(run()))
+    engine = ScriptedEngine(diagnose=document("diagnosis_shifted")) if scene in SHIFTED else ScriptedEngine()
+    async with opened(*dumps, size=size, engine=engine) as (app, pilot):
+        await press(app, pilot, *keys)
+        _is_golden(f"{scene}-{size[0]}x{size[1]}", screen(app))
 
 
-def test_everything_same_is_said_first() -> None:
-    async def run() -> str:
-        engine = ScriptedEngine(compare=document("comparison_same"))
-        async with opened(A, B, size=(80, 24), engine=engine) as (app, _):
-            return screen(app)
-
-    _is_golden("same-80x24", asyncio.run(run()))
+async def test_everything_same_is_said_first() -> None:
+    engine = ScriptedEngine(compare=document("comparison_same"))
+    async with opened(A, B, size=(80, 24), engine=engine) as (app, _):
+        _is_golden("same-80x24", screen(app))
 
 
 def _is_golden(name: str, shown: str) -> None:
@@ -87,36 +80,27 @@ def _is_golden(name: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40), (200, 60), (40, 12)])
-def test_no_line_is_wider_than_the_terminal(size: tuple[int, int]) -> None:
-    async def run() -> None:
-        async with opened(A, B, size=size) as (app, pilot):
-            for key in "1234567":
-                await press(app, pilot, key)
-                lines = screen(app).splitlines()
-                assert len(lines) <= size[1]
-                assert "DIFF" in lines[1]
-
-    asyncio.run(run())
+async def test_no_line_is_wider_than_the_terminal(size: tuple[int, int]) -> None:
+    async with opened(A, B, size=size) as (app, pilot):
+        for key in "1234567":
+            await press(app, pilot, key)
+            lines = screen(app).splitlines()
+            assert len(lines) <= size[1]
+            assert "DIFF" in lines[1]
 
 
-def test_resizing_keeps_the_answer_and_the_selection() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            for size in ((80, 24), (200, 60), (60, 15), (160, 48)):
-                await pilot.resize_terminal(*size)
-                await press(app, pilot)
-                assert "o_proj.inputs.0" in screen(app)
-                assert app.session.state.row is not None
-                assert app.session.state.row.is_first
-
-    asyncio.run(run())
+async def test_resizing_keeps_the_answer_and_the_selection() -> None:
+    async with opened(A, B) as (app, pilot):
+        for size in ((80, 24), (200, 60), (60, 15), (160, 48)):
+            await pilot.resize_terminal(*size)
+            await press(app, pilot)
+            assert "o_proj.inputs.0" in screen(app)
+            assert app.session.state.row is not None
+            assert app.session.state.row.is_first
 
 
-def test_ascii_mode_draws_nothing_else() -> None:
-    async def run() -> str:
-        async with opened(A, B, ascii=True) as (app, _):
-            return screen(app)
-
-    shown = asyncio.run(run())
+async def test_ascii_mode_draws_nothing_else() -> None:
+    async with opened(A, B, ascii=True) as (app, _):
+        shown = screen(app)
     assert shown.isascii()
     assert "layers.0.self_attn.o_proj.inputs.0" in shown

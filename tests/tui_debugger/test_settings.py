@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -63,31 +62,25 @@ def test_a_users_key_is_taken_from_the_action_that_had_it() -> None:
     assert "replay is left without a key" in problems[0]
 
 
-def test_a_users_keys_work_and_the_key_bar_says_so() -> None:
+async def test_a_users_keys_work_and_the_key_bar_says_so() -> None:
     _written("[keys]\nfirst = 'f5'\n[screen]\ntheme = 'mono'\n")
 
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            assert app.theme == "mono"
-            assert " f5 first" in screen(app).splitlines()[-1]
-            await press(app, pilot, "G")
-            assert app.session.state.row is not None
-            assert not app.session.state.row.is_first
-            await press(app, pilot, "d")
-            assert not app.session.state.row.is_first
-            await press(app, pilot, "f5")
-            assert app.session.state.row.is_first
-
-    asyncio.run(run())
+    async with opened(A, B) as (app, pilot):
+        assert app.theme == "mono"
+        assert " f5 first" in screen(app).splitlines()[-1]
+        await press(app, pilot, "G")
+        assert app.session.state.row is not None
+        assert not app.session.state.row.is_first
+        await press(app, pilot, "d")
+        assert not app.session.state.row.is_first
+        await press(app, pilot, "f5")
+        assert app.session.state.row.is_first
 
 
-def test_a_bad_file_is_one_message_and_the_screen_opens() -> None:
+async def test_a_bad_file_is_one_message_and_the_screen_opens() -> None:
     _written("[keys]\nfrist = 'f5'\n[screen]\ntheme = 'nosuch'\n")
 
-    async def run() -> None:
-        async with opened(A) as (app, _):
-            assert len(toasts(app)) == 1
-            assert "frist" in toasts(app)[0]
-            assert "nosuch" in toasts(app)[0]
-
-    asyncio.run(run())
+    async with opened(A) as (app, _):
+        assert len(toasts(app)) == 1
+        assert "frist" in toasts(app)[0]
+        assert "nosuch" in toasts(app)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from pathlib import Path
@@ -29,29 +28,22 @@ def _saved(folder: Path, content: Any) -> Path:
     return path
 
 
-def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> None:
-    async def save() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "e")
-
+async def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> None:
     async def reopen(path: Path) -> str:
         async with opened(path) as (app, _):
             return screen(app)
 
-    asyncio.run(save())
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "e")
     (written,) = in_tmp.glob("rldbg-comparison-*.json")
-    shown = asyncio.run(reopen(written))
+    shown = await reopen(written)
     assert "DIFF  first at layers.0.self_attn.o_proj.inputs.0" in shown
     assert "saved 2026-11-20" in shown
 
 
-def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Path) -> None:
+async def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Path) -> None:
     given = {"atol": 2.0, "rtol": None, "file": None, "exact": False}
     lenient = {**document("comparison_same"), "tolerance": given}
-
-    async def save() -> None:
-        async with opened(A, B, engine=ScriptedEngine(rejudge=lenient)) as (app, pilot):
-            await press(app, pilot, "R", "2", "enter", "e")
 
     async def reopen(path: Path) -> tuple[str, list[str]]:
         async with opened(path, size=(80, 24)) as (app, pilot):
@@ -61,52 +53,44 @@ def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Pat
             assert not any("table's own tolerances again" in toast for toast in toasts(app))
             return shown, toasts(app)
 
-    asyncio.run(save())
+    async with opened(A, B, engine=ScriptedEngine(rejudge=lenient)) as (app, pilot):
+        await press(app, pilot, "R", "2", "enter", "e")
     (written,) = in_tmp.glob("rldbg-comparison-*.json")
-    shown, said = asyncio.run(reopen(written))
+    shown, said = await reopen(written)
     assert "JUDGED BY atol 2" in shown.splitlines()[0]
     assert "judged by atol 2" in shown.splitlines()[1]
     assert any("a saved comparison has no figures" in toast for toast in said)
 
 
-def test_a_saved_comparison_of_a_selection_says_so(tmp_path: Path) -> None:
-    async def run() -> str:
-        saved = {**document("comparison_same"), "selection": {"step": "3", "name": "layers.0.*"}}
-        async with opened(_saved(tmp_path, saved)) as (app, _):
-            return screen(app)
-
-    assert "only step 3, name layers.0.*" in asyncio.run(run())
+async def test_a_saved_comparison_of_a_selection_says_so(tmp_path: Path) -> None:
+    saved = {**document("comparison_same"), "selection": {"step": "3", "name": "layers.0.*"}}
+    async with opened(_saved(tmp_path, saved)) as (app, _):
+        assert "only step 3, name layers.0.*" in screen(app)
 
 
-def test_what_is_computed_from_a_saved_document_is_not_called_saved(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(_saved(tmp_path, document("matrix")), engine=engine) as (app, pilot):
-            await press(app, pilot, *"jjjjjj", "enter")
-            assert "compare" in engine.kinds()
-            assert "DIFF  first at" in screen(app)
-            assert "saved 2026" not in screen(app)
-            assert "judged by the table" in screen(app)
-        async with opened(_saved(tmp_path, document("diagnosis_shifted")), engine=engine) as (app, pilot):
-            assert "saved 2026" in screen(app)
-            engine.answers["diagnose"] = document("diagnosis_shifted")
-            await press(app, pilot, "E")
-            assert "diagnose" in engine.kinds()
-            assert "saved 2026" not in screen(app)
-
-    asyncio.run(run())
+async def test_what_is_computed_from_a_saved_document_is_not_called_saved(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with opened(_saved(tmp_path, document("matrix")), engine=engine) as (app, pilot):
+        await press(app, pilot, *"jjjjjj", "enter")
+        assert "compare" in engine.kinds()
+        assert "DIFF  first at" in screen(app)
+        assert "saved 2026" not in screen(app)
+        assert "judged by the table" in screen(app)
+    async with opened(_saved(tmp_path, document("diagnosis_shifted")), engine=engine) as (app, pilot):
+        assert "saved 2026" in screen(app)
+        engine.answers["diagnose"] = document("diagnosis_shifted")
+        await press(app, pilot, "E")
+        assert "diagnose" in engine.kinds()
+        assert "saved 2026" not in screen(app)
 
 
-def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) -> None:
-    async def save() -> None:
-        async with opened(A) as (app, pilot):
-            await press(app, pilot, "p", "b", "r", "e")
-
+async def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) -> None:
     async def reopen(path: Path) -> str:
         async with opened(path) as (app, _):
             return screen(app)
 
-    asyncio.run(save())
+    async with opened(A) as (app, pilot):
+        await press(app, pilot, "p", "b", "r", "e")
     (written,) = in_tmp.glob("rldbg-replay-*.json")
     kept = json.loads(written.read_text())
     assert set(SCHEMA["$defs"]["replay"]["required"]) <= set(kept)
@@ -116,7 +100,7 @@ def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) -> Non
     older = in_tmp / "older.json"
     older.write_text(json.dumps(kept))
     for path in (written, older):
-        shown = asyncio.run(reopen(path))
+        shown = await reopen(path)
         assert "DIFFERS  0 agree · 1 differ of 1 cell\n" in shown
         assert "replay packed, no block mask" in shown.splitlines()[0]
         assert "attention=eager,flash" not in shown
@@ -168,23 +152,20 @@ def test_an_export_from_a_folder_that_is_gone_goes_to_the_state_folder(
     assert paths.here() == paths.state_dir()
 
 
-def test_a_saved_matrix_shows_its_cells(tmp_path: Path) -> None:
-    async def run() -> str:
-        async with opened(_saved(tmp_path, document("matrix"))) as (app, _):
-            return screen(app)
-
-    shown = asyncio.run(run())
+async def test_a_saved_matrix_shows_its_cells(tmp_path: Path) -> None:
+    async with opened(_saved(tmp_path, document("matrix"))) as (app, _):
+        shown = screen(app)
     assert "1 differ" in shown
     assert "attention=eager,fa2 packing=off,on block_mask=on,off" in shown
 
 
-def test_a_saved_record_and_run_open(tmp_path: Path) -> None:
+async def test_a_saved_record_and_run_open(tmp_path: Path) -> None:
     async def run(name: str) -> str:
         async with opened(_saved(tmp_path, document(name))) as (app, _):
             return screen(app)
 
-    assert "old_logprobs" in asyncio.run(run("record"))
-    assert "step 3" in asyncio.run(run("run_a"))
+    assert "old_logprobs" in await run("record")
+    assert "step 3" in await run("run_a")
 
 
 @pytest.mark.parametrize(
@@ -208,29 +189,26 @@ def test_other_json_is_no_document(tmp_path: Path) -> None:
     assert not snapshot.is_document(tmp_path)
 
 
-def test_a_diagnosis_is_written_from_the_findings_and_opens_again(in_tmp: Path) -> None:
-    async def save() -> None:
-        engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "7", "e")
-
+async def test_a_diagnosis_is_written_from_the_findings_and_opens_again(in_tmp: Path) -> None:
     async def reopen(path: Path, engine: ScriptedEngine) -> tuple[str, str]:
         async with opened(path, engine=engine) as (app, pilot):
             first = screen(app)
             await press(app, pilot, "7", "enter")
             return first, screen(app)
 
-    asyncio.run(save())
+    engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "7", "e")
     (written,) = in_tmp.glob("rldbg-*.json")
     assert json.loads(written.read_text())["kind"] == "diagnosis"
     there = ScriptedEngine()
-    first, went = asyncio.run(reopen(written, there))
+    first, went = await reopen(written, there)
     assert "saved 2026" in first
     assert "step 3" in went
     assert "diagnose" not in there.kinds(), "what was saved is shown, not found again"
 
     gone = ScriptedEngine(open=NotADumpError("there is no such file or directory", file="/runs/demo/alone"))
-    first, _ = asyncio.run(reopen(written, gone))
+    first, _ = await reopen(written, gone)
     assert "saved 2026" in first
 
 

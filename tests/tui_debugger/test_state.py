@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -58,46 +57,37 @@ def test_rows_stand_there_while_the_comparison_runs_and_the_first_diverging_one_
     assert state.row.name == entries[8]["name"]
 
 
-def test_two_marked_tensors_are_inspected_side_by_side() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "space", "j", "j", "space")
-            assert "+" in screen(app)
-            names = [mark.name for mark in app.session.state.marks]
-            assert len(names) == 2
-            await press(app, pilot, "equals_sign")
-            params = engine.jobs[-1].params
-            assert [params["a"]["name"], params["b"]["name"]] == names
-
-    asyncio.run(run())
+async def test_two_marked_tensors_are_inspected_side_by_side() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "space", "j", "j", "space")
+        assert "+" in screen(app)
+        names = [mark.name for mark in app.session.state.marks]
+        assert len(names) == 2
+        await press(app, pilot, "equals_sign")
+        params = engine.jobs[-1].params
+        assert [params["a"]["name"], params["b"]["name"]] == names
 
 
-def test_a_marked_tensor_waits_for_one_of_another_run() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "space", "o", *str(B), "enter")
-            assert "+›" not in screen(app), "the mark is the other run's"
-            await press(app, pilot, "space", "equals_sign")
-            params = engine.last("inspect").params
-            assert [params[side]["path"] for side in ("a", "b")] == [str(A), str(B)]
-
-    asyncio.run(run())
+async def test_a_marked_tensor_waits_for_one_of_another_run() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "space", "o", *str(B), "enter")
+        assert "+›" not in screen(app), "the mark is the other run's"
+        await press(app, pilot, "space", "equals_sign")
+        params = engine.last("inspect").params
+        assert [params[side]["path"] for side in ("a", "b")] == [str(A), str(B)]
 
 
-def test_two_marked_tensors_that_no_comparison_pairs_get_no_verdict_of_a_line() -> None:
-    async def run() -> str:
-        async with opened(A, B, size=(160, 48)) as (app, pilot):
-            await press(app, pilot, "space", "j", "space", "k", "equals_sign", "z")
-            assert len({mark.name for mark in app.session.state.marks}) == 2
-            return screen(app)
-
-    shown = asyncio.run(run())
+async def test_two_marked_tensors_that_no_comparison_pairs_get_no_verdict_of_a_line() -> None:
+    async with opened(A, B, size=(160, 48)) as (app, pilot):
+        await press(app, pilot, "space", "j", "space", "k", "equals_sign", "z")
+        assert len({mark.name for mark in app.session.state.marks}) == 2
+        shown = screen(app)
     assert "no verdict: a comparison does not pair these two" in shown
 
 
-def test_a_parameter_and_its_gradient_are_two_columns() -> None:
+async def test_a_parameter_and_its_gradient_are_two_columns() -> None:
     answer = document("inspect_one")
     stats = {**answer["a"]["stats"], "l2": 0.5}
     key = {**answer["a"]["key"], "stage": "gradient"}
@@ -105,63 +95,51 @@ def test_a_parameter_and_its_gradient_are_two_columns() -> None:
     answer["a"]["counterpart"] = {"kind": "gradient", "key": key, "name": "grad.w", "stats": stats, "values": values,
                                   "ratio": 0.0125}  # fmt: skip
 
-    async def run() -> str:
-        async with opened(A, engine=ScriptedEngine(inspect=answer)) as (app, pilot):
-            await press(app, pilot, "3", "z")
-            return screen(app)
-
-    shown = asyncio.run(run())
+    async with opened(A, engine=ScriptedEngine(inspect=answer)) as (app, pilot):
+        await press(app, pilot, "3", "z")
+        shown = screen(app)
     assert re.search(r"index +parameter +gradient", shown)
     assert "0.25" in shown
     assert "gradient grad.w" in shown
     assert "|gradient| / |parameter| 0.0125" in shown
 
 
-def test_two_marked_steps_of_one_run_are_compared() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        async with opened(A, engine=engine) as (app, pilot):
-            await press(app, pilot, "1", "g", "space", "G", "space", "equals_sign")
-            params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
-            assert params["a"] == params["b"]
-            assert (params["step"], params["scope_b"]["step"]) == (0, 3)
-
-    asyncio.run(run())
+async def test_two_marked_steps_of_one_run_are_compared() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "1", "g", "space", "G", "space", "equals_sign")
+        params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
+        assert params["a"] == params["b"]
+        assert (params["step"], params["scope_b"]["step"]) == (0, 3)
 
 
-def test_sorting_and_filtering_keep_next_and_previous_in_the_order_shown() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "S")
-            assert "worst first" in screen(app)
-            state = app.session.state
-            order = [state.rows[i] for i in state.shown]
-            assert [row.verdict for row in order] == sorted((row.verdict for row in order), key=VERDICTS.index)
-            await press(app, pilot, "g", "right_square_bracket")
-            assert state.shown.index(state.selected) == 1
-
-    asyncio.run(run())
+async def test_sorting_and_filtering_keep_next_and_previous_in_the_order_shown() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "S")
+        assert "worst first" in screen(app)
+        state = app.session.state
+        order = [state.rows[i] for i in state.shown]
+        assert [row.verdict for row in order] == sorted((row.verdict for row in order), key=VERDICTS.index)
+        await press(app, pilot, "g", "right_square_bracket")
+        assert state.shown.index(state.selected) == 1
 
 
-def test_steps_can_be_filtered_by_what_their_line_says() -> None:
+async def test_steps_can_be_filtered_by_what_their_line_says() -> None:
     run_a = document("run_a")
     run_a["problems"] = [{"where": run_a["records"][-1]["path"], "what": "the file ends inside a tensor"}]
 
-    async def run() -> None:
-        async with opened(A, engine=ScriptedEngine(open=run_a)) as (app, pilot):
-            assert "step 3  ▲W" in screen(app)
-            await press(app, pilot, "1", "slash", *"PROBLEM", "enter")
-            shown = screen(app)
-            assert "step 3" in shown
-            assert "▸ step 1" not in shown
-            await press(app, pilot, "escape")
-            assert "▸ step 1" in screen(app)
-            await press(app, pilot, "7")
-            assert "the file ends inside a tensor" in screen(app)
-            await press(app, pilot, "enter")
-            assert app.debugger.active in ("steps", "tensors")
-
-    asyncio.run(run())
+    async with opened(A, engine=ScriptedEngine(open=run_a)) as (app, pilot):
+        assert "step 3  ▲W" in screen(app)
+        await press(app, pilot, "1", "slash", *"PROBLEM", "enter")
+        shown = screen(app)
+        assert "step 3" in shown
+        assert "▸ step 1" not in shown
+        await press(app, pilot, "escape")
+        assert "▸ step 1" in screen(app)
+        await press(app, pilot, "7")
+        assert "the file ends inside a tensor" in screen(app)
+        await press(app, pilot, "enter")
+        assert app.debugger.active in ("steps", "tensors")
 
 
 def test_a_peek_sees_the_steps_in_names_alone(tmp_path: Path) -> None:

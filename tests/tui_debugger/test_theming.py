@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,11 @@ def test_the_shipped_themes_load_without_a_complaint() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_theme_draws_the_screen(name: str) -> None:
-    async def run() -> None:
-        async with opened(A, B, theme=name) as (app, _):
-            assert app.theme == name
-            assert toasts(app) == []
-            assert "DIFF  first at" in screen(app)
-
-    asyncio.run(run())
+async def test_every_theme_draws_the_screen(name: str) -> None:
+    async with opened(A, B, theme=name) as (app, _):
+        assert app.theme == name
+        assert toasts(app) == []
+        assert "DIFF  first at" in screen(app)
 
 
 def _luminance(colour: str) -> float:
@@ -81,12 +77,9 @@ def test_the_sixteen_colours_of_a_terminal_can_be_read_on_black() -> None:
     assert faint == {}
 
 
-def test_the_answer_of_a_terminal_with_sixteen_colours_is_not_red_on_red() -> None:
-    async def run() -> Color:
-        async with opened(A, B, theme="terminal") as (app, _):
-            return app.query_one("#headline").styles.background
-
-    assert asyncio.run(run()).ansi == -1
+async def test_the_answer_of_a_terminal_with_sixteen_colours_is_not_red_on_red() -> None:
+    async with opened(A, B, theme="terminal") as (app, _):
+        assert app.query_one("#headline").styles.background.ansi == -1
 
 
 def test_colour_blind_eyes_tell_agreement_from_divergence_by_lightness_or_blue() -> None:
@@ -118,18 +111,15 @@ def test_a_bad_theme_names_its_file_and_key(tmp_path: Path, text: str, said: str
         assert said in problems[0]
 
 
-def test_an_unknown_or_broken_theme_is_one_message_and_the_default() -> None:
+async def test_an_unknown_or_broken_theme_is_one_message_and_the_default() -> None:
     folder = paths.private_dir(paths.config_dir() / "themes")
     (folder / "broken.toml").write_text("primary = 'nocolour'")
 
-    async def run() -> None:
-        async with opened(A, theme="nosuch") as (app, _):
-            assert app.theme == theming.DEFAULT
-            assert len(toasts(app)) == 1
-            assert "nosuch" in toasts(app)[0]
-            assert "broken.toml" in toasts(app)[0]
-
-    asyncio.run(run())
+    async with opened(A, theme="nosuch") as (app, _):
+        assert app.theme == theming.DEFAULT
+        assert len(toasts(app)) == 1
+        assert "nosuch" in toasts(app)[0]
+        assert "broken.toml" in toasts(app)[0]
 
 
 def test_a_users_theme_wins_over_a_shipped_one() -> None:
@@ -139,17 +129,14 @@ def test_a_users_theme_wins_over_a_shipped_one() -> None:
     assert next(theme for theme in themes if theme.name == "rldbg-dark").primary == "#123456"
 
 
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
-    async def run() -> None:
-        async with opened(A, B) as (app, _):
-            colours = {
-                segment.style.color.get_truecolor()
-                for strip in app.screen._compositor.render_strips()
-                for segment in app._filters[-1].apply(list(strip), app.screen.background_colors[1])
-                if segment.style is not None and segment.style.color is not None
-            }
-            assert all(max(colour) - min(colour) <= 1 for colour in colours)
-
-    asyncio.run(run())
+    async with opened(A, B) as (app, _):
+        colours = {
+            segment.style.color.get_truecolor()
+            for strip in app.screen._compositor.render_strips()
+            for segment in app._filters[-1].apply(list(strip), app.screen.background_colors[1])
+            if segment.style is not None and segment.style.color is not None
+        }
+        assert all(max(colour) - min(colour) <= 1 for colour in colours)

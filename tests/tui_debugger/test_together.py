@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from replay_core import workbench
 from replay_core.jobs import Job
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.tui_debugger.driving import A, opened, screen
 from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger import remembered
@@ -44,7 +43,6 @@ def test_two_paths_are_one_run_where_one_framework_wrote_records_of_different_ki
     assert are_one_run(b, a) is one
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     ("a", "b", "one"),
     [
@@ -73,21 +71,17 @@ def test_a_replay_reads_the_directory_its_record_lies_in() -> None:
     assert folder_of(state, ["/elsewhere/step_1.pt"]) is None
 
 
-def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:
+async def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:
     engine = ScriptedEngine()
 
-    async def run() -> str:
-        async with opened(A, engine=engine, more=[Path("/runs/demo/log")]) as (app, _):
-            return screen(app)
-
-    assert f"A {A} + log" in asyncio.run(run())
+    async with opened(A, engine=engine, more=[Path("/runs/demo/log")]) as (app, _):
+        assert f"A {A} + log" in screen(app)
     for kind in ("open", "record"):
         assert engine.last(kind).params["more"] == ["/runs/demo/log"]
     assert engine.last("inspect").params["a"]["more"] == ["/runs/demo/log"]
     assert engine.last("diagnose").params["paths"] == [str(A), "/runs/demo/log"]
 
 
-@needs_fixtures
 def test_a_record_of_either_directory_can_be_looked_at() -> None:
     from replay_core import desk
 

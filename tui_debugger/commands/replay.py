@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from replay_core import workbench
+from replay_core.dtypes import aliases, named
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
@@ -58,7 +59,7 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--forward", metavar="MODULE:FUNCTION", help="The trainer's own (model, batch) -> log-probabilities.")
 @click.option("--against", metavar="NAME", help="Rank several --model by a recorded log-probability.")
 @click.option("--share-gpu", is_flag=True, help="Run beside another process on the GPU.")
-@click.option("--dtype", type=click.Choice((*DTYPES, "fp32", "bf16", "fp16")), default="float32", show_default=True)
+@click.option("--dtype", type=click.Choice((*DTYPES, *aliases(*DTYPES))), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the replay.")
 @click.option("--temperature", type=float, help="Of the rollout; else the record's, else 1.0 and said so.")
@@ -143,7 +144,6 @@ def _plan(
     backward: bool,
     **rest: Any,
 ) -> dict[str, Any]:
-    short = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     names = (
         "device", "threads", "dynamic", "rows_per_forward", "logits", "mode", "use_cache", "gradient_checkpointing",
         "deterministic", "routing",
@@ -152,7 +152,7 @@ def _plan(
         **{name: rest.pop(name) for name in names},
         "attention": attention or ("flash" if flash_attn else "sdpa"),
         "packing": packing or debug_no_block_mask,
-        "dtype": short.get(dtype, dtype),
+        "dtype": named(dtype),
         "block_mask": not debug_no_block_mask,
         "compile": compiled,
         "fault": debug_fault,

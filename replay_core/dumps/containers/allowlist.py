@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers import numpy_rebuild as numpy_
 from replay_core.dumps.containers import plain_values
 from replay_core.dumps.containers import tensordict_rebuild as tensordict_
 from replay_core.dumps.containers import torch_rebuild as torch_
-from replay_core.dumps.containers.loading import Loading, Span
-from replay_core.dumps.containers.symbols import DType, InertClass, StorageClass, Stranger, Symbol, TensorClass
-from replay_core.records import ITEMSIZE
+from replay_core.dumps.containers.loading import (
+    DType,
+    InertClass,
+    Loading,
+    Span,
+    StorageClass,
+    Stranger,
+    Symbol,
+    TensorClass,
+)
 
 _STORAGES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",

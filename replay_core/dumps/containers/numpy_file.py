@@ -11,6 +11,7 @@ import struct
 import zlib
 from typing import Any
 
+from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import Loading, Span
 from replay_core.dumps.containers.numpy_rebuild import NumpyDType, from_buffer, make_dtype
 from replay_core.dumps.containers.pickle_machine import Machine
@@ -19,7 +20,6 @@ from replay_core.dumps.containers.settle import settle
 from replay_core.dumps.containers.torch_rebuild import geometry, unreadable
 from replay_core.dumps.containers.torch_zip import ZipRecord, directory, record_start
 from replay_core.errors import DumpError
-from replay_core.records import ITEMSIZE
 
 MAGIC = b"\x93NUMPY"
 #: A header is a line of a dictionary; numpy itself refuses longer ones.

@@ -9,10 +9,10 @@ import struct
 from math import prod
 from typing import Any
 
-from replay_core.dumps.containers.loading import Loading, ShortBytes, Span
-from replay_core.dumps.containers.symbols import DType
-from replay_core.dumps.containers.torch_rebuild import Storage, geometry, unreadable, view
-from replay_core.records import ITEMSIZE, TensorRef
+from replay_core.dtypes import ITEMSIZE
+from replay_core.dumps.containers.loading import DType, Loading, ShortBytes, Span, Storage
+from replay_core.dumps.containers.torch_rebuild import geometry, unreadable, view
+from replay_core.records import TensorRef
 
 _NAMES = {
     "b1": "bool", "i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "i4": "int32", "u4": "uint32",

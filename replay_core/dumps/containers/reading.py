@@ -14,19 +14,36 @@ from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.msgpack_file import read_msgpack
 from replay_core.dumps.containers.numpy_file import is_npz, read_npy, read_npz
 from replay_core.dumps.containers.parquet_file import read_parquet
-from replay_core.dumps.containers.plain_pickle import read_plain_pickle
+from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.safetensors_file import read_safetensors
+from replay_core.dumps.containers.settle import settle
 from replay_core.dumps.containers.sniff import HEAD, kind_of
 from replay_core.dumps.containers.torch_legacy import read_torch_legacy, read_unsettled
 from replay_core.dumps.containers.torch_zip import read_torch_zip
 from replay_core.errors import DumpError, RldbgError, TruncatedError
 from replay_core.records import FileBytes, TensorRef
 
+
+def _read_plain_pickle(loading: Loading) -> Any:
+    """The tree of a `pickle.dump` of anything, its tensors nested torch streams; what follows it is a problem.
+
+    Raises:
+        DumpError: it is damaged or unsafe.
+    """
+    machine = Machine(loading)
+    value = machine.run(loading.region.start)
+    loading.refuse_strangers()
+    if machine.end < loading.region.end:
+        left = f"{loading.region.end - machine.end:,} bytes"
+        loading.problems.append(f"only the file's first pickle is read: {left} follow it")
+    return settle(loading, value)
+
+
 _READERS: dict[str, Callable[[Loading], Any]] = {
     "torch_zip": read_torch_zip,
     "torch_legacy": read_torch_legacy,
-    "pickle": read_plain_pickle,
+    "pickle": _read_plain_pickle,
     "npy": read_npy,
     "npz": read_npz,
     "json": read_json,
@@ -92,7 +109,7 @@ def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> 
         region = Region(path, fd, offset, offset + nbytes)
         if offset + nbytes > size:
             raise region.truncated(offset + nbytes, size)
-        return _read(Loading(region, inert))
+        return _read(Loading(region, inert, torch_stream=_read_torch_stream))
     except RldbgError:
         raise
     except OSError as error:
@@ -131,7 +148,7 @@ def _read(loading: Loading) -> Content:
     return Content(kind, tree, tuple(loading.notes), tuple(loading.problems), metadata)
 
 
-def read_torch_stream(loading: Loading) -> Any:
+def _read_torch_stream(loading: Loading) -> Any:
     """A torch file nested in a pickle's bytes, for the builders: a legacy storage stays a storage."""
     kind = kind_of(_head(loading.region), str(loading.region.path))
     if kind == "torch_legacy":

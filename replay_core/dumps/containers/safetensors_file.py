@@ -10,18 +10,14 @@ import json
 from math import prod
 from typing import Any
 
+from replay_core.dtypes import DTYPES, ITEMSIZE
 from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.torch_rebuild import geometry
-from replay_core.records import ITEMSIZE, FileBytes, TensorRef, Unreadable
+from replay_core.records import FileBytes, TensorRef, Unreadable
 
 #: What the format's own reader allows.
 MAX_HEADER = 100_000_000
-_DTYPES = {
-    "BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
-    "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}  # fmt: skip
+_DTYPES = {dtype.code: dtype.name for dtype in DTYPES.values() if dtype.code}
 
 
 def read_safetensors(loading: Loading) -> tuple[dict[str, TensorRef], dict[str, str]]:

@@ -9,10 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.dumps.containers.allowlist import BytesIO
-from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dumps.containers.loading import (
+    DType,
+    InertClass,
+    Loading,
+    Span,
+    Storage,
+    StorageClass,
+    Stranger,
+    Symbol,
+    TensorClass,
+)
 from replay_core.dumps.containers.numpy_rebuild import NumpyDType, PendingArray
-from replay_core.dumps.containers.symbols import DType, InertClass, StorageClass, Stranger, Symbol, TensorClass
-from replay_core.dumps.containers.torch_rebuild import Storage, bytes_tensor, view
+from replay_core.dumps.containers.torch_rebuild import bytes_tensor, view
 
 MAX_DEPTH = 100
 #: Leaves of the tree with every shared part counted as often as it is reached.

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from replay_core.dumps.containers.loading import Loading
-from replay_core.dumps.containers.symbols import StorageClass
+from replay_core.dumps.containers.loading import Loading, StorageClass
 from replay_core.dumps.containers.torch_rebuild import Geometry, geometry, view
 from replay_core.records import FileBytes, TensorRef
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay_core.dumps.containers.loading import Loading, Span
-from replay_core.dumps.containers.torch_rebuild import NESTED, Storage, unreadable, view
-from replay_core.records import ITEMSIZE, FileBytes, TensorRef
+from replay_core.dtypes import ITEMSIZE
+from replay_core.dumps.containers.loading import Loading, Span, Storage
+from replay_core.dumps.containers.torch_rebuild import NESTED, unreadable, view
+from replay_core.records import FileBytes, TensorRef
 
 CLASS = "tensordict.TensorDict"
 #: What is stacked is kept apart, each under its place in the stack.

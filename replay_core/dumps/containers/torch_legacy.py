@@ -9,12 +9,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dtypes import ITEMSIZE
+from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.settle import settle
-from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import Storage
-from replay_core.records import ITEMSIZE
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

@@ -12,14 +12,12 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from replay_core.dumps.containers.loading import Loading, Span
+from replay_core.dtypes import ITEMSIZE
+from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.settle import settle
-from replay_core.dumps.containers.symbols import StorageClass
-from replay_core.dumps.containers.torch_rebuild import Storage
 from replay_core.errors import NotADumpError
-from replay_core.records import ITEMSIZE
 
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")

@@ -12,9 +12,7 @@ from replay_core import workbench
 from replay_core.compare.verdict import Verdict
 from replay_core.records import Selection
 from tests.builders import compare_paths, row_of
-from tests.fixtures import FIXTURES, needs_fixtures
-
-pytestmark = needs_fixtures
+from tests.fixtures import FIXTURES
 
 #: The script's names, and ours.
 NAMES = {"log_probs": "policy_logprobs"}

@@ -13,7 +13,6 @@ from replay_core.diagnose.finding import LINKS, Finding
 from replay_core.diagnose.rule import RULES, Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.errors import RequestError
-from tests.fixtures import needs_fixtures
 from tests.replay_core.diagnose.batches import healthy, of, save, seen, why_skipped
 
 
@@ -103,7 +102,6 @@ def test_a_rule_without_a_reason_or_with_a_taken_id_is_refused() -> None:
             yield from ()
 
 
-@needs_fixtures
 def test_a_rule_that_cannot_judge_is_skipped_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cannot(_batch: object) -> Iterator[Finding]:
         raise Skip("the moon is full")
@@ -115,7 +113,6 @@ def test_a_rule_that_cannot_judge_is_skipped_with_its_reason(tmp_path: Path, mon
     assert why_skipped(found, "D08") == "the moon is full"
 
 
-@needs_fixtures
 def test_a_rule_that_breaks_says_so_and_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(_batch: object) -> Iterator[Finding]:
         raise IndexError("a hole")
@@ -127,14 +124,12 @@ def test_a_rule_that_breaks_says_so_and_spoils_no_other(tmp_path: Path, monkeypa
     assert "IndexError: a hole" in why_skipped(found, "D08")
 
 
-@needs_fixtures
 def test_what_a_rule_needs_is_named_where_it_is_missing(tmp_path: Path) -> None:
     batch = healthy()
     del batch["rollout_log_probs"]
     assert "rollout_logprobs" in why_skipped(seen(tmp_path, batch), "D08")
 
 
-@needs_fixtures
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     path = save(tmp_path, healthy())
     (tmp_path / "other.pt").write_bytes(path.read_bytes()[:5000])

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fixtures import needs_fixtures
 from tests.replay_core.diagnose.batches import (
     END,
     GROUPS,
@@ -25,8 +24,6 @@ from tests.replay_core.diagnose.batches import (
     set_advantages,
     set_rewards,
 )
-
-pytestmark = needs_fixtures
 
 Change = Callable[[Fields], None]
 LOGPROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob")

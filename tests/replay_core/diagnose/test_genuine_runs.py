@@ -9,10 +9,8 @@ import pytest
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
 from replay_core.dumps import open_run
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.diagnose.batches import causes, look, of, why_skipped
-
-pytestmark = needs_fixtures
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 from replay_core import pages
 from replay_core.diagnose.placing import rows_of
 from replay_core.dumps import open_run
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     "name", ["faults/healthy", "verl", "openrlhf", "areal", "slime", "trl", "nexrl/self_hosted_fp32"]
 )
@@ -38,7 +37,6 @@ def test_every_placed_value_stands_at_the_index_of_its_token(name: str) -> None:
     assert looked > 20
 
 
-@needs_fixtures
 def test_a_token_that_is_not_there_leads_to_its_sample_or_nowhere() -> None:
     (record,) = open_run(FIXTURES / "faults" / "healthy" / "batch.pt").records
     rows = rows_of(record)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replay_core.diagnose.rule import Skip
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.diagnose.logs import Metrics, diagnosed, diagnosed_path, only, told, trl, verl, worrying
 
 NAN, INF = float("nan"), float("inf")
@@ -279,7 +279,6 @@ def test_kl_is_not_judged_where_the_first_line_need_not_be_the_first_step(tmp_pa
     assert worrying(diagnosed(tmp_path, trl([{"kl": 0.5}], first=40))) == []
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     "path",
     [
@@ -302,7 +301,6 @@ def test_what_genuine_runs_logged_raises_no_false_alarm(path: str) -> None:
                 assert [one for one in rule.check(signals) if one.severity != "info"] == []
 
 
-@needs_fixtures
 def test_the_zero_loss_of_seed_002_is_named_and_its_fix_is_clean_of_it() -> None:
     first = diagnosed_path(FIXTURES / "grpo_notes" / "train_1da2900_normal.log").findings[0]
     assert first.id == "D07"
@@ -313,7 +311,6 @@ def test_the_zero_loss_of_seed_002_is_named_and_its_fix_is_clean_of_it() -> None
     assert "D07" in fixed.checked
 
 
-@needs_fixtures
 def test_two_runs_in_one_folder_stay_two() -> None:
     from replay_core.diagnose.log_masks import no_token_counts
     from replay_core.diagnose.signals import Signals

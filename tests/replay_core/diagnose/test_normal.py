@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fixtures import needs_fixtures
 from tests.replay_core.diagnose.batches import (
     GROUPS,
     Fields,
@@ -22,8 +21,6 @@ from tests.replay_core.diagnose.batches import (
     set_advantages,
     set_rewards,
 )
-
-pytestmark = needs_fixtures
 
 Change = Callable[[Fields], None]
 

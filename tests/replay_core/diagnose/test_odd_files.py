@@ -11,7 +11,6 @@ import torch
 
 from replay_core import workbench
 from tests.builders import save_file
-from tests.fixtures import needs_fixtures
 from tests.replay_core.diagnose.batches import PAD, PROMPT, causes, healthy, look, masks, of, seen, why_skipped
 from tests.replay_core.diagnose.test_micro_batches import record
 
@@ -78,7 +77,6 @@ def test_completions_cut_off_and_masked_out_are_no_warning(tmp_path: Path) -> No
     assert only["severity"] == "info"
 
 
-@needs_fixtures
 def test_padding_in_the_mask_of_samples_of_one_token(tmp_path: Path) -> None:
     batch = healthy()
     keep = np.zeros_like(batch["response_mask"])
@@ -96,7 +94,6 @@ def test_padding_in_the_mask_of_samples_of_one_token(tmp_path: Path) -> None:
     assert [one.id for one in causes(seen(tmp_path, batch)) if one.id != "D17"] == []
 
 
-@needs_fixtures
 def test_a_copy_with_a_nan_is_d21s_alone(tmp_path: Path) -> None:
     from tests.replay_core.diagnose.batches import save
 

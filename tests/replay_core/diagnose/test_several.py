@@ -3,7 +3,7 @@ from __future__ import annotations
 from replay_core import workbench
 from replay_core.diagnose.finding import Diagnosis, Finding, Skipped
 from replay_core.diagnose.several import together
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
 def finding(id: str, severity: str, link: str = "loss") -> Finding:
@@ -24,7 +24,6 @@ def test_a_rule_no_run_let_look_is_skipped_with_every_reason() -> None:
     assert together(runs).skipped == (Skipped("D01", "needs a; needs b"),)
 
 
-@needs_fixtures
 def test_a_folder_of_faulty_runs_names_the_fault_of_each() -> None:
     document = workbench.diagnose(FIXTURES / "faults")
     said = {one["claim"].partition(":")[0]: one["id"] for one in document["findings"] if one["severity"] != "info"}

@@ -11,7 +11,7 @@ from replay_core.diagnose.signal_names import ORDER, SIGNALS, named
 from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 from tests.builders import write_dump
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.diagnose.logs import part_of, trl, verl, written
 
 
@@ -124,7 +124,6 @@ def test_the_series_of_a_document_are_json(tmp_path: Path) -> None:
     json.dumps([{**one, "values": None} for one in block.values()], allow_nan=False)
 
 
-@needs_fixtures
 def test_seed_002s_expectations_stand_beside_what_was_seen_corrected() -> None:
     signals = Signals.of(open_run(FIXTURES / "grpo_notes" / "train_547c4bf_normal.log"))
     assert signals is not None
@@ -137,7 +136,6 @@ def test_seed_002s_expectations_stand_beside_what_was_seen_corrected() -> None:
     assert rows["policy-gradient loss"]["holds"] is None
 
 
-@needs_fixtures
 def test_signals_of_genuine_runs_are_found() -> None:
     for path, signal, steps in (
         ("trl/base", "reward_std", 3), ("verl", "prob_diff", 1), ("nexrl/self_hosted_fp32", "grad_norm", 2),

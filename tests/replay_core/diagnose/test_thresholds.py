@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.builders import save_file
-from tests.fixtures import needs_fixtures
 from tests.replay_core.diagnose.batches import (
     END,
     GROUPS,
@@ -29,8 +28,6 @@ from tests.replay_core.diagnose.batches import (
     set_rewards,
     why_skipped,
 )
-
-pytestmark = needs_fixtures
 
 
 def severity(found: Any, id: str) -> str | None:

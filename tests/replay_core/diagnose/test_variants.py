@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fixtures import needs_fixtures
 from tests.replay_core.diagnose.batches import (
     END,
     GROUPS,
@@ -24,8 +23,6 @@ from tests.replay_core.diagnose.batches import (
     seen,
     set_advantages,
 )
-
-pytestmark = needs_fixtures
 
 
 def _by_group(values_B: Any, each: Callable[[Any], Any]) -> Any:

@@ -12,10 +12,9 @@ from replay_core.dumps import open_run
 from replay_core.errors import NotADumpError, RldbgError
 from replay_core.records import RecordKey
 from tests.builders import save_file, write_dump, write_nexrl
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
-@needs_fixtures
 @pytest.mark.parametrize("run", ["self_hosted_fp32", "self_hosted_bf16", "seedtime/pt"])
 def test_every_file_of_a_genuine_nexrl_dump_is_a_record(run: str):
     path = FIXTURES / "nexrl" / run
@@ -26,7 +25,6 @@ def test_every_file_of_a_genuine_nexrl_dump_is_a_record(run: str):
     assert len({record.key for record in opened.records}) == len(opened.records)
 
 
-@needs_fixtures
 def test_genuine_openrlhf_inputs_get_steps_micros_and_roles_and_that_is_said():
     opened = open_run(FIXTURES / "openrlhf")
     assert opened.dialect == "openrlhf"

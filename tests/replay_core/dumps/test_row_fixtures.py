@@ -13,10 +13,8 @@ from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.measure.lag import detect_lag
 from replay_core.records import Record, Run
-from replay_core.samples import Array, per_token, token_ids
-from tests.fixtures import FIXTURES, needs_fixtures
-
-pytestmark = needs_fixtures
+from replay_core.samples.rows import Array, per_token, token_ids
+from tests.fixtures import FIXTURES
 
 Shape = tuple[int, ...]
 

@@ -6,7 +6,7 @@ import torch
 
 from replay_core.dumps import open_run
 from replay_core.dumps.several import runs_inside
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
 def write(folder: Path, *names: str) -> None:
@@ -43,6 +43,5 @@ def test_a_folder_that_repeats_nothing_makes_the_whole_one_run(tmp_path: Path) -
     assert [one for one in open_run(tmp_path).problems if "second record" in one.what]
 
 
-@needs_fixtures
 def test_the_parent_of_genuine_runs_names_them() -> None:
     assert inside(FIXTURES / "nexrl") == ["seedtime/jsonl", "seedtime/pt", "self_hosted_bf16", "self_hosted_fp32"]

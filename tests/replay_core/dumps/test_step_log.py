@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from replay_core.dumps.step_log import lines_of, parse
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", ["train_1da2900_normal.log", "train_547c4bf_normal.log"])
 def test_a_genuine_log_comes_back_line_by_line(name: str) -> None:
     text = (FIXTURES / "grpo_notes" / name).read_text()
@@ -17,7 +16,6 @@ def test_a_genuine_log_comes_back_line_by_line(name: str) -> None:
     assert "\n".join(line for one in iterations for line in lines_of(one)) == text.rstrip("\n")
 
 
-@needs_fixtures
 def test_the_zero_loss_bug_is_in_the_numbers() -> None:
     text = (FIXTURES / "grpo_notes" / "train_1da2900_normal.log").read_text()
     last = list(parse(text.splitlines()))[3]

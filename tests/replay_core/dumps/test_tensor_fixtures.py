@@ -15,10 +15,8 @@ from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.records import Record, TensorRef
 from replay_core.workbench import show_record
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.dumps.expectations import FOLDERS, TABLE, Expected
-
-pytestmark = needs_fixtures
 
 
 def record_of(path: str, stage: str, role: str | None = None) -> Record:

@@ -16,7 +16,7 @@ from replay_core.export.reopening import is_document, read_document
 from replay_core.jobs import Job
 from replay_core.records import Selection
 from tests.builders import write_pair
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
 @pytest.fixture
@@ -34,7 +34,6 @@ def test_a_snapshot_reopens_as_it_was_written(written: tuple[dict[str, Any], Pat
     assert desk.perform(Job("reopen", {"path": str(path)})) == doc
 
 
-@needs_fixtures
 def test_every_kind_of_document_reopens(tmp_path: Path):
     run = FIXTURES / "nexrl/self_hosted_fp32"
     documents = [

@@ -19,7 +19,7 @@ from replay_core.export.documents import SCHEMA_PATH
 from replay_core.records import Selection
 from tests import golden
 from tests.builders import save_file, write_dump, write_pair
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -68,7 +68,6 @@ def test_every_required_name_is_described_and_fixed_objects_are_closed():
             assert set(schema["properties"]) - OPTIONAL == set(schema["required"]) - OPTIONAL
 
 
-@needs_fixtures
 @pytest.mark.parametrize("headers", [False, True])
 @pytest.mark.parametrize(
     "run",
@@ -82,7 +81,6 @@ def test_run_documents(run: tuple[str, ...], headers: bool):
     assert len(document["records"]) > 0
 
 
-@needs_fixtures
 @pytest.mark.parametrize("run", [("nexrl", "self_hosted_bf16"), ("nexrl", "seedtime", "pt"), ("openrlhf",)])
 def test_record_and_tensor_documents_of_every_record(run: tuple[str, ...]):
     from replay_core.dumps import open_run
@@ -97,7 +95,6 @@ def test_record_and_tensor_documents_of_every_record(run: tuple[str, ...]):
         validate(workbench.inspect(where, where))
 
 
-@needs_fixtures
 def test_a_comparison_of_genuine_runs_and_its_counts():
     document = workbench.compare_dumps(genuine("nexrl", "self_hosted_fp32"), genuine("nexrl", "self_hosted_bf16"))
     validate(document)
@@ -111,7 +108,6 @@ def test_a_comparison_of_genuine_runs_and_its_counts():
     assert document["first_divergence"]["verdict"] in ("DIFF", "NAN", "SHAPE")
 
 
-@needs_fixtures
 def test_the_golden_comparison_of_genuine_runs():
     """The rows by name and verdict alone: their figures are held by the tests of `measure`."""
     document = workbench.compare_dumps(
@@ -121,7 +117,6 @@ def test_the_golden_comparison_of_genuine_runs():
     golden.check("comparison_nexrl_step0", {**document, "tensors": rows}, fixtures=FIXTURES)
 
 
-@needs_fixtures
 def test_a_genuine_run_against_itself_is_the_same():
     document = workbench.compare_dumps(genuine("nexrl", "self_hosted_fp32"), genuine("nexrl", "self_hosted_fp32"))
     validate(document)
@@ -129,7 +124,6 @@ def test_a_genuine_run_against_itself_is_the_same():
     assert document["first_divergence"] is document["first_difference"] is None
 
 
-@needs_fixtures
 @pytest.mark.parametrize("run", ["nexrl/self_hosted_fp32", "nexrl/seedtime/pt"])
 def test_golden_documents_of_a_genuine_run(run: str):
     golden.check(f"run_{run.replace('/', '_')}", workbench.open_dump(genuine(run), headers=True), fixtures=FIXTURES)
@@ -236,7 +230,6 @@ def test_what_is_no_document_is_refused(spoil: Any, tmp_path: Path):
     assert not VALIDATOR.is_valid(document)
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     "folder", ["faults/nan_inf", "faults/healthy", "trl/base", "grpo_notes", "openrlhf/input_dumps"]
 )

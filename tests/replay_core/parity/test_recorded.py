@@ -15,7 +15,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import NothingComparableError, RequestError, RldbgError
 from tests.builders import save_file, write_dump
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.export.test_schema import validate
 
 ROLL = FIXTURES / "roll_critic"
@@ -23,7 +23,6 @@ ROLL = FIXTURES / "roll_critic"
 REGIONS = {"masked": "response_only_roll_mask", "valid": "attn_valid", "unmasked": "unmasked"}
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", ["fp32_sharedhead", "bf16_init0.01"])
 def test_the_recorded_metrics_are_reproduced(name: str):
     document = workbench.recorded_parity(ROLL / name, ROLL / name)
@@ -41,7 +40,6 @@ def test_the_recorded_metrics_are_reproduced(name: str):
             assert found["nearly_identical"] == pytest.approx(expected["near_identical_pct"], abs=6e-3)
 
 
-@needs_fixtures
 def test_a_head_bias_and_padding_are_told_apart():
     document = workbench.recorded_parity(ROLL / "fp32_sharedhead", ROLL / "fp32_sharedhead")
     assert document["backends"] == ["deepspeed", "megatron"]
@@ -54,7 +52,6 @@ def test_a_head_bias_and_padding_are_told_apart():
     assert numbers["mean_signed"] == pytest.approx(numbers["bias_difference"], rel=1e-4)
 
 
-@needs_fixtures
 def test_bfloat16_noise_is_no_disagreement():
     document = workbench.recorded_parity(ROLL / "bf16_init0.01", ROLL / "bf16_init0.01")
     causes = {batch["name"]: [one["kind"] for one in batch["causes"]] for batch in document["batches"]}
@@ -127,7 +124,6 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize(("seed", "run"), [(0, "fp32_sharedhead"), (1, "fp32_sharedhead"), (2, "bf16_init0.01")])
 def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Path, name: str, seed: int, run: str):
@@ -145,7 +141,6 @@ def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Pat
     assert document["agrees"] is (cause == "equal")
 
 
-@needs_fixtures
 def test_two_files_will_do_and_neither_need_two_directories(tmp_path: Path):
     source = ROLL / "fp32_sharedhead"
     files = [source / "padded_deepspeed.pt", source / "padded_megatron.pt"]
@@ -158,7 +153,6 @@ def test_two_files_will_do_and_neither_need_two_directories(tmp_path: Path):
     assert again["eval"] == document["eval"]
 
 
-@needs_fixtures
 def test_one_directory_is_both_sides_only_where_it_holds_two_critics(tmp_path: Path):
     shutil.copy(ROLL / "fp32_sharedhead" / "padded_deepspeed.pt", tmp_path)
     with pytest.raises(RequestError, match="both sides only"):
@@ -250,7 +244,6 @@ def _both(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> di
     return document
 
 
-@needs_fixtures
 def test_a_bias_of_the_head_hides_no_order_and_no_shift(tmp_path: Path):
     for name, change, cause in (
         ("rows", lambda values: values.roll(1, 0), "order"),
@@ -259,7 +252,6 @@ def test_a_bias_of_the_head_hides_no_order_and_no_shift(tmp_path: Path):
         assert _both(tmp_path / name, change)["cause"] == cause
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     ("name", "change", "cause"),
     [
@@ -279,7 +271,6 @@ def test_heads_that_differ_are_not_all_there_is_where_values_say_more(
     assert "offset" in kinds
 
 
-@needs_fixtures
 def test_a_second_constant_beside_the_heads_bias_is_said(tmp_path: Path):
     document = _both(tmp_path / "both", lambda values: values + 0.05)
     whys = [one["why"] for one in document["batches"][0]["causes"]]

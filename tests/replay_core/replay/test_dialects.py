@@ -7,7 +7,7 @@ import pytest
 
 from replay_core.demo.train import train_demo
 from replay_core.errors import DumpError
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 #: path -> (plan, rows, tokens of the batch, recorded values compared, nearest first). Counted by hand in the files.
 REPLAYED = {
@@ -30,7 +30,6 @@ REPLAYED = {
 }
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_rollout_of_every_framework_is_replayed(ask, name):
     plan, rows, tokens, recorded = REPLAYED[name]
@@ -55,7 +54,6 @@ def test_the_demos_own_dump_is_replayed(ask, tmp_path):
     assert doc["cells"][0]["recorded"][0]["verdict"] in ("SAME", "CLOSE")
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     ("name", "plan", "says"),
     [
@@ -70,7 +68,6 @@ def test_what_cannot_be_replayed_says_what_is_missing(ask, name, plan, says):
     assert says in refused.value.hint
 
 
-@needs_fixtures
 def test_one_rollout_in_four_frameworks_files_is_one_replay(ask):
     """slime, SkyRL, verl and NeMo-RL hold the same 16 samples: left, right or not padded, sliced or whole."""
     answers = {}
@@ -83,7 +80,6 @@ def test_one_rollout_in_four_frameworks_files_is_one_replay(ask):
     assert np.ptp([mean for _, mean in answers.values()]) < 1e-4, json.dumps(answers)
 
 
-@needs_fixtures
 def test_rows_are_picked_with_what_was_recorded_of_them(ask):
     base = {"dump": str(FIXTURES / "verl/train_batch_step1.dp"), "step": 1, "model": "random:qwen2-tiny"}
     whole = ask(plan={**base, "capture": "none", "temperature": 1.0})

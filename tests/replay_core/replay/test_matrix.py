@@ -6,7 +6,7 @@ import pytest
 
 from replay_core.executors.child import ChildRunner
 from replay_core.export.outcome import exit_code
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 FAULTS = {
     "packing=on block_mask=off": ("leak", ["mask_set"]),
@@ -115,7 +115,6 @@ def test_digests_first_find_the_divergence_that_whole_tensors_find(ask, fault):
 
 
 @pytest.mark.slow
-@needs_fixtures
 def test_a_capture_beyond_its_cap_is_hashed_and_then_looked_at_in_pieces(ask):
     genuine = {"dump": str(FIXTURES / "openrlhf"), "micro": 8, "model": "random:llama-tiny", "max_rows": 2}
     doc = ask("packing=on fault=foreign_key", plan={**genuine, "capture_cap_mib": 3})

@@ -8,10 +8,9 @@ import torch
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, UnavailableError
 from replay_core.pages import array
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
-@needs_fixtures
 def test_the_genuine_small_model_replays(replay):
     cell = replay(model=str(FIXTURES / "trl" / "tiny_qwen2"))
     assert cell["outcome"] == "ran"

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from replay_core.replay import architectures
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.replay.test_run import tensor
 
 DUMPS = FIXTURES / "openrlhf" / "input_dumps"
@@ -27,7 +27,6 @@ def actor_forward(model, sequences, action_mask, attention_mask, temperature=1.0
     return log_probs[:, :-1][:, -action_mask.shape[1] :] * action_mask
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     ("micro", "flags"),
     [

@@ -12,7 +12,7 @@ from replay_core.errors import RequestError, SelectionError, UnavailableError
 from replay_core.jobs import LogLine, Progress
 from replay_core.pages import array
 from replay_core.replay.segments import layout_of, segments
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.replay.conftest import ROWS, small_batch
 
 
@@ -211,7 +211,6 @@ def test_another_steps_weights_are_announced(replay, recorded, tmp_path):
     assert any("no weights of step 0: those of step 4" in note for note in cell["notes"])
 
 
-@needs_fixtures
 def test_a_genuine_openrlhf_batch_over_128256_tokens(replay):
     genuine = {"dump": str(FIXTURES / "openrlhf" / "input_dumps"), "micro": 8, "model": "random:llama-tiny"}
     reference = replay("rows_per_forward=1", **genuine)

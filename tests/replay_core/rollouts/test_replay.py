@@ -12,7 +12,7 @@ from replay_core.demo.train import train_demo
 from replay_core.errors import RequestError, SelectionError
 from replay_core.recorder import Recorder
 from replay_core.rollouts import MockRolloutWorker, RolloutReplay
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
 def record_steps(directory: Path, steps: list[int], *, ranks: int | None = None) -> Path:
@@ -250,7 +250,6 @@ def test_a_dump_without_rollouts_and_wrong_words_are_refused(tmp_path: Path) -> 
         RolloutReplay(tmp_path / "dump", end="loop")
 
 
-@needs_fixtures
 def test_nexrls_own_dump_drives_another_loop() -> None:
     replay = RolloutReplay(FIXTURES / "nexrl" / "seedtime" / "pt")
     assert replay.steps == [0, 2]
@@ -283,7 +282,6 @@ ROLLOUTS = {
 }
 
 
-@needs_fixtures
 @pytest.mark.filterwarnings("ignore:rldbg")
 @pytest.mark.parametrize(("recording", "samples"), ROLLOUTS.items(), ids=list(ROLLOUTS))
 def test_every_frameworks_rollouts_drive_another_loop(recording: str, samples: dict[int, int]) -> None:
@@ -299,7 +297,6 @@ def test_every_frameworks_rollouts_drive_another_loop(recording: str, samples: d
     assert MockRolloutWorker(path).recorded == sum(samples.values())
 
 
-@needs_fixtures
 @pytest.mark.parametrize(
     ("recording", "names"), [("verl", {"advantages", "old_logprobs"}), ("slime", {"advantages", "ref_logprobs"})]
 )
@@ -308,7 +305,6 @@ def test_scope_full_takes_the_batch_that_holds_what_the_trainer_computed(recordi
     assert all(len(batch[name]) == 16 for name in names)
 
 
-@needs_fixtures
 def test_a_path_with_several_runs_is_refused_by_name() -> None:
     with pytest.raises(SelectionError, match="several recordings of step 0 trajectory") as refusal:
         RolloutReplay(FIXTURES / "nexrl").batch(0)
@@ -317,7 +313,6 @@ def test_a_path_with_several_runs_is_refused_by_name() -> None:
         MockRolloutWorker(FIXTURES / "nexrl")
 
 
-@needs_fixtures
 def test_steps_of_texts_alone_are_left_out_and_said_or_refused_if_nothing_else_is_there() -> None:
     with pytest.warns(RuntimeWarning, match="step 3 was recorded as texts alone"):
         assert [batch.step for batch in RolloutReplay(FIXTURES / "trl" / "base")] == [0, 1, 2]

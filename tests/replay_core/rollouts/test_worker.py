@@ -7,7 +7,7 @@ import pytest
 from replay_core.errors import SelectionError
 from replay_core.rollouts import MockRolloutWorker, RolloutReplay
 from tests.builders import save_file
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 
 
 def nexrl_run(directory: Path) -> Path:
@@ -70,7 +70,6 @@ def test_other_frameworks_names_of_groups_and_samples_are_matched(tmp_path: Path
     assert "group_id 0, run_id 0" in str(refusal.value.expected)
 
 
-@needs_fixtures
 def test_a_recording_that_numbers_no_samples_gives_a_groups_in_recorded_order() -> None:
     worker = MockRolloutWorker(FIXTURES / "verl" / "rollout_dump")
     (batch,) = RolloutReplay(FIXTURES / "verl" / "rollout_dump")

@@ -15,7 +15,7 @@ import torch
 from replay_core.errors import ExitCode
 from tests import golden
 from tests.builders import write_dump, write_pair
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.compare.layouts import samples, worse, write
 from tui_debugger.cli import run
 
@@ -251,7 +251,6 @@ def test_the_report_of_a_regrouped_batch_names_both_places(compare: Call, tmp_pa
     golden.check_text("report_regrouped", out.rstrip("\n"), tmp=tmp_path)
 
 
-@needs_fixtures
 def test_the_report_of_genuine_runs(compare: Call):
     out = compare(
         FIXTURES / "nexrl/self_hosted_fp32", FIXTURES / "nexrl/self_hosted_bf16", "--step", 0, "--name", "*logprobs"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from replay_core.errors import RequestError, SelectionError
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tui_debugger.cli import COMMANDS
 from tui_debugger.commands.diagnose import command
 from tui_debugger.reports.diagnosis import diagnosis_report, headline
@@ -28,7 +28,6 @@ def run(*arguments: object, fails: type[Exception] | None = None) -> tuple[int |
     return answer.return_value, answer.output
 
 
-@needs_fixtures
 def test_the_worst_finding_comes_first_with_its_numbers_cause_and_next_step() -> None:
     code, text = run(LEAK)
     lines = text.splitlines()
@@ -43,20 +42,17 @@ def test_the_worst_finding_comes_first_with_its_numbers_cause_and_next_step() ->
     assert "D29: needs kl" in text
 
 
-@needs_fixtures
 def test_a_healthy_batch_is_0_and_says_what_it_looked_at() -> None:
     code, text = run(FIXTURES / "faults" / "healthy")
     assert code == 0
     assert text.startswith("no warning and no error in")
 
 
-@needs_fixtures
 @pytest.mark.parametrize(("fail_on", "code"), [("error", 1), ("never", 0), ("info", 1)])
 def test_the_severity_that_fails_can_be_chosen(fail_on: str, code: int) -> None:
     assert run(LEAK, "--fail-on", fail_on)[0] == code
 
 
-@needs_fixtures
 def test_json_is_the_document_and_nothing_else(tmp_path: Path) -> None:
     code, text = run(LEAK, "--json", "--output", tmp_path / "diagnosis.json")
     document = json.loads(text[text.index("{") :])
@@ -66,14 +62,12 @@ def test_json_is_the_document_and_nothing_else(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "diagnosis.json").read_text()) == document
 
 
-@needs_fixtures
 def test_one_rule_can_be_asked_for() -> None:
     code, text = run(LEAK, "--rule", "D08", "--rule", "d10")
     assert code == 0
     assert "checked 2 rules: D08 D10" in text
 
 
-@needs_fixtures
 def test_a_dump_and_its_log_are_one_run() -> None:
     notes = FIXTURES / "grpo_notes"
     code, text = run(notes / "captured_1da2900_normal.pt", notes / "train_1da2900_normal.log")
@@ -94,12 +88,10 @@ def test_an_unknown_rule_and_no_path_are_wrong_requests(tmp_path: Path) -> None:
     assert "needs a dump or a log" in str(answer.exception)
 
 
-@needs_fixtures
 def test_a_step_that_is_not_there_names_those_that_are() -> None:
     assert "step 9" in run(LEAK, "--step", "9", fails=SelectionError)[1]
 
 
-@needs_fixtures
 @pytest.mark.parametrize("folder", ["packing_contaminated", "temperature_mismatch", "zero_std_all_groups", "nan_inf"])
 def test_every_next_step_is_a_command_that_exists(folder: str) -> None:
     from importlib import import_module
@@ -116,7 +108,6 @@ def test_every_next_step_is_a_command_that_exists(folder: str) -> None:
         assert {word for word in words[2:] if word.startswith("--")} <= options, finding["next_step"]
 
 
-@needs_fixtures
 def test_the_command_to_look_at_the_place_works() -> None:
     from tui_debugger.commands.show import command as show
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from textual import events
 from textual.widgets import Input
@@ -27,34 +25,25 @@ def _together(app: RldbgApp, *keys: str) -> None:
         (("1", "2", "home", "3"), "312"),
     ],
 )
-def test_a_key_that_edits_does_not_lag_behind_letters(keys: tuple[str, ...], line: str) -> None:
-    async def run() -> str:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "R")
-            _together(app, *keys)
-            await rest(app, pilot)
-            return app.screen.query_one(Input).value
-
-    assert asyncio.run(run()) == line
+async def test_a_key_that_edits_does_not_lag_behind_letters(keys: tuple[str, ...], line: str) -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "R")
+        _together(app, *keys)
+        await rest(app, pilot)
+        assert app.screen.query_one(Input).value == line
 
 
-def test_a_corrected_tolerance_is_the_one_in_force() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "R")
-            _together(app, "1", "4", "backspace", "3", "enter")
-            await rest(app, pilot)
-            assert app.session.state.tolerance.atol == 13
-
-    asyncio.run(run())
+async def test_a_corrected_tolerance_is_the_one_in_force() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "R")
+        _together(app, "1", "4", "backspace", "3", "enter")
+        await rest(app, pilot)
+        assert app.session.state.tolerance.atol == 13
 
 
-def test_escape_still_leaves_a_filter() -> None:
-    async def run() -> None:
-        async with opened(A, B) as (app, pilot):
-            await press(app, pilot, "slash", "m", "l", "p")
-            assert app.session.state.filter == "mlp"
-            await press(app, pilot, "escape")
-            assert app.session.state.filter == ""
-
-    asyncio.run(run())
+async def test_escape_still_leaves_a_filter() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "slash", "m", "l", "p")
+        assert app.session.state.filter == "mlp"
+        await press(app, pilot, "escape")
+        assert app.session.state.filter == ""

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from replay_core.records import ITEMSIZE, FileBytes, Inline, TensorRef
+from replay_core.dtypes import ITEMSIZE
+from replay_core.records import FileBytes, Inline, TensorRef
 
 
 def values(ref: TensorRef) -> np.ndarray:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from replay_core.dumps.containers import read_container, read_nested
 from replay_core.errors import DumpError, NotADumpError, TruncatedError
 from replay_core.records import FileBytes, TensorRef, Unreadable
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.dumps.containers.oracle import assert_same, values
 from tests.replay_core.dumps.containers.strategies import trees
 
@@ -190,7 +190,6 @@ def test_reading_headers_imports_neither_torch_nor_numpy(tmp_path: Path) -> None
 GENUINE = ["openrlhf", "nexrl", "areal", "slime", "trl", "sglang_dumper", "roll_critic", "grpo_notes", "open_instruct"]
 
 
-@needs_fixtures
 @pytest.mark.parametrize("framework", GENUINE)
 def test_genuine_files_read_equal_to_their_own_loader(framework: str) -> None:
     paths = sorted(p for p in (FIXTURES / framework).rglob("*") if p.suffix in (".pt", ".pkl") and p.is_file())
@@ -201,7 +200,6 @@ def test_genuine_files_read_equal_to_their_own_loader(framework: str) -> None:
         assert_same(content.tree, theirs)
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", ["verl/train_batch_step1.dp", "roll/rollout_mock/train/step_000002.pkl"])
 def test_a_data_proto_holds_a_torch_zip_that_reads_in_place(name: str) -> None:
     path = FIXTURES / name

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from replay_core.dumps.containers import read_container
 from replay_core.errors import DumpError, TruncatedError
 from replay_core.records import Unreadable
-from tests.fixtures import FIXTURES, needs_fixtures
+from tests.fixtures import FIXTURES
 from tests.replay_core.dumps.containers.oracle import assert_same
 from tests.replay_core.dumps.containers.strategies import DTYPES
 
@@ -44,7 +44,6 @@ def test_every_dtype_reads_as_the_library_reads_it(tmp_path: Path) -> None:
     assert_same({name: content.tree[name] for name in loaded}, loaded)
 
 
-@needs_fixtures
 def test_a_genuine_checkpoint_reads_equal() -> None:
     for path in FIXTURES.glob("trl/tiny_qwen2/*.safetensors"):
         loaded = load_file(path)

@@ -1,0 +1,62 @@
+"""Samples out of every layout: padded, packed, ragged, prompt and response apart, slices and shifts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from replay_core.records import Inline, TensorRef
+from replay_core.samples.rows import per_token, token_ids
+
+
+def ref(name: str, values: Any, alignment: str | None = None, rows: tuple[int, ...] | None = None) -> TensorRef:
+    array = np.asarray(values)
+    return TensorRef(name, str(array.dtype), array.shape, Inline(array.tobytes()), name, alignment, rows=rows)
+
+
+MASK = ref("attention_mask", [[0, 1, 1, 1], [1, 1, 1, 0]])
+IDS = ref("input_ids", [[0, 5, 6, 7], [8, 9, 10, 0]], "full")
+
+
+def listed(rows: Any) -> list[list[float]]:
+    return [[None if value != value else value for value in row.tolist()] for row in rows]
+
+
+def test_padding_of_either_side_is_left_out() -> None:
+    assert listed(token_ids([IDS, MASK])) == [[5, 6, 7], [8, 9, 10]]
+
+
+def test_lengths_cut_right_padding() -> None:
+    fields = [ref("input_ids", [[5, 6, 0], [7, 8, 9]]), ref("sample_lengths", [2, 3])]
+    assert listed(token_ids(fields)) == [[5, 6], [7, 8, 9]]
+
+
+def test_prompt_and_response_are_joined() -> None:
+    fields = [
+        ref("prompt_ids", [1, 2, 3], rows=(2, 1)),
+        ref("response_ids", [4, 5, 6], "response", rows=(1, 2)),
+        ref("rollout_logprobs", [-1.0, -2.0, -3.0], "response", rows=(1, 2)),
+    ]
+    assert listed(token_ids(fields)) == [[1, 2, 4], [3, 5, 6]]
+    assert listed(per_token(fields[2], fields)) == [[None, None, -1], [None, -2, -3]]
+
+
+def test_packs_come_apart_where_the_lengths_add_up() -> None:
+    fields = [ref("input_ids", [1, 2, 3, 4, 5], "packed", rows=(3, 2)), ref("sample_lengths", [1, 2, 2])]
+    assert listed(token_ids(fields)) == [[1], [2, 3], [4, 5]]
+
+
+def test_a_response_slice_is_the_last_columns() -> None:
+    values = ref("old_logprobs", [[-1.0, -2.0], [-3.0, 0.0]], "response")
+    assert listed(per_token(values, [IDS, MASK, values])) == [[None, -1, -2], [None, None, -3]]
+
+
+def test_what_is_said_of_the_next_token_moves_to_it() -> None:
+    values = ref("old_logprobs", [[0.0, -1.0, -2.0], [-3.0, -4.0, 0.0]], "next")
+    assert listed(per_token(values, [IDS, MASK, values])) == [[None, -1, -2], [None, -3, -4]]
+
+
+def test_a_tensor_without_tokens_has_no_values_per_token() -> None:
+    assert per_token(ref("reward", [1.0, 2.0, 3.0]), [IDS, MASK]) is None
+    assert token_ids([MASK]) is None
