@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
@@ -161,9 +161,9 @@ def compare_dumps(
         RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
-    from replay_core.compare.renaming import Renames
+    from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
+    from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
-    from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
@@ -259,7 +259,7 @@ def rejudge(
 
 def is_document(path: Path) -> bool:
     """Whether a file looks like a document that a command wrote, so that `reopen` is to be tried."""
-    from replay_core.export.reopening import is_document as looks_like_one
+    from replay_core.documents.reopening import is_document as looks_like_one
 
     return looks_like_one(path)
 
@@ -270,9 +270,9 @@ def reopen(path: Path) -> Document:
     Raises:
         DumpError: the file is no document of rldbg's, is damaged, or of a schema this version does not know.
     """
-    from replay_core.export.reopening import read_document
+    from replay_core.documents.reopening import read_document
 
-    return read_document(path)
+    return cast(Document, read_document(path))
 
 
 def diagnose(
