@@ -49,7 +49,7 @@ class Sheet:
 
     def names(self) -> set[str]:
         """Canonical names that every part has."""
-        each = [{ref.canonical or ref.name for ref in part.fields() } for part in self.parts]
+        each = [{ref.canonical or ref.name for ref in part.fields()} for part in self.parts]
         return set.intersection(*each) if each else set()
 
     def refs(self, name: str) -> list[TensorRef] | None:
