@@ -94,10 +94,10 @@ class Batch(Laid):
             if place is None:
                 return None
             part, row = sheet.index[place]
-            known = sheet.parts[part].response_start
+            known = sheet.parts[part].response_starts
             if known is None:
                 return None
-            starts.append(known[row])
+            starts.append(int(known[row]))
         return np.array(starts, dtype=np.int64)
 
     @cached_property
@@ -126,8 +126,13 @@ class Batch(Laid):
     @property
     def unheard_B(self) -> Array:
         """Samples whose response was masked out whole, and was cut off at the limit [B]."""
-        each = [(self.spine.parts[part].unheard, row) for part, row in self.spine.index]
-        return np.array([rows is not None and rows[row] for rows, row in each], dtype=bool)
+        # Padding repeats one id: other ids to the last are text that no mask attends to.
+        return np.array([tail.size >= 2 and tail[-1] != tail[-2] for tail in self._tails()], dtype=bool)
+
+    def _tails(self) -> list[Array]:
+        """The ids that follow each sample's last token in its row; none where samples are no rows."""
+        each = [part.tails or [np.zeros(0, np.int64)] * len(part) for part in self.spine.parts]
+        return [each[part][row] for part, row in self.spine.index]
 
     @property
     def pad_id(self) -> int | None:
@@ -141,12 +146,7 @@ class Batch(Laid):
     @property
     def after_B(self) -> list[int | None]:
         """The id in the column after each sample's last token, None where there is none."""
-        spine = self.spine
-        found: list[int | None] = []
-        for part, row in spine.index:
-            after = spine.parts[part].after
-            found.append(None if after is None else after[row])
-        return found
+        return [int(tail[0]) if tail.size else None for tail in self._tails()]
 
     @cached_property
     def eos_id(self) -> int | None:

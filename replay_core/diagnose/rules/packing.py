@@ -53,8 +53,8 @@ def _cu_seqlens(batch: Batch) -> tuple[str, str, list[Evidence]] | None:
                 return "cu_seqlens", "cu_seqlens does not begin with 0", [shown_bounds]
             if (np.diff(bounds) <= 0).any():
                 return "cu_seqlens", "cu_seqlens does not rise", [shown_bounds]
-            total = sum(part.lengths)
-            if part.tokens is not None and bounds[-1] != total:
+            total = int(part.lengths.sum())
+            if part.has_tokens and bounds[-1] != total:
                 return (
                     "cu_seqlens",
                     f"cu_seqlens ends at {int(bounds[-1])}, and there are {total} tokens",
@@ -89,7 +89,7 @@ def _positions(batch: Batch) -> Iterator[Finding]:
     steps_N = np.diff(column.values_N, prepend=np.nan)
     inside_N = (batch.position_N > 0) & column.said_N
     counted = bool((steps_N[inside_N] == 1).all())
-    if counted and batch.spine.parts[0].pack is None:
+    if counted and batch.spine.parts[0].packs is None:
         yield finding(
             "warning",
             "position ids count padding: samples do not begin at 0",

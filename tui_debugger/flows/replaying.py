@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +11,33 @@ from replay_core.replay.flags import Flags
 from tui_debugger import digests, paths, snapshot
 from tui_debugger import format as fmt
 from tui_debugger.answer import NO_DUMP
-from tui_debugger.errands import Errands
 from tui_debugger.flag_choices import asked_flags
+from tui_debugger.flows.comparing import Comparing
+from tui_debugger.flows.errands import Errands
+from tui_debugger.flows.opening import Opening
 from tui_debugger.state import Cell, Matrix, Part, Scope, model_for
 from tui_debugger.together import folder_of
 
 _REFERENCE = "reference: each row alone"
 
 
-class Replaying(Errands):
-    """Replays of the open run. How an answer is shown, the session above decides."""
+class Replaying:
+    """Replays of the open run, each shown as a comparison with each row alone."""
 
-    _references: dict[tuple[Any, ...], Document]
-
-    async def _show_comparison(self, document: Document, *, keep_row: bool = False) -> None:
-        raise NotImplementedError
-
-    async def open(
-        self,
-        a: Path | None,
-        b: Path | None,
-        scope: Scope | None = None,
-        listed: Document | None = None,
-        more: Sequence[Path] = (),
-    ) -> None:
-        raise NotImplementedError
-
-    async def _compared(self, params: dict[str, Any], what: str) -> Document:
-        raise NotImplementedError
+    def __init__(self, errands: Errands, comparing: Comparing, opening: Opening) -> None:
+        self._errands, self.state = errands, errands.state
+        self._comparing, self._opening = comparing, opening
+        self._references: dict[tuple[Any, ...], Document] = {}
 
     async def replay(self) -> None:
         """Run the record each row alone (once) and as the flags say, then compare the two dumps."""
         state = self.state
         if state.a is None:
-            self._tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
+            self._errands.tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return
         state.samples.clear()
-        await self._guard(self._replay(state.a))
-        self._changed(Part.ANSWER, Part.TELEMETRY, Part.FLAGS)
+        await self._errands.guard(self._replay(state.a))
+        self._errands.changed(Part.ANSWER, Part.TELEMETRY, Part.FLAGS)
 
     async def _replay(self, run: Document) -> None:
         state = self.state
@@ -76,11 +64,11 @@ class Replaying(Errands):
         shown["agreement"], shown["segments"] = agreement(document), document.get("segments")
         state.step_verdicts.clear()
         state.step_verdicts[target.step] = fmt.comparison_answer(document).word
-        await self._show_comparison(document)
+        await self._comparing.show(document)
 
     async def _held(self, reference: Document, cell: Document) -> Document:
         params = {"a": reference["dump"], "b": cell["dump"], "final_hidden": cell.get("final_hidden")}
-        return await self._compared(params, "comparing with each row alone")
+        return await self._comparing.compared(params, "comparing with each row alone")
 
     async def _look_closer(
         self,
@@ -118,7 +106,9 @@ class Replaying(Errands):
                 except JobCancelledError:
                     raise
                 except RldbgError as error:
-                    self._tell(f"not compared in full from {parting.start} on: {fmt.error_line(error)}", "warning")
+                    self._errands.tell(
+                        f"not compared in full from {parting.start} on: {fmt.error_line(error)}", "warning"
+                    )
                     break
                 document = await self._held(*closer)
                 looked += modules
@@ -133,7 +123,7 @@ class Replaying(Errands):
             Cell(label, {name: value for name, value in one.items() if name != "hashes"})
             for label, one, _ in sides.values()
         ]
-        self._log(digests.sentence(cell))
+        self._errands.log(digests.sentence(cell))
         return digests.stated(document, cell)
 
     def _target(self, run: Document) -> tuple[Scope, str]:
@@ -149,8 +139,8 @@ class Replaying(Errands):
                 "no model to replay with: the dump names none", hint="press M and give a directory or random:llama-tiny"
             )
         if remark:
-            self._tell(remark, "warning")
-            self._log(remark)
+            self._errands.tell(remark, "warning")
+            self._errands.log(remark)
         return target, model
 
     def _replay_scope(self, run: Document) -> Scope:
@@ -184,13 +174,13 @@ class Replaying(Errands):
         """Run one cell. `capture`: which modules to keep, and how, where that is not the plan's own."""
         state = self.state
         plan = {**self._plan(run, target, model, flags, paths.new_replay_dir(short)), **capture}
-        self._log(f"replay {label}")
-        document = await self._run(Job("replay_cell", {"plan": plan}), f"replaying {label}", is_replay=True)
+        self._errands.log(f"replay {label}")
+        document = await self._errands.run(Job("replay_cell", {"plan": plan}), f"replaying {label}", is_replay=True)
         state.plan = {name: value for name, value in plan.items() if name != "out" and name not in capture}
         state.cells.append(Cell(label, document))
-        self._changed(Part.TELEMETRY, Part.FLAGS)
+        self._errands.changed(Part.TELEMETRY, Part.FLAGS)
         for note in document.get("notes") or []:
-            self._log(str(note))
+            self._errands.log(str(note))
         if document.get("outcome") != "ran":
             raise _cell_error(document, label)
         return document
@@ -201,21 +191,21 @@ class Replaying(Errands):
         """Run every cell of the axes, each in a child of its own; cells appear as they end."""
         state = self.state
         if state.a is None:
-            self._tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
+            self._errands.tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return
         state.samples.clear()
         state.matrix = Matrix(state.matrix.axes, runs=True)
-        self._changed(Part.MATRIX)
+        self._errands.changed(Part.MATRIX)
         try:
-            document = await self._guard(self._matrix(state.a))
+            document = await self._errands.guard(self._matrix(state.a))
         finally:
             state.matrix.runs = False
-            self._changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
+            self._errands.changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
         if document is not None:
             state.matrix.document, state.matrix.cells = document, list(document["cells"])
             state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
             for note in document.get("notes") or []:
-                self._log(str(note))
+                self._errands.log(str(note))
 
     async def _matrix(self, run: Document) -> Document:
         target, model = self._target(run)
@@ -223,29 +213,29 @@ class Replaying(Errands):
         out = paths.new_replay_dir("matrix")
         plan = self._plan(run, target, model, dict(self.state.flags), out)
         job = Job("replay", {"plan": plan, "out": str(out), "matrix": self.state.matrix.axes})
-        return await self._run(job, "matrix", is_replay=True, on_part=self._take_cell)
+        return await self._errands.run(job, "matrix", is_replay=True, on_part=self._take_cell)
 
     def _take_cell(self, part: Document) -> None:
         if "cell" in part:
             cell = {**part["cell"], "part": part.get("part"), "agreement": {"agrees": part.get("agrees")}}
             self.state.matrix.cells.append(cell)
-            self._changed(Part.MATRIX)
+            self._errands.changed(Part.MATRIX)
 
     async def compare_cells(self, a: Document, b: Document) -> bool:
         """Compare the dumps of two cells and show the divergence list; False where a cell left none."""
         sides = [digests.dump_beside(one, other) for one, other in ((a, b), (b, a))]
         if not all(sides):
-            self._tell("a cell that did not run left nothing to compare: l shows its log", "warning")
+            self._errands.tell("a cell that did not run left nothing to compare: l shows its log", "warning")
             return False
         params = {"a": sides[0], "b": sides[1], "final_hidden": b.get("final_hidden")}
-        document = await self._guard(self._compared(params, "comparing two cells"))
+        document = await self._errands.guard(self._comparing.compared(params, "comparing two cells"))
         if document is None:
             return False
         self.state.cells = [Cell(_cell_label(cell), cell) for cell in (a, b)]
         self.state.step_verdicts.clear()
         if a.get("part") == "reference":
             document = digests.stated(document, b)
-        await self._show_comparison(document)
+        await self._comparing.show(document)
         return True
 
     # ── the demo ─────────────────────────────────────────────────────────────────────────────────
@@ -254,19 +244,21 @@ class Replaying(Errands):
         """Train a tiny policy, pack one micro-batch without its block mask, and open the pair."""
         root = paths.new_replay_dir("demo")
         train = Job("demo_train", {"directory": str(root / "run")})
-        trained = await self._guard(self._run(train, "training a tiny policy", is_replay=True))
+        trained = await self._errands.guard(self._errands.run(train, "training a tiny policy", is_replay=True))
         if trained is None:
             return
         flags = {**Flags().to_mapping(), "packing": True, "block_mask": False}
         where = {"step": trained["step"], "rank": 0, "micro": trained["micro"]}
         plan = {"dump": trained["dump"], **where, "model": "checkpoint", "flags": flags, "out": str(root / "replay")}
         job = Job("replay", {"plan": plan, "out": str(root / "replay"), "matrix": None})
-        document = await self._guard(self._run(job, "packing it wrongly", is_replay=True, on_part=lambda _part: None))
+        document = await self._errands.guard(
+            self._errands.run(job, "packing it wrongly", is_replay=True, on_part=lambda _part: None)
+        )
         if document is None:
             return
         cells = document["cells"]
         self.state.replay_dump, self.state.model = Path(trained["dump"]), "checkpoint"
-        await self.open(Path(cells[document["baseline"]]["dump"]), Path(cells[-1]["dump"]))
+        await self._opening.open(Path(cells[document["baseline"]]["dump"]), Path(cells[-1]["dump"]))
 
 
 def _cell_label(cell: Document) -> str:

@@ -1,7 +1,4 @@
-"""Looking at one record and one tensor of what is open: the flows behind panes 2 and 3.
-
-No textual here.
-"""
+"""Looking at one record and one tensor of what is open: the flow behind panes 2 and 3."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from typing import Any
 
 from replay_core.jobs import Job
 from tui_debugger import format as fmt
-from tui_debugger.closer import Closer
-from tui_debugger.diagnosing import Diagnosing
-from tui_debugger.errands import Latest
+from tui_debugger.flows.closer import Closer, inspected_sides
+from tui_debugger.flows.errands import Errands
+from tui_debugger.flows.latest import Latest
 from tui_debugger.state import Mark, Part, Scope
 from tui_debugger.tensor_rows import TensorRow
 from tui_debugger.together import named
@@ -21,11 +18,11 @@ from tui_debugger.together import named
 WINDOW = 32
 
 
-class Looking(Diagnosing, Closer):
+class Looking:
     """Shows records and inspects tensors. Of several looks asked for while one runs, only the latest is taken."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, errands: Errands, closer: Closer) -> None:
+        self._errands, self.state, self.closer = errands, errands.state, closer
         self._inspections = Latest()
         self._records = Latest()
 
@@ -43,17 +40,31 @@ class Looking(Diagnosing, Closer):
             await self.inspect(token=[where["sample"], where.get("position")])
         return True
 
+    def record_at(self, where: Mapping[str, Any]) -> int | None:
+        """The record of A that a finding points to: of those that contradict nothing it says, the likest."""
+        best: tuple[int, int] | None = None
+        for index, record in enumerate((self.state.a or {}).get("records") or []):
+            key = record["key"]
+            parts = [(key.get(n), where.get(n)) for n in ("step", "micro", "rank", "role", "stage")]
+            parts.append((str(record.get("path")), where.get("path")))
+            if any(have is not None and want is not None and have != want for have, want in parts):
+                continue
+            score = sum(have is not None and have == want for have, want in parts)
+            if score and (best is None or score > best[0]):
+                best = score, index
+        return None if best is None else best[1]
+
     async def _show_record(self, index: int, tensor: str | None) -> None:
         state = self.state
         assert state.a is not None
         record = state.a["records"][index]
         job = Job("record", {**named(state, state.a["path"]), "key": record["key"], "stats": False})
         state.scope = Scope.of(record["key"])
-        document = await self._guard(self._run(job, f"reading {fmt.scope(record['key'])}"))
+        document = await self._errands.guard(self._errands.run(job, f"reading {fmt.scope(record['key'])}"))
         if document is not None:
             state.show_record(document)
             state.select_named(tensor)
-            self._changed(Part.TENSORS, Part.ANSWER, Part.RUNS)
+            self._errands.changed(Part.TENSORS, Part.ANSWER, Part.RUNS)
             await self.inspect()
 
     async def inspect(
@@ -65,36 +76,43 @@ class Looking(Diagnosing, Closer):
         """
         self.state.place_asked = at is not None or part is not None or token is not None
         self.state.here = at
-        self.give_up_closer()
+        self.closer.give_up()
         params = self._inspection_of_selected(at)
         if params is not None:
             await self._inspections.do(lambda: self._inspect({**params, "part": part, "token": token}))
 
     async def _inspect(self, params: dict[str, Any]) -> None:
         job = Job("inspect", {**params, "tokens": self.state.sheet == "tokens"})
-        document = await self._guard(self.engine.run(job, self._on_log))
+        document = await self._errands.guard(self._errands.quietly(job))
         if document is not None and not self._inspections.is_superseded:
             self.state.inspected = document
-            self._changed(Part.INSPECT)
-            await self.look_closer(params["a"], params.get("b"))
+            self._errands.changed(Part.INSPECT)
+            await self.closer.look(params["a"], params.get("b"))
 
     async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
         """Two tensors side by side, each from a place of its own on, whatever the list shows."""
         self.state.place_asked, self.state.here = True, at_a
-        self.give_up_closer()
+        self.closer.give_up()
         params = {"a": a, "b": b, "at": None, "at_a": at_a, "at_b": at_b, "count": WINDOW, "judge": False}
         await self._inspections.do(lambda: self._inspect(params))
+
+    async def open_strip(self) -> None:
+        """Inspect the place under the strip's cursor."""
+        place, document = self.closer.place, self.state.inspected
+        if place is not None and document is not None:
+            a, b = inspected_sides(self.state, document)
+            await self.inspect_places(a, b, place["raw_a"], place["raw_b"])
 
     def _inspection_of_selected(self, at: list[int] | None) -> dict[str, Any] | None:
         state, row = self.state, self.state.row
         if row is None:
             state.inspected = None
-            self._changed(Part.INSPECT)
+            self._errands.changed(Part.INSPECT)
             return None
         sides = self.sides(row)
         if not sides:
             state.inspected = {"kind": "note", "entry": dict(row.entry)}
-            self._changed(Part.INSPECT)
+            self._errands.changed(Part.INSPECT)
             return None
         if len(sides) == 1:
             return {"a": next(iter(sides.values())), "b": None, "at": at, "count": WINDOW}

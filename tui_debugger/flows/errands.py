@@ -1,7 +1,6 @@
-"""The seam between the screen and the engine: a job is sent, its events change the state, an error is shown.
+"""What every flow is given: a job is sent, its events change the state, an error is shown, the screen is told.
 
-No textual here. Every errand ends normally on an RldbgError: it is shown, logged, and the session goes on
-with what it had.
+No textual here. `guard` ends normally on an RldbgError: it is shown, logged, and the session goes on with what it had.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 class Errands:
-    """What every flow of the screen needs.
+    """The seam between the flows, the engine that works for them, and the screen that shows what came of it.
 
     Args:
         engine: runs the jobs.
@@ -40,11 +39,11 @@ class Errands:
     ) -> None:
         self.engine = engine
         self.state = state
-        self._changed = changed
-        self._tell = tell
-        self._log = log
+        self.changed = changed
+        self.tell = tell
+        self.log = log
 
-    async def _run(
+    async def run(
         self, job: Job, what: str, *, is_replay: bool = False, on_part: Callable[[Document], None] | None = None
     ) -> Document:
         """Run a job; while no other is shown, its progress is. `on_part` takes what it sends early."""
@@ -54,15 +53,15 @@ class Errands:
         if self.state.busy is None:
             self.state.busy = own
             self.state.phases.clear()
-        self._changed(Part.ANSWER)
+        self.changed(Part.ANSWER)
 
         def on_event(event: Event) -> None:
             if isinstance(event, Partial) and on_part is not None:
                 on_part(event.document)
             elif self.state.busy is own:
-                self._on_event(event)
+                self.take(event)
             else:
-                self._on_log(event)
+                self.take_log(event)
 
         try:
             return await self.engine.run(job, on_event)
@@ -70,9 +69,9 @@ class Errands:
             if self.state.busy is own:
                 self._end_phase(own)
                 self.state.busy = self.state.early = None
-            self._changed(Part.ANSWER)
+            self.changed(Part.ANSWER)
 
-    async def _guard(self, work: Awaitable[T]) -> T | None:
+    async def guard(self, work: Awaitable[T]) -> T | None:
         """The answer, or None after showing the error."""
         try:
             answer = await work
@@ -89,33 +88,38 @@ class Errands:
         return answer
 
     def _cancelled(self) -> None:
-        self._log("cancelled")
-        self._changed(Part.ANSWER, Part.MATRIX)
+        self.log("cancelled")
+        self.changed(Part.ANSWER, Part.MATRIX)
 
     def _fail(self, error: RldbgError) -> None:
         self.state.trouble, self.state.trouble_help = error.message, error.hint or ""
         for line in str(error).splitlines():
-            self._log(line)
-        self._tell(fmt.error_line(error), "error")
-        self._changed(Part.ANSWER)
+            self.log(line)
+        self.tell(fmt.error_line(error), "error")
+        self.changed(Part.ANSWER)
 
-    def _on_log(self, event: Event) -> None:
+    async def quietly(self, job: Job) -> Document:
+        """Run a job that shows no progress; what it logs is logged."""
+        return await self.engine.run(job, self.take_log)
+
+    def take_log(self, event: Event) -> None:
+        """Log a line that a job sent; what else it sends is let go."""
         if isinstance(event, LogLine):
-            self._log(event.text)
+            self.log(event.text)
 
-    def _on_event(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
         state = self.state
         if isinstance(event, Progress) and state.busy:
             self._take_progress(state.busy, event)
-            self._changed(Part.ANSWER)
+            self.changed(Part.ANSWER)
         elif isinstance(event, LogLine):
-            self._log(event.text)
+            self.log(event.text)
         elif isinstance(event, Sample):
             state.samples.append(event)
-            self._changed(Part.TELEMETRY)
+            self.changed(Part.TELEMETRY)
         elif isinstance(event, Partial) and event.document.get("first_divergence"):
             state.early = event.document["first_divergence"]
-            self._changed(Part.ANSWER)
+            self.changed(Part.ANSWER)
 
     def _take_progress(self, busy: Busy, event: Progress) -> None:
         busy.now = time.monotonic()
@@ -128,28 +132,4 @@ class Errands:
     def _end_phase(self, busy: Busy) -> None:
         if busy.unit and busy.is_replay:
             self.state.phases.append((busy.unit, time.monotonic() - busy.phase_began))
-            self._log(f"{busy.unit}: {fmt.seconds(self.state.phases[-1][1])}")
-
-
-class Latest:
-    """Runs one piece of work at a time; of those asked for meanwhile only the newest is ever done."""
-
-    def __init__(self) -> None:
-        self._waiting: Callable[[], Awaitable[None]] | None = None
-        self._runs = False
-
-    @property
-    def is_superseded(self) -> bool:
-        return self._waiting is not None
-
-    async def do(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._waiting = work
-        if self._runs:
-            return
-        self._runs = True
-        try:
-            while (now := self._waiting) is not None:
-                self._waiting = None
-                await now()
-        finally:
-            self._runs = False
+            self.log(f"{busy.unit}: {fmt.seconds(self.state.phases[-1][1])}")

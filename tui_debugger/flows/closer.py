@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from replay_core.errors import RldbgError
-from replay_core.jobs import Document, Job
-from tui_debugger.errands import Errands
+from replay_core.jobs import Document, Job, ignore
+from tui_debugger.flows.errands import Errands
 from tui_debugger.state import Part, State
 from tui_debugger.together import named
 
@@ -16,17 +16,19 @@ _PLAIN = frozenset({"SAME", "MISSING", "SHAPE", ""})
 AXES = ("row", "channel")
 
 
-class Closer(Errands):
+class Closer:
     """Asks for the figures of tier 2. Moving on gives up what is still being read."""
 
-    _closer: asyncio.Future[Document] | None = None
+    def __init__(self, errands: Errands) -> None:
+        self._errands, self.state = errands, errands.state
+        self._asked: asyncio.Future[Document] | None = None
 
-    def give_up_closer(self) -> None:
-        if self._closer is not None:
-            self._closer.cancel()
+    def give_up(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
         self.state.closer, self.state.strip_at = None, None
 
-    async def look_closer(self, a: dict[str, Any], b: dict[str, Any] | None) -> None:
+    async def look(self, a: dict[str, Any], b: dict[str, Any] | None) -> None:
         """Ask how the inspected pair's differences are spread; an error stands in the place of the answer."""
         state = self.state
         row = None if state.shows_record else state.row
@@ -34,42 +36,31 @@ class Closer(Errands):
             return
         job = Job("difference", {"a": a, "b": b, "axis": state.strip_axis, "cells": state.strip_cells})
         state.closer = {"kind": "reading"}
-        self._changed(Part.INSPECT)
-        asked = self._closer = asyncio.ensure_future(self.engine.run(job, lambda _event: None))
+        self._errands.changed(Part.INSPECT)
+        asked = self._asked = asyncio.ensure_future(self._errands.engine.run(job, ignore))
         try:
             state.closer = await asked
         except RldbgError as error:
-            state.closer = {"kind": "problem", "message": error.message} if self._closer is asked else None
+            state.closer = {"kind": "problem", "message": error.message} if self._asked is asked else None
         except asyncio.CancelledError:
-            if self._closer is asked and not asked.cancelled():
+            if self._asked is asked and not asked.cancelled():
                 asked.cancel()
                 raise
             return
-        if self._closer is asked:
-            self._closer = None
-            self._changed(Part.INSPECT)
+        if self._asked is asked:
+            self._asked = None
+            self._errands.changed(Part.INSPECT)
 
-    async def open_strip(self) -> None:
-        """Inspect the place under the strip's cursor."""
-        place, document = self.strip_place, self.state.inspected
-        if place is None or document is None:
-            return
-        a, b = _sides(self.state, document)
-        await self.inspect_places(a, b, place["raw_a"], place["raw_b"])
-
-    async def turn_strip(self) -> None:
+    async def turn(self) -> None:
         """The strip along the other axis."""
         state = self.state
         state.strip_axis = AXES[1 - AXES.index(state.strip_axis)]
         document = state.inspected
-        self.give_up_closer()
+        self.give_up()
         if document is not None and document.get("b"):
-            await self.look_closer(*_sides(state, document))
+            await self.look(*inspected_sides(state, document))
 
-    async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
-        raise NotImplementedError
-
-    def move_strip(self, by: int) -> None:
+    def move(self, by: int) -> None:
         """Move the strip's cursor; the first move stands on the stretch that differs most."""
         strip = (self.state.closer or {}).get("strip") or []
         if not strip:
@@ -80,10 +71,10 @@ class Closer(Errands):
         else:
             here = max(0, min(len(strip) - 1, here + by))
         self.state.strip_at = here
-        self._changed(Part.INSPECT)
+        self._errands.changed(Part.INSPECT)
 
     @property
-    def strip_place(self) -> dict[str, Any] | None:
+    def place(self) -> dict[str, Any] | None:
         """Where in the stretch under the cursor |d| is greatest: `raw_a`, `raw_b`."""
         strip = (self.state.closer or {}).get("strip") or []
         at = self.state.strip_at
@@ -95,7 +86,7 @@ def _far(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else float("inf") if value == "inf" else -1.0
 
 
-def _sides(state: State, document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
+def inspected_sides(state: State, document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
     """What names the two inspected tensors."""
     a, b = ({name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b"))
     return {**a, **named(state, a["path"])}, {**b, **named(state, b["path"])}
