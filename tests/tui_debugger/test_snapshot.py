@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replay_core.errors import DumpError, NotADumpError, RequestError
-from tests.replay_core.export.test_schema import SCHEMA
+from tests.replay_core.documents.test_schema import SCHEMA
 from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, snapshot

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.faults import BF16, HARMLESS, REAL, Fault, Tensor, batch
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_paths, row_of, write_pair
 
 

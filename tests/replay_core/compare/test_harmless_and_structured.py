@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replay_core.compare import compare_runs
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from replay_core.dumps import open_run
 from tests.builders import compare_fields, row_of, save_file
 
