@@ -161,17 +161,10 @@ def test_shards_of_two_ranks_face_the_whole_weights(tmp_path: Path):
     state = load_file(model / "model.safetensors")
     for rank in range(2):
         with as_rank(rank, 2) as mesh:
-            shards = {
-                name: DTensor.from_local(
-                    value.chunk(2)[rank].clone(),
-                    mesh,
-                    [Shard(0)],
-                    run_check=False,
-                    shape=value.shape,
-                    stride=value.stride(),
-                )
-                for name, value in sorted(state.items())
-            }
+            shards = {}
+            for name, value in sorted(state.items()):
+                local, sizes = value.chunk(2)[rank].clone(), {"shape": value.shape, "stride": value.stride()}
+                shards[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **sizes)
             torch.save(shards, tmp_path / f"dump/model_world_size_2_rank_{rank}.pt")
     compared = compare_paths(tmp_path / "dump", model)
     assert compared.counts["SAME"] == compared.counts["total"] == 26
