@@ -1,4 +1,4 @@
-"""A diagnosis on the screen: worst first, what is downstream folded, skipped rules said, marks that are no colour alone."""
+"""A diagnosis on the screen: worst first, what is downstream folded, what is skipped said, marks that are no colour."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _STDIN = Path("-")
     help="The mildest finding that makes the exit code 1.",
 )
 @click.option(
-    "--all", "show_all", is_flag=True, help="Spell out what is downstream of a finding, and every skipped rule."
+    "--all", "show_all", is_flag=True, help="Spell out what is downstream, and every skipped rule."
 )
 @document_output
 def command(
