@@ -139,8 +139,8 @@ class Line:
 
 
 def lines(health: Health, problems: Sequence[Mapping[str, Any]], opened: Collection[str] = ()) -> list[Line]:
-    """What is wrong, worst first: findings with what is downstream folded under them, problems met while reading, and what could
-    not be looked at. `opened` are the folds that are open.
+    """What is wrong, worst first: findings with what is downstream folded under them, problems met while reading,
+    and what could not be looked at. `opened` are the folds that are open.
     """
     downstream: dict[str, list[Mapping[str, Any]]] = {}
     for one in health.findings:
