@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import blocks_of_rows, columns, join
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import REFERENCES, class_of, content_of, first_that, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
-
-name = "areal"
 
 _FILE = re.compile(r"step_(\d+)(?:_dp_(\d+))?\.pt")
 _SHAPES = frozenset({"step_.pt", "step__dp_.pt"})
@@ -147,3 +145,6 @@ def _groups(tree: list[dict[str, Any]]) -> list[TensorRef]:
         return []
     rows = [number for number, size in enumerate(sizes) for _ in range(size)]
     return [TensorRef("group_id", "int64", (len(rows),), Inline(rows))] if rows else []
+
+
+DIALECT = Dialect("areal", "content", detect, index, read)

@@ -17,13 +17,11 @@ from pathlib import Path
 
 from replay_core import naming
 from replay_core.dumps.containers import wire
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.errors import DumpError
 from replay_core.records import Problem, RecordKey, TensorRef
-
-name = "curves"
 
 #: A scalar's message is short; a longer record holds a picture or is no record.
 _LONGEST = 1 << 26
@@ -242,3 +240,6 @@ def _json_number(text: bytes) -> float | None:
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
     except (ValueError, RecursionError, OverflowError):
         return None
+
+
+DIALECT = Dialect("curves", "names", detect, index, read, grows=r"\.tfevents\.|\.wandb$", is_container=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from replay_core import naming
 from replay_core.dumps import step_log
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
@@ -25,10 +25,6 @@ from replay_core.dumps.log_lines import is_text, lines_of
 from replay_core.dumps.metric_lines import is_aside, metric_line
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-__all__ = ["COUNTED", "detect", "index", "metric_line", "name", "read"]
-
-name = "log"
 
 SUFFIXES = (".log", ".out", ".txt", ".err")
 #: A log is known by its first lines; a trainer prints its configuration before them.
@@ -241,3 +237,6 @@ _WORDS = {"kl": "kl_loss", "kl_penalty": "kl_loss", "total": "metrics.total", "l
 def _canonical(field: str) -> str:
     known = naming.canonical(field, _WORDS)
     return known if known in naming.MEANINGS or field in _WORDS else f"metrics.{field}"
+
+
+DIALECT = Dialect("log", "names", detect, index, read, grows=r"\.(?:log|out|txt|err)$", is_container=False)

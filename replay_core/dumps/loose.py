@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from replay_core import naming
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import listing
+from replay_core.dumps.listing import contents, listing
+from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.peeking import content_of, look
 from replay_core.dumps.shards import whole
+from replay_core.errors import NotADumpError
 from replay_core.records import RecordKey, TensorRef
-
-name = "file"
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
 SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
@@ -51,7 +51,10 @@ def _files(path: Path) -> Iterator[Path]:
 def index(path: Path) -> Index:
     if path.is_file():
         # Reading now makes a file that is no container an error at opening, where the user looks.
-        look(path)
+        try:
+            look(path)
+        except NotADumpError as error:
+            raise _no_metric(path) if _is_text(path) else error from None
         key = RecordKey(stage="tensors", role=None)
         return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
     found = Index([])
@@ -63,6 +66,23 @@ def index(path: Path) -> Index:
         "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
     )
     return found
+
+
+def _is_text(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return is_text(file.read(4096))
+
+
+def _no_metric(path: Path) -> NotADumpError:
+    """A text that is no container is a log without a metric, and that is what is said of it."""
+    return NotADumpError(
+        "there is no metric in this text",
+        file=str(path),
+        expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
+        "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
+        found=contents(path),
+        hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
+    )
 
 
 def numbered(files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
@@ -115,3 +135,6 @@ def _aligned(fields: list[TensorRef]) -> list[TensorRef]:
                 side = "next" if ref.shape[1] == width - 1 else "response"
         answer.append(ref.with_(alignment=side) if side else ref)
     return answer
+
+
+DIALECT = Dialect("file", "rest", detect, index, read, numbered=numbered)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import first_row, names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import named
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "file"
 
 _PLACES = {
     "step": re.compile(r"(?:step|rollout|iter)[_=-]?(\d{1,12})", re.IGNORECASE),
@@ -78,3 +76,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """
     content = read_container(path)
     return Fields(named(flatten(content.tree), {}), (Problem(str(path), what) for what in content.problems))
+
+
+DIALECT = Dialect("file", "rest", detect, index, read, grows=r"\.(?:jsonl|ndjson)$")

@@ -15,14 +15,12 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "metrics"
 
 _WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
@@ -180,3 +178,6 @@ def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int
 def _canonical(field: str) -> str:
     known = naming.canonical(field)
     return known if known in naming.MEANINGS or field in naming.NOTES else f"metrics.{field}"
+
+
+DIALECT = Dialect("metrics", "names", detect, index, read, grows=r"\.jsonl?$")

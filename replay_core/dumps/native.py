@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
 from replay_core.records import STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
-
-name = "native"
 
 #: The newest layout this version reads.
 FORMAT_VERSION = 1
@@ -209,3 +207,6 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
         order=order,
         digest=digest if isinstance(digest, str) else None,
     )
+
+
+DIALECT = Dialect("native", "index", detect, index, read, grows=_INDEX.pattern)

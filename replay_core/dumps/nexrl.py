@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
-
-name = "nexrl"
 
 STAGES = (
     "trajectory", "old_log_probs", "forward_data", "loss", "param", "gradient",
@@ -228,3 +226,6 @@ def _empty_advantages(fields: list[TensorRef], key: RecordKey, path: Path) -> li
         if ref.name == "advantages" and not ref.numel:
             return [Problem(str(path), "its advantages are empty lists: this NexRL stored none (known at 6860191)")]
     return []
+
+
+DIALECT = Dialect("nexrl", "names", detect, index, read)

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
-
-name = "open_instruct"
 
 _FILE = "packed_sequences.pt"
 _KEYS = ("query_responses", "attention_masks", "response_masks")
@@ -65,3 +63,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _column(field: str, value: Any) -> list[TensorRef]:
     return columns({field: value}) if isinstance(value, list) else flatten({field: value})
+
+
+DIALECT = Dialect("open_instruct", "content", detect, index, read)

@@ -13,15 +13,13 @@ from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
-
-name = "prime_rl"
 
 _EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
 _BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
@@ -233,3 +231,6 @@ def _column(field: str, value: Any, lengths: tuple[int, ...] | None) -> list[Ten
         flat = ref.with_(shape=ref.shape[1:])  # the one row is the pack
         refs.append(flat.with_(rows=lengths) if lengths and flat.shape[0] == sum(lengths) else flat)
     return refs
+
+
+DIALECT = Dialect("prime_rl", "names", detect, index, read, grows=r"\.jsonl$")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.dataproto import ROLL, fields_of
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
@@ -21,8 +21,6 @@ from replay_core.dumps.peeking import class_of, content_of, first_that, has, tre
 from replay_core.dumps.words import Words, named, settled_by_width
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "roll"
 
 _FILE = re.compile(r"step_(\d{1,18})\.pkl")
 _CRITIC = re.compile(r"(.+_)?(deepspeed|megatron)\.pt")
@@ -122,3 +120,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     raise DumpError(
         "neither a DataProto of ROLL's nor a critic's values", file=str(path), found=class_of(tree) or "data"
     )
+
+
+DIALECT = Dialect("roll", "content", detect, index, read)

@@ -15,7 +15,7 @@ from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import listing
@@ -57,12 +57,15 @@ class RowSpec:
 _SUFFIXES = frozenset({".jsonl", ".parquet"})
 
 
-class RowDialect:
-    """A `RowSpec` at work: the Protocol of `dialect.py`."""
+class RowFiles:
+    """A `RowSpec` at work."""
 
     def __init__(self, spec: RowSpec) -> None:
         self.spec = spec
-        self.name = spec.name
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect(self.spec.name, "names", self.detect, self.index, self.read, grows=r"\.jsonl$")  # fmt: skip
 
     def detect(self, path: Path) -> bool:
         return next(self._files(path), None) is not None

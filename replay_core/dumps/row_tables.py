@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from replay_core.dumps.row_dialect import RowDialect, RowSpec
+from replay_core.dumps.row_dialect import RowFiles, RowSpec
 from replay_core.dumps.words import Words
 
 _TEXT_ONLY = "this log holds texts and scores, no token ids: it cannot be replayed"
@@ -178,4 +178,4 @@ SPECS: tuple[RowSpec, ...] = (
 )
 
 #: In the order they are asked; ms-swift's two forms are one dialect to the reader.
-ROW_DIALECTS: tuple[RowDialect, ...] = tuple(RowDialect(spec) for spec in SPECS)
+DIALECTS = tuple(RowFiles(spec).dialect for spec in SPECS)

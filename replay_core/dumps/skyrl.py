@@ -14,15 +14,13 @@ from typing import Any
 from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_nested
 from replay_core.dumps.dataproto import cast
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
-
-name = "skyrl"
 
 _FILE = re.compile(r"global_step_(\d{1,18})_training_input\.pkl")
 _CLASS = "TrainingInputBatch"
@@ -127,3 +125,6 @@ def _nested(data: Any) -> TensorRef:
     except RldbgError as error:
         return TensorRef("", "none", (), Unreadable(f"the torch file inside cannot be read: {error.message}"))
     return inner if isinstance(inner, TensorRef) else TensorRef("", "none", (), Unreadable("no tensor inside"))
+
+
+DIALECT = Dialect("skyrl", "content", detect, index, read)

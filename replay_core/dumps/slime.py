@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay_core.dumps.columns import table
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
@@ -21,8 +21,6 @@ from replay_core.dumps.slime_columns import TOGETHER, is_context_parallel, loss_
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "slime"
 
 _RESPONSE = (
     "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values", "advantages", "returns", "kl", "entropy",
@@ -203,3 +201,9 @@ def _lost_samples(tree: dict[str, Any], count: int, path: Path) -> list[Problem]
     if len(expected) > count:
         return [Problem(str(path), f"dp_shards name {len(expected)} samples, the file holds {count}")]
     return []
+
+
+DIALECT = Dialect(
+    "slime", "content", detect, index, read,
+    before={"miles": "miles writes parts of a rollout twice more, which the rollout's own file stands for"},
+)  # fmt: skip

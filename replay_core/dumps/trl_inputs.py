@@ -12,15 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError
 from replay_core.records import Parts, RecordKey, TensorRef
-
-name = "trl"
 
 _STEP = re.compile(r".*?step(?P<step>\d{1,18})_(?P<kind>micro|gen)(?P<number>\d{1,18})\.pt")
 _BATCH = ("prompt_ids", "completion_ids", "completion_mask")
@@ -110,3 +108,6 @@ def _joined(field: str, prompt: TensorRef | None, completion: TensorRef | None) 
     shape = (prompt.shape[0], prompt.shape[1] + completion.shape[1])
     source = Parts((prompt, completion), axis=1)
     return TensorRef(field, prompt.dtype, shape, source, canonical=field, alignment="full", pad="left+right")
+
+
+DIALECT = Dialect("trl", "content", detect, index, read)

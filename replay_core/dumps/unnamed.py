@@ -33,11 +33,12 @@ def found_inside(
     path: Path, dialects: Sequence[Dialect], is_free: Callable[[Path], bool]
 ) -> list[tuple[Dialect, Index]]:
     """What the dialects that know their content by sight make of the files no dialect has claimed by name."""
+    known = [dialect for dialect in dialects if dialect.known_by == "content"]
     found: dict[str, tuple[Dialect, Index]] = {}
     for number, files in enumerate(_shapes(path, is_free)):
         if number == _SHAPES:
             break
-        dialect = next((known for file in files[:_TRIES] for known in dialects if _knows(known, file)), None)
+        dialect = next((one for file in files[:_TRIES] for one in known if _knows(one, file)), None)
         if dialect is not None:
             _, index = found.setdefault(dialect.name, (dialect, Index([], notes=[NOTE])))
             _add(os.path.abspath(path), index, dialect, files)

@@ -14,7 +14,7 @@ from typing import Any
 
 from replay_core.dumps.columns import columns
 from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, tensor_fields
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
@@ -22,8 +22,6 @@ from replay_core.dumps.peeking import class_of, content_of, has, tree_of
 from replay_core.dumps.words import Words, named, settled_by_width
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "verl"
 
 _STEP = re.compile(r"(?:^|[_=-])(?:global_)?steps?[_=]?(\d{1,18})(?:\D|$)")
 _CACHE = ("gen_batch.dp", "tq_batch.pt")
@@ -151,3 +149,6 @@ def _beside(tree: dict[str, Any]) -> list[TensorRef]:
         value = tree.get(field)
         fields += columns({field: value}) if isinstance(value, list) else flatten({field: value})
     return fields + flatten({"global_steps": tree["global_steps"]})
+
+
+DIALECT = Dialect("verl", "content", detect, index, read)
