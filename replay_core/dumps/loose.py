@@ -7,15 +7,13 @@ folder's above it, may say step, rank and micro-batch, else micro numbers the fi
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from replay_core import naming
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Entry, Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.file_places import place_below, told_apart
 from replay_core.dumps.listing import contents, listing
 from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.peeking import content_of, look
@@ -25,11 +23,6 @@ from replay_core.records import RecordKey, TensorRef
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
 SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
-_PARTS = {
-    "step": re.compile(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
-    "rank": re.compile(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
-    "micro": re.compile(r"(?<![a-z])(?:micro(?:_?(?:batch|step|idx))?|call)[_=-]?(\d{1,18})"),
-}
 #: What is said of response tokens, where a [B, R] mask stands beside [B, T] ids.
 _SAID_OF_TOKENS = frozenset(
     field for field, meaning in naming.MEANINGS.items() if meaning.alignment == "next" or field.endswith("_mask")
@@ -85,31 +78,9 @@ def _no_metric(path: Path) -> NotADumpError:
     )
 
 
-def numbered(files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
+def numbered(entries: list[Entry]) -> list[Entry]:
     """Files no other dialect has claimed: those that say no micro-batch are numbered within their step and rank."""
-    counts: Counter[tuple[int | None, int | None]] = Counter()
-    answer = []
-    for key, file in files:
-        if key.micro is None:
-            place = key.step, key.rank
-            key = replace(key, micro=counts[place])
-            counts[place] += 1
-        answer.append((key, file))
-    return answer
-
-
-def place_in_name(file: str, part: str) -> int | None:
-    """The step, rank or micro that a file's name says."""
-    match = _PARTS[part].search(file)
-    return int(match.group(1)) if match else None
-
-
-def place_below(root: str, file: Path, part: str) -> int | None:
-    """The step, rank or micro that a file says, else the nearest folder between it and `root`, an absolute path."""
-    inside = str(file)[len(root) + 1 :]
-    return next(
-        (number for name in reversed(inside.split("/")) if (number := place_in_name(name, part)) is not None), None
-    )
+    return told_apart(entries, alone=True)
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:

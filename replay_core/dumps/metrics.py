@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
+from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
@@ -159,7 +159,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         lines.update(dict.fromkeys(told, line))
     if not merged:
         raise DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
-    fields = [ref.with_(canonical=_canonical(ref.name), line=lines.get(ref.name)) for ref in flatten(merged)]
+    fields = [ref.with_(canonical=metric_name(ref.name), line=lines.get(ref.name)) for ref in flatten(merged)]
     return Fields(fields, problems)
 
 
@@ -173,11 +173,6 @@ def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int
         return [(row.number, value) for row in chosen for value in decoded(path, (row,), problems)]
     history = _history(path, problems)
     return [(None, history[i]) for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
-
-
-def _canonical(field: str) -> str:
-    known = naming.canonical(field)
-    return known if known in naming.MEANINGS or field in naming.NOTES else f"metrics.{field}"
 
 
 DIALECT = Dialect("metrics", "names", detect, index, read, grows=r"\.jsonl?$")

@@ -16,7 +16,7 @@ from typing import Any
 from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, few, listing
 from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
@@ -136,8 +136,7 @@ def _unpaired(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
                 micro for micro in micros.keys() - there[other].get(place, micros).keys() if micro is not None
             )
             if lost:
-                numbers = ", ".join(map(str, lost[:6])) + (f" and {len(lost) - 6} more" if len(lost) > 6 else "")
-                what = f"step {place[0]} rank {place[1]}: micro {numbers} has no {other}"
+                what = f"step {place[0]} rank {place[1]}: micro {few(lost)} has no {other}"
                 problems.append(Problem(str(micros[lost[0]]), what))
     more = len(problems) - _SPELLED
     return problems[:_SPELLED] + ([Problem(problems[0].where, f"{more} more such places")] if more > 0 else [])

@@ -14,24 +14,19 @@ from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, has, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
 
 _FILE = "packed_sequences.pt"
 _KEYS = ("query_responses", "attention_masks", "response_masks")
-WORDS: Words = {
-    "query_responses": ("input_ids", "packed"),
-    "attention_masks": ("segment_ids", "packed"),
-    "response_masks": ("response_mask", "packed"),
-    "position_ids": (None, "packed"),
-    "vllm_logprobs": ("rollout_logprobs", "packed"),
-    "advantages": (None, "packed"),
-    "dones": (None, "packed"),
-    "packed_seq_lens": ("sample_lengths", None),
-    "num_actions": (None, None),
-    "original_responses": ("response_ids", None),
-}
+WORDS = words(
+    packed=(
+        "query_responses=input_ids attention_masks=segment_ids response_masks=response_mask position_ids "
+        "vllm_logprobs=rollout_logprobs advantages dones"
+    ),
+    none="packed_seq_lens=sample_lengths num_actions original_responses=response_ids",
+)
 SENTINEL = {"vllm_logprobs": "NaN or 1.0"}
 
 

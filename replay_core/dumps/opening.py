@@ -183,11 +183,15 @@ def _say_what_was_left(path: Path, run: Run) -> None:
     found = listing.listing(path)
     run.problems += [Problem(where, what) for where, what in found.skipped]
     if found.linked:
-        run.notes.append(f"linked folders are not followed: {_few(found.linked)}")
+        run.notes.append(f"linked folders are not followed: {_files(found.linked)}")
     if found.special:
-        run.notes.append(f"pipes, sockets and devices are not opened: {_few(found.special)}")
+        run.notes.append(f"pipes, sockets and devices are not opened: {_files(found.special)}")
     if packed := _packed(path):
-        run.notes.append(f"compressed files are not read: {_few(packed)}")
+        run.notes.append(f"compressed files are not read: {_files(packed)}")
+
+
+def _files(paths: list[str]) -> str:
+    return listing.few([os.path.basename(path) for path in paths], 4)
 
 
 def _packed(path: Path) -> list[str]:
@@ -198,11 +202,6 @@ def _packed(path: Path) -> list[str]:
         for name in folder.names
         if name.endswith(COMPRESSED)
     ]
-
-
-def _few(paths: list[str]) -> str:
-    names = [os.path.basename(path) for path in paths]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 class _Claims:
