@@ -30,6 +30,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("pages",),
     ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
+    ("documents",),  # what leaves the machine, typed; the schema made of the types
     ("selection", "dtypes"),
     ("errors",),
 )
@@ -42,12 +43,9 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("app", "reports"),  # the screen, and the same answers as text
     ("screens",),
     ("panes",),
-    ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
-    ("parities", "looking"),  # of the session, two critics side by side; one record and one tensor
-    ("closer",),  # of the session, how a pair's differences are spread
-    ("rejudging",),  # of the session, another tolerance
-    ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
-    ("errands", "filtering"),  # of the session, how a job is sent and what its events change; a long list between keys
+    ("widgets", "session"),  # what is drawn, and who does what is asked for: neither knows the other
+    ("flows",),  # what happens when a user acts, a file per thing one does
+    ("filtering",),  # a long list between two keys
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
@@ -86,6 +84,7 @@ TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = (
     "errors",
+    "documents",
     "selection",
     "records",
     "dtypes",
@@ -179,6 +178,18 @@ def _rooms_of(found: Import, package: str, level: dict[str, int]) -> list[str]:
     return [name for name in found.names if name in level or name == "__main__"]
 
 
+def pairing_violations(root: Path) -> list[str]:
+    """Imports of judging, or of what stands over both, by pairing: who faces whom is no question of verdicts."""
+    below = "replay_core.compare.pairing"
+    return [
+        module.says(found, "pairing knows no verdicts")
+        for module in modules(root, "replay_core")
+        if module.name.startswith(below)
+        for found in module.imports()
+        if found.module.startswith("replay_core.compare") and not found.module.startswith(below)
+    ]
+
+
 def door_violations(root: Path) -> list[str]:
     """Imports of the core by the front end that go through no door, and of the front end by the core."""
     wrong = []
@@ -241,6 +252,7 @@ def violations(root: Path) -> list[str]:
     return [
         *floor_violations(root, "replay_core", CORE_FLOORS),
         *floor_violations(root, "tui_debugger", SCREEN_FLOORS),
+        *pairing_violations(root),
         *door_violations(root),
         *library_violations(root),
         *shape_violations(root),
@@ -275,6 +287,11 @@ def test_the_table_describes_this_tree():
         ("replay_core/newcomer.py", "", "has no floor"),
         ("replay_core/workbench.py", "import tui_debugger.paths", "the core does not know its front end"),
         ("replay_core/compare/planted.py", "import torch", "torch belongs to"),
+        (
+            "replay_core/compare/pairing/planted.py",
+            "from replay_core.compare.judging.verdict import Verdict",
+            "pairing knows no verdicts",
+        ),
         ("replay_core/records.py", "import numpy as np", "records is free of numpy"),
         ("replay_core/measure/planted.py", "from rich.text import Text", "the core draws nothing"),
         ("tui_debugger/widgets/planted.py", "from tui_debugger.panes.log import LogPane", "panes is above widgets"),
@@ -303,7 +320,7 @@ def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, c
             "replay_core/compare/planted.py",
             "from replay_core import naming, pages\nfrom replay_core.dumps import open_run",
         ),
-        ("replay_core/compare/planted.py", "from replay_core.compare.verdict import Verdict"),
+        ("replay_core/compare/planted.py", "from replay_core.compare.judging.verdict import Verdict"),
         ("replay_core/replay/planted.py", "import torch"),
         ("replay_core/__main__.py", "from replay_core.desk import perform"),
         ("tui_debugger/commands/planted.py", "from replay_core import workbench\nimport replay_core"),

@@ -21,7 +21,7 @@ from replay_core.records import RecordKey, TensorRef
 _FILE = "packed_sequences.pt"
 _KEYS = ("query_responses", "attention_masks", "response_masks")
 WORDS = words(
-    packed=(
+    full=(
         "query_responses=input_ids attention_masks=segment_ids response_masks=response_mask position_ids "
         "vllm_logprobs=rollout_logprobs advantages dones"
     ),

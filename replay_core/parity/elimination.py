@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replay_core.compare.tolerance import END_TO_END
+from replay_core.compare.judging.tolerance import END_TO_END
 from replay_core.parity.evidence import Evidence
 
 #: Dropout on a head leaves correlations in this range: below, nothing is shared; above, hardly a unit was dropped.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.compare import Comparison, compare_runs
-from replay_core.compare.tolerance import END_TO_END
+from replay_core.compare.judging.tolerance import END_TO_END
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError

@@ -1,0 +1,113 @@
+"""Pairs of which a side kept a digest and no values (records of level hash or stats): whether the bytes are equal is
+all there is to say. How far they part, and whether that is noise, nobody can tell from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from replay_core import pages
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.shapes import explain_shapes
+from replay_core.dtypes import ITEMSIZE
+from replay_core.errors import DumpError
+from replay_core.measure.statistics import statistics
+from replay_core.records import TensorRef, Unreadable
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging.tensors import TensorVerdict
+
+#: The recorder's digest: this, and the first digits of the hash of the bytes, little-endian in C order.
+_PREFIX, _DIGITS = "sha256:", 32
+
+#: What the recorder counts of values that are no numbers, and the extremes and moments it keeps of those that are.
+_ODD, _MOMENTS = ("nan", "posinf", "neginf"), ("l2", "mean", "std", "min", "max")
+
+
+def are_comparable(a: TensorRef, b: TensorRef) -> bool:
+    """Whether a digest stands where values do not, and the other side has one too or the values to take it of."""
+    return (
+        not (a.is_readable and b.is_readable)
+        and _kind(a) == _kind(b)
+        and all(_is_digest(ref.digest) or (ref.is_readable and ref.dtype in ITEMSIZE) for ref in (a, b))
+    )
+
+
+def are_equal(a: TensorRef, b: TensorRef) -> bool:
+    """Whether two that `are_comparable` hold the same bytes, as far as digests tell; False where bytes are damaged."""
+    try:
+        return (_squeezed(a), a.dtype) == (_squeezed(b), b.dtype) and _digest(a) == _digest(b)
+    except DumpError:
+        return False
+
+
+def _kind(ref: TensorRef) -> str:
+    return "tensor" if ref.dtype in ITEMSIZE else ref.dtype
+
+
+def _is_digest(digest: str | None) -> bool:
+    return digest is not None and digest.startswith(_PREFIX) and len(digest) == len(_PREFIX) + _DIGITS
+
+
+def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
+    """Fill in the verdict and the sentence of a pair that `are_comparable`.
+
+    Raises:
+        DumpError: the bytes of the side that has values cannot be read.
+    """
+    row.by_digest = True
+    if _squeezed(a) != _squeezed(b):
+        row.verdict, row.reason = Verdict.SHAPE, explain_shapes(a, b)
+    elif a.dtype != b.dtype:
+        row.verdict = Verdict.DIFF
+        row.reason = f"dtype {a.dtype} against {b.dtype}, and values were not recorded on both sides to cast one"
+    elif _digest(a) == _digest(b):
+        row.verdict, row.reason = Verdict.SAME, "equal digests; values were not recorded on both sides"
+    else:
+        odd, said = _statistics(a, b)
+        row.verdict = Verdict.NAN if odd else Verdict.DIFF
+        row.reason = "; ".join(["digests differ; values were not recorded", *said])
+
+
+def _squeezed(ref: TensorRef) -> tuple[int, ...]:
+    return tuple(length for length in ref.shape if length != 1)
+
+
+def _digest(ref: TensorRef) -> str:
+    if not ref.is_readable:
+        return ref.digest or ""
+    found = hashlib.sha256()
+    for _, chunk in pages.flat_chunks(ref):
+        found.update(chunk.astype(chunk.dtype.newbyteorder("<"), copy=False).tobytes())
+    return _PREFIX + found.hexdigest()[:_DIGITS]
+
+
+def _statistics(a: TensorRef, b: TensorRef) -> tuple[bool, list[str]]:
+    """Whether one side holds more NaN or infinities than the other, and what either says of its values."""
+    kept = [ref.source.stats if isinstance(ref.source, Unreadable) else None for ref in (a, b)]
+    if not any(kept):
+        return False, []
+    of_a, of_b = (
+        recorded or (_taken(ref) if ref.is_readable else None) for recorded, ref in zip(kept, (a, b), strict=True)
+    )
+    if of_a is None or of_b is None:
+        return False, [f"{which}: {_listed(one)}" for which, one in (("a", of_a), ("b", of_b)) if one]
+    odd = [name for name in _ODD if of_a.get(name) != of_b.get(name)]
+    apart = [name for name in (*odd, *_MOMENTS) if of_a.get(name) != of_b.get(name)]
+    said = ", ".join(f"{name} {_number(of_a.get(name))} against {_number(of_b.get(name))}" for name in apart)
+    return bool(odd), [said or "the statistics of both are equal"]
+
+
+def _taken(ref: TensorRef) -> dict[str, Any]:
+    """The statistics of a side that has values, called as the recorder calls them."""
+    found = statistics(ref).to_mapping()
+    return {**found, "posinf": found["pos_inf"], "neginf": found["neg_inf"]}
+
+
+def _listed(stats: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_number(stats.get(name))}" for name in (*_ODD, *_MOMENTS))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, (int, float)) else "none" if value is None else str(value)

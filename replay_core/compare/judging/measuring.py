@@ -1,0 +1,223 @@
+"""Measures tensor pairs, some of them ahead of the one being judged: reading needs no verdict of an earlier pair."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core import naming, pages
+from replay_core.compare.judging import columns, limits, sample
+from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.judging.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
+from replay_core.compare.pairing.align import Facing, Rowwise, TensorPair
+from replay_core.dtypes import coarsest, family
+from replay_core.measure.pair import PairFigures, figures
+from replay_core.records import Inline, TensorRef
+
+#: Tensors of fewer bytes are measured when their turn comes: handing them to a thread would cost more.
+WORTH_A_THREAD = 1 << 18
+#: More threads than this wait for memory, not for each other.
+MOST_THREADS = 4
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one look at a pair found. `figures` is None where the bytes are the same."""
+
+    figures: PairFigures | None = None
+    unmasked: PairFigures | None = None
+    rows: Rowwise | None = None
+    exact: bool = False
+    #: The dtypes the numbers were computed in, as far as storage and bits show.
+    dtypes: tuple[str, str] = ("", "")
+    #: Two floating dtypes of different resolution, and what is left after rounding to the narrower.
+    rounded: Rounded | None = None
+    worst_sample: tuple[int, float] | None = None
+    #: The judgement of positions, which no tolerance changes.
+    positions: Judgement | None = None
+    notes: tuple[str, ...] = ()
+
+
+def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise: bool) -> Measured:
+    """Look at both tensors of a pair of numbers.
+
+    Raises:
+        ShapesDifferError: their elements cannot face each other.
+        DumpError: the bytes of one cannot be read.
+    """
+    assert pair.a is not None
+    assert pair.b is not None
+    a, b = pair.a[1], pair.b[1]
+    if facing.in_order(a, b) and pages.same_bytes(a, b):
+        return Measured(dtypes=(a.dtype, b.dtype))
+    rows = Rowwise(a, b, facing)
+    meaning = naming.meaning(pair.name)
+    positions = meaning.kind == "positions"
+    integral = is_integral(a), is_integral(b)
+    exact = meaning.kind in EXACT_KINDS or (all(integral) and not positions)
+    if any(integral) and not exact and not positions:
+        exact = all(_whole(side) for chunks in rows.counted() for side in chunks)
+    logprobs = meaning.kind == "logprob"
+    dtype = coarsest(_claimed(a), _claimed(b))
+    elementwise = None if exact else tolerances.elementwise_of(pair.name, dtype)
+
+    def look(chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> PairFigures:
+        return figures(chunks, exact=exact, logprobs=logprobs, bitwise=bitwise, limits=elementwise)
+
+    found = Measured(look(rows.counted()), rows=rows, exact=exact)
+    assert found.figures is not None
+    if rows.masked and rows.paddings_face:
+        found.unmasked = look(rows.whole())
+    _by_samples(rows, found.figures)
+    found.dtypes, found.notes = _effective(a, b, found.figures)
+    if found.figures.mismatched and not exact and not bitwise:
+        found.rounded = _rounded(found.dtypes, rows)
+        stored = meaning.kind in ("gradient", "param")
+        if not stored and columns.is_open(found.figures, coarsest(*found.dtypes)):
+            found.figures.columns = columns.gains(rows.counted())
+    if logprobs:
+        found.worst_sample = _worst_sample(rows, found.figures)
+        _tokens_of_samples(rows, found.figures)
+    if positions and not bitwise:
+        found.positions = _judge_positions(rows, found.figures)
+    return found
+
+
+class LookAhead:
+    """Measures the pairs of a list in threads, a few ahead of the one asked for; answers come in the list's order."""
+
+    def __init__(self, tolerances: Tolerances, *, bitwise: bool) -> None:
+        self._tolerances, self._bitwise = tolerances, bitwise
+        self._under_way: dict[int, Future[Measured]] = {}
+
+    def over(self, work: Sequence[tuple[TensorPair, Facing]]) -> Iterator[tuple[TensorPair, Facing]]:
+        """The same pairs in the same order; those that follow are being measured meanwhile."""
+        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+        if threads < 2 or sum(_is_worth_a_thread(pair) for pair, _ in work) < 2:
+            yield from work
+            return
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="measure")
+        coming = deque(entry for entry in work if _is_worth_a_thread(entry[0]))
+        try:
+            for pair, facing in work:
+                while coming and len(self._under_way) < 2 * threads:
+                    ahead, its_facing = coming.popleft()
+                    self._under_way[id(ahead)] = pool.submit(
+                        measure, ahead, its_facing, self._tolerances, bitwise=self._bitwise
+                    )
+                yield pair, facing
+                self._under_way.pop(id(pair), None)
+        finally:
+            self._under_way.clear()
+            pool.shutdown(cancel_futures=True)
+
+    def measured(self, pair: TensorPair, facing: Facing) -> Measured:
+        """What `measure` says of a pair, waited for if it is under way."""
+        future = self._under_way.get(id(pair))
+        return future.result() if future else measure(pair, facing, self._tolerances, bitwise=self._bitwise)
+
+
+def _is_worth_a_thread(pair: TensorPair) -> bool:
+    return pair.a is not None and pair.b is not None and all(
+        side[1].is_readable and not side[1].is_text and side[1].nbytes >= WORTH_A_THREAD for side in (pair.a, pair.b)
+    )  # fmt: skip
+
+
+def is_integral(ref: TensorRef) -> bool:
+    return ref.dtype == "bool" or ref.dtype.startswith(("int", "uint"))
+
+
+def _whole(values: np.ndarray) -> bool:
+    """Whether numbers are whole, whatever holds them."""
+    if values.dtype.kind in "iub":
+        return True
+    if values.dtype.kind == "c" and values.imag.any():
+        return False
+    numbers = values.real.astype(np.float64)
+    return bool((numbers == np.trunc(numbers)).all())
+
+
+def _claimed(ref: TensorRef) -> str:
+    """The precision a tensor claims. Python and JSON keep every number as a double, whatever computed it."""
+    return "float32" if isinstance(ref.source, Inline) and ref.dtype == "float64" else ref.dtype
+
+
+def _effective(a: TensorRef, b: TensorRef, found: PairFigures) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """The dtypes numbers were computed in: bf16 stored as fp32 is bf16. An integer says nothing beside a float."""
+    dtypes, notes = [], []
+    for which, ref, other, precision in zip("ab", (a, b), (b, a), found.precision, strict=True):
+        shown = precision.dtype if ref.dtype == "float32" else None
+        if shown is not None:
+            notes.append(f"{which} is stored in {ref.dtype}, its numbers have the precision of {shown}")
+        dtypes.append(_claimed(other) if is_integral(ref) and not is_integral(other) else shown or _claimed(ref))
+    return (dtypes[0], dtypes[1]), tuple(notes)
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def _rounded(dtypes: tuple[str, str], rows: Rowwise) -> Rounded | None:
+    """What is left of the difference of two resolutions after rounding both to the narrower."""
+    if not all(map(_is_floating, dtypes)) or family(dtypes[0]) == family(dtypes[1]):
+        return None
+    name = next(dtype for dtype in dtypes if family(dtype) == coarsest(*dtypes))
+    narrow = pages.numpy_dtype(name)
+    unequal = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for chunk_a, chunk_b in rows.counted():
+            x, y = (chunk.astype(narrow).astype(np.float64) for chunk in (chunk_a, chunk_b))
+            unequal += int(np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y))))
+    return Rounded(name, unequal)
+
+
+def _by_samples(rows: Rowwise, counted: PairFigures) -> None:
+    """Say which sample every row belongs to, where a row is a number or two and the sample is what has a norm."""
+    samples = rows.samples() if counted.row_width < limits.PATTERN_ELEMENTS else None
+    if samples is not None and samples.size == counted.row_d2.size:
+        counted.row_sample = samples
+
+
+def _tokens_of_samples(rows: Rowwise, counted: PairFigures) -> None:
+    """Look at the tokens of log probabilities whose rows are samples: their sums tell no token from another."""
+    of_row = rows.samples()
+    each_its_own = of_row is not None and np.array_equal(of_row, np.arange(counted.row_d2.size))
+    if counted.mismatched and counted.row_width > 1 and each_its_own:
+        sample.look(counted, rows.counted(), counted.row_d2.size)
+
+
+def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:
+    """(sample, mean exp|d|) of the sample furthest off, among those with enough tokens to have a mean."""
+    samples = rows.samples()
+    if samples is None or samples.size != counted.row_exp.size or not samples.size:
+        return None
+    tokens = np.bincount(samples) * counted.row_width
+    mean = np.bincount(samples, counted.row_exp) / np.maximum(tokens, 1)
+    mean[tokens < limits.SAMPLE_TOKENS] = 0.0
+    worst = int(mean.argmax())
+    return worst, float(mean[worst])
+
+
+def _judge_positions(rows: Rowwise, counted: PairFigures) -> Judgement:
+    """Positions compare per token; one constant shift per sample is named, anything else is DIFF (replay.md rule 4)."""
+    if counted.mismatched == 0:
+        return Judgement(Verdict.SAME, f"equal at all {counted.compared:,} tokens that count")
+    shifts: dict[int, set[int]] = defaultdict(set)
+    row = 0
+    for chunk_a, chunk_b in rows.counted():
+        for delta in (chunk_b.astype(np.int64) - chunk_a.astype(np.int64)).reshape(chunk_a.shape[0], -1):
+            token = rows.token(row)
+            shifts[token[0] if token else 0].update(int(value) for value in delta)
+            row += 1
+    if all(len(values) == 1 for values in shifts.values()):
+        moved = [(sample, next(iter(values))) for sample, values in sorted(shifts.items()) if values != {0}]
+        named = ", ".join(f"sample {sample} by {shift:+d}" for sample, shift in moved[:4])
+        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+        cost = "measured cost up to 2.1e-4 nats in fp32, .21 in bf16"
+        return Judgement(Verdict.CLOSE, f"shifted by a constant: {named}{more} ({cost})", suspect=True)
+    return Judgement(Verdict.DIFF, f"positions differ at {counted.mismatched:,} of {counted.compared:,} tokens")

@@ -1,0 +1,31 @@
+"""Judges a comparison again with other tolerances, from the figures it kept: nothing is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.judging.verdict import judge
+
+if TYPE_CHECKING:
+    from replay_core.compare.comparison import Comparison
+    from replay_core.compare.judging.tensors import TensorVerdict
+
+
+def rejudge(comparison: Comparison, tolerances: Tolerances, *, exact: bool = False) -> Comparison:
+    """The comparison as it reads under other tolerances, or with `exact` bitwise. The one given stays as it is.
+
+    Exact for every limit of the table and of a rule. For an atol and rtol that were not counted while reading, what
+    the figures leave open stays a DIFF that says so (`elementwise.judge`). The place shown is the one found before.
+    """
+    return replace(comparison, tensors=[rejudged(row, tolerances, exact=exact) for row in comparison.tensors])
+
+
+def rejudged(row: TensorVerdict, tolerances: Tolerances, *, exact: bool = False) -> TensorVerdict:
+    """One row under other tolerances; a copy, or the row itself where none could change it."""
+    if row.context is None or row.figures is None:
+        return row
+    context = replace(row.context, bitwise_only=True) if exact else row.context
+    found = judge(row.figures, row.unmasked, context, tolerances)
+    return replace(row, verdict=found.verdict, reason=found.reason, suspect=found.suspect)

@@ -1,0 +1,274 @@
+"""Judges tensor pairs one by one, in order of computation: measures, asks the verdict, says where to look."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from replay_core import naming, pages
+from replay_core.compare.judging import copies, digests, limits, structure
+from replay_core.compare.judging.locating import locate
+from replay_core.compare.judging.measuring import LookAhead, Measured
+from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
+from replay_core.compare.judging.verdict import Context, Verdict, judge
+from replay_core.compare.pairing.align import Facing, ShapesDifferError, TensorPair, lays_out
+from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
+from replay_core.errors import DumpError
+from replay_core.measure.pair import PairFigures
+from replay_core.records import Record, RecordKey, Run, TensorRef
+
+#: Projections that a block's norm feeds, in models that norm first.
+_FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+
+
+@dataclass(slots=True)
+class TensorVerdict:
+    """One row of a comparison: a pair, its verdict, and the element to look at.
+
+    `raw_a` and `raw_b` index either tensor, `token` is the (sample, position) where the layout tells.
+    """
+
+    name: str
+    verdict: Verdict
+    reason: str
+    suspect: bool = False
+    a: tuple[Record, TensorRef] | None = None
+    b: tuple[Record, TensorRef] | None = None
+    figures: PairFigures | None = None
+    #: Figures over every element, padding included; None where nothing was masked or the paddings do not face.
+    unmasked: PairFigures | None = None
+    raw_a: tuple[int, ...] | None = None
+    raw_b: tuple[int, ...] | None = None
+    value_a: Any = None
+    value_b: Any = None
+    token: tuple[int, int] | None = None
+    #: What b calls the sample of `token`, where its samples stand in another order.
+    sample_b: int | None = None
+    worst_token: tuple[int, int, float] | None = None
+    note: str | None = None
+    #: What the verdict rests on beside the figures; None where no tolerance could change it.
+    context: Context | None = None
+    #: Why the pair was not compared; the verdict is then meaningless and counted as skipped.
+    skipped: str | None = None
+    #: The file whose bytes could not be read when the pair was compared.
+    damaged: str | None = None
+    #: A side kept a digest and no values: what is said of the pair rests on that alone.
+    by_digest: bool = False
+
+    @property
+    def key(self) -> RecordKey:
+        present = self.a or self.b
+        assert present is not None
+        return present[0].key
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.key)
+
+
+#: One micro-batch of one rank and role: (step, micro, rank, role).
+Place = tuple[int | None, int | None, int | None, str | None]
+
+
+def place_of(key: RecordKey) -> Place:
+    return (key.step, key.micro, key.rank, key.role)
+
+
+class Judge:
+    """Judges the pairs of two runs. Pairs must come in order of computation: later ones lean on earlier verdicts."""
+
+    def __init__(self, a: Run, b: Run, *, bitwise_only: bool = False, tolerances: Tolerances = DEFAULT) -> None:
+        self._said = [dtype for dtype in (_computed_dtype(a), _computed_dtype(b)) if dtype]
+        self._known_fp32 = self._said == ["float32", "float32"]
+        self._bitwise_only = bitwise_only
+        self._tolerances = tolerances
+        self._look = LookAhead(tolerances, bitwise=bitwise_only)
+        #: Whether every recorded input of a module was bitwise equal so far.
+        self._inputs_same: dict[tuple[Place, str], bool] = {}
+        #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
+        self._shown: dict[Place, str] = {}
+        #: Whether what the last norm of a block returned was bitwise equal.
+        self._norm_same: dict[tuple[Place, str], bool] = {}
+        #: How far what was CLOSE in a micro-batch is off.
+        self._noise: dict[Place, float] = defaultdict(float)
+        self._mean_error: dict[Place, float] = defaultdict(float)
+        #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
+        self._past_fp32: set[Place] = set()
+
+    def ahead(self, work: Sequence[tuple[TensorPair, Facing]]) -> Iterator[tuple[TensorPair, Facing]]:
+        """The pairs of a list in its order, the next ones being read while one is judged."""
+        return self._look.over(work)
+
+    def judge(self, pair: TensorPair, facing: Facing) -> TensorVerdict:
+        """The row of a pair that both sides have."""
+        assert pair.a is not None
+        assert pair.b is not None
+        row = self._both(pair, facing, pair.a[1], pair.b[1])
+        if row.name.endswith("norm.output"):
+            self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
+        if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
+            module = (row.place, naming.module_of(row.name))
+            self._inputs_same[module] = self._inputs_same.get(module, True) and row.verdict is Verdict.SAME
+        return row
+
+    def _both(self, pair: TensorPair, facing: Facing, a: TensorRef, b: TensorRef) -> TensorVerdict:
+        row = TensorVerdict(pair.name, Verdict.SAME, "", a=pair.a, b=pair.b)
+        by_digest = digests.are_comparable(a, b)
+        for ref in (a, b):
+            if not ref.is_readable and not by_digest:
+                row.skipped = getattr(ref.source, "why", "cannot be read")
+                return row
+        if a.is_text or b.is_text:
+            _judge_text(row, a, b)
+            return row
+        try:
+            if by_digest:
+                digests.judge(row, a, b)
+            elif not self._bitwise_only and lays_out(pair.name, facing):
+                row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
+            else:
+                self._numbers(row, self._look.measured(pair, facing))
+            if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
+                # No tolerance makes one value of two.
+                row.verdict, row.reason, row.context = Verdict.DIFF, f"{parted}; the first: {row.reason}", None
+        except ShapesDifferError as error:
+            row.verdict, row.reason = Verdict.SHAPE, str(error)
+        except DumpError as error:
+            row.skipped, row.damaged = error.message, error.file or str(row.a[0].path if row.a else "")
+        return row
+
+    def _numbers(self, row: TensorVerdict, found: Measured) -> None:
+        assert row.a is not None
+        assert row.b is not None
+        a, b = row.a[1], row.b[1]
+        self._note_precision(row, found.dtypes)
+        if found.figures is None or found.rows is None:
+            row.reason, row.figures = "bitwise equal", PairFigures(compared=a.numel)
+            return
+        row.figures, row.unmasked = found.figures, found.unmasked
+        shown = self._shown.get(row.place)
+        if shown is None and row.name.endswith("entropy") and row.place in self._past_fp32:
+            shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
+        computed = self._said or ([shown] if shown else [])
+        mixed = found.rounded is not None
+        row.context = Context(
+            naming.meaning(row.name),
+            finest(*found.dtypes) if mixed else coarsest(*found.dtypes, *computed),
+            exact=found.exact,
+            local=self._is_local(row),
+            noise=self._noise[row.place],
+            mean_error=self._mean_error[row.place],
+            known_fp32=self._known_fp32 or mixed,
+            scalar=a.numel == 1,
+            bitwise_only=self._bitwise_only,
+            worst_sample=found.worst_sample,
+            name=row.name,
+            rounded=found.rounded,
+            settled=found.positions,
+        )
+        judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
+        row.verdict, row.reason, row.suspect = judgement.verdict, judgement.reason, judgement.suspect
+        # What a person accepts says nothing of noise: that is read off the table, and judging again reads the same.
+        by_table = judgement if self._tolerances == DEFAULT else judge(found.figures, found.unmasked, row.context)
+        if by_table.verdict is Verdict.CLOSE:
+            self._note_noise(row, is_suspect=by_table.suspect)
+        notes = [found.rows.note, *found.notes]
+        if a.dtype != b.dtype:
+            notes.append(f"dtype {a.dtype} against {b.dtype}, compared in the wider")
+        if shown and not self._said and coarsest(*found.dtypes) != coarsest(*found.dtypes, shown):
+            where = "modules" if self._shown.get(row.place) else "log probabilities"
+            notes.append(f"judged as {shown}: the {where} it was computed from show that precision")
+        row.note = "; ".join(note for note in notes if note) or None
+        locate(row, found.rows, judgement.row_limit)
+        for figures in (found.figures, found.unmasked):
+            if figures is not None:
+                structure.keep(figures, coarsest(row.context.dtype), few=row.context.column != "gradient")
+
+    def _note_noise(self, row: TensorVerdict, *, is_suspect: bool) -> None:
+        """What was CLOSE on the way is noise that later tensors carry on.
+
+        What is suspect is noise where it grew out of what was noise before it, and else may be the fault itself.
+        """
+        assert row.figures is not None
+        kind = naming.meaning(row.name).kind
+        if kind not in ("activation", "logprob") or not row.figures.finite:
+            return
+        rms = math.sqrt(row.figures.sum_d2 / row.figures.finite)
+        if kind == "logprob" and row.figures.max_abs > limits.LOGPROB_FP32.max_abs[0]:
+            self._past_fp32.add(row.place)
+        noise, before = rms if kind == "logprob" else row.figures.rel_l2, self._noise[row.place]
+        if is_suspect and noise > limits.NOISE_GROWTH * before:
+            return
+        if kind == "logprob":
+            error = rms / math.sqrt(row.figures.finite)
+            self._mean_error[row.place] = max(self._mean_error[row.place], error)
+        self._noise[row.place] = max(before, noise)
+
+    def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
+        """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""
+        if naming.meaning(row.name).kind not in ("activation", "gradient", "param"):
+            return
+        halves = [dtype for dtype in dtypes if family(dtype) in ("bfloat16", "float16")]
+        if halves:
+            known = self._shown.get(row.place)
+            self._shown[row.place] = coarsest(*halves, *([known] if known else []))
+
+    def _is_local(self, row: TensorVerdict) -> bool:
+        """Whether what the tensor was computed from is recorded and bitwise equal: then its own error is all there is.
+
+        For a module's output that is the module's inputs; for a module's input, those of the module around it.
+        """
+        if not naming.is_module_tensor(row.name):
+            return False
+        module = naming.module_of(row.name)
+        if naming.is_input(row.name):
+            module = _parent(module)
+        known = self._inputs_same.get((row.place, module))
+        if known is not None or naming.is_input(row.name) or not module.endswith(_FED_BY_A_NORM):
+            return bool(known)
+        # A projection whose inputs were not recorded: the norm in front of it is what feeds it.
+        return self._norm_same.get((row.place, _parent(_parent(module))), False)
+
+
+def _parent(module: str) -> str:
+    """The module around it: `layers.0` of `layers.0.mlp`."""
+    return module.rpartition(".")[0]
+
+
+def _computed_dtype(run: Run) -> str | None:
+    """The dtype a run says it computed in: fp32 logprobs of a bf16 model are judged as bf16."""
+    flags = run.flags or {}
+    effective = flags.get("effective")
+    said = (effective.get("dtype") if isinstance(effective, dict) else None) or flags.get("dtype")
+    if not isinstance(said, str):
+        return None
+    known = [named(part) for part in said.split(",")]
+    return coarsest(*known) if all(word in FAMILIES for word in known) else None
+
+
+def _judge_layout(a: TensorRef, b: TensorRef, facing: Facing) -> tuple[Verdict, str, PairFigures]:
+    """The mask or bounds of two layouts with the same samples: equal, or the same tokens under other padding."""
+    assert facing.a.layout is not None
+    tokens = PairFigures(compared=int(facing.a.layout.lengths.sum()))
+    if a.shape == b.shape and np.array_equal(pages.array(a), pages.array(b)):
+        return Verdict.SAME, f"equal in all {a.numel:,} elements compared", PairFigures(compared=a.numel)
+    reason = "the same samples, token for token, under other padding; tokens are compared one by one"
+    return Verdict.PADDING, reason, tokens
+
+
+def _judge_text(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
+    row.value_a, row.value_b = getattr(a.source, "value", None), getattr(b.source, "value", None)
+    differs = row.value_a != row.value_b
+    row.figures = PairFigures(compared=1, mismatched=int(differs))
+    row.verdict = Verdict.DIFF if differs else Verdict.SAME
+    row.reason = f"{_short(row.value_a)} against {_short(row.value_b)}" if differs else "the same text"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,268 @@
+"""Which computation of one run faces which of the other by its key: (step, micro, rank, role); and which of the
+samples of two that face each other are the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare.pairing.by_name import renumbered
+from replay_core.compare.pairing.matching import Pool, match
+from replay_core.errors import RldbgError
+from replay_core.records import Problem, Record, RecordKey, TensorRef
+from replay_core.samples.batch import Batch, Placed, batch_of
+from replay_core.samples.layout import Ints, TokenLayout
+
+#: (step, micro, rank, role)
+Parts = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Side:
+    """One run's part of a computation: the records of one (step, micro, rank, role), their tensors and samples."""
+
+    records: list[Record] = field(default_factory=list)
+    #: (canonical name, stage) -> (record, tensor), in file order
+    tensors: dict[tuple[str, str], tuple[Record, TensorRef]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    unreadable: int = 0
+    #: The samples of every record that knows of some, in file order.
+    batches: list[Batch] = field(default_factory=list)
+    _of: dict[int, Batch] = field(default_factory=dict)
+    is_loaded: bool = False
+
+    def load(self) -> None:
+        if self.is_loaded:
+            return
+        self.is_loaded = True
+        for record in self.records:
+            try:
+                tensors = record.tensors()
+            except RldbgError as error:
+                self.problems.append(Problem(str(record.path), error.message))
+                self.unreadable += 1
+                continue
+            if record.problems and any(ref.dtype == "none" for ref in tensors):
+                # A file that an index names and that is not there, or is cut short: its tensors are listed and lost.
+                self.problems += record.problems
+                self.unreadable += 1
+            # Of two fields with one meaning (`sequences` beside `input_ids`) the one called so has the name.
+            ordered = sorted(tensors, key=lambda ref: ref.name != (ref.canonical or ref.name))
+            for ref in ordered:
+                self._take(record, ref)
+            self._group(record, ordered)
+
+    def _take(self, record: Record, ref: TensorRef) -> None:
+        stage = record.key.stage
+        for name in (ref.canonical or ref.name, ref.name, f"{ref.name} of {record.path.name}"):
+            if (name, stage) not in self.tensors:
+                self.tensors[name, stage] = (record, ref)
+                return
+        self.problems.append(Problem(str(record.path), f"{ref.name} is there more than twice; not compared"))
+        self.unreadable += 1
+
+    def _group(self, record: Record, tensors: list[TensorRef]) -> None:
+        try:
+            batch, why = batch_of(record, tensors)
+        except RldbgError as error:
+            batch, why = None, error.message
+        if why is not None:
+            self.problems.append(Problem(str(record.path), why))
+        if batch is not None:
+            self.batches.append(batch)
+            self._of.update((id(ref), batch) for ref in tensors)
+
+    def relay(self, old: Batch, new: Batch) -> None:
+        """Let a batch stand where another stood."""
+        self.batches = [new if batch is old else batch for batch in self.batches]
+        self._of = {ref: new if batch is old else batch for ref, batch in self._of.items()}
+
+    def batch(self, ref: TensorRef) -> Batch | None:
+        """The samples a tensor is laid out by: its own record's, else the first of the side with a layout for it."""
+        own = self._of.get(id(ref))
+        if own is not None and (own.layout is not None or own.place(ref) is not None):
+            return own
+        lent = next((batch for batch in self.batches if batch.layout is not None), None)
+        return lent or own
+
+    def owns(self, ref: TensorRef) -> bool:
+        """Whether the tensor's own record says which samples there are."""
+        return id(ref) in self._of
+
+    @property
+    def main(self) -> Batch | None:
+        """The samples this side is known by: the first record that holds tokens, else the first that holds any."""
+        known = [batch for batch in self.batches if batch.layout is not None]
+        return (known or self.batches or [None])[0]  # type: ignore[list-item]
+
+    @property
+    def layout(self) -> TokenLayout | None:
+        return self.main.layout if self.main is not None else None
+
+    def find(self, name: str) -> TensorRef | None:
+        return next((ref for (known, _), (_, ref) in self.tensors.items() if known == name), None)
+
+
+@dataclass
+class Pairing:
+    """The samples of two batches that are the same: `to_a[sample of b]` is its number in a, -1 where a has none;
+    `to_b` the other way round."""
+
+    to_a: Ints
+    to_b: Ints
+
+    @cached_property
+    def in_order(self) -> bool:
+        return self.to_a.size == self.to_b.size and bool((self.to_a == np.arange(self.to_a.size)).all())
+
+
+@dataclass
+class Facing:
+    """Two sides of one computation.
+
+    partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
+    paired: the tensors, by id, that have a counterpart on the other side.
+    """
+
+    key: RecordKey
+    a: Side
+    b: Side
+    partial: bool = False
+    notes: list[str] = field(default_factory=list)
+    paired: set[int] = field(default_factory=set)
+    _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """`step 0 rank 1 micro 2 critic`, without a stage: a facing has several; an actor's without its role."""
+        before, _, last = str(self.key).rpartition(" ")
+        role = last.removesuffix(self.key.stage).rstrip("/")
+        return " ".join(part for part in (before, role) if part) or last
+
+    def settle(self, a: Batch, b: Batch, pairing: Pairing) -> None:
+        """Keep what a look at the whole step has found."""
+        self._pairings[id(a), id(b)] = pairing
+
+    def pairing(self, a: Batch, b: Batch) -> Pairing:
+        """Which samples of two records are the same."""
+        key = (id(a), id(b))
+        if key not in self._pairings:
+            self._pairings[key] = in_order(a, b) or self._matched(a, b)
+        return self._pairings[key]
+
+    def _matched(self, a: Batch, b: Batch) -> Pairing:
+        found = match(Pool([a]), Pool([b]), lambda _a, _b: True)
+        self.notes += found.notes
+        return pairing_of(a, b, found.pairs)
+
+    def batches(self, a: TensorRef, b: TensorRef) -> tuple[Batch, Batch] | None:
+        """The samples either tensor is laid out by; None where one side knows of none."""
+        of_a, of_b = self.a.batch(a), self.b.batch(b)
+        return None if of_a is None or of_b is None else (of_a, of_b)
+
+    def placed(self, a: TensorRef, b: TensorRef) -> tuple[Placed, Placed, Pairing] | None:
+        """Where the two speak of which token or sample; None where they do not, or not of the same kind of thing.
+
+        A tensor nothing is known of is taken for what its shape looks like, but only where its own record holds the
+        samples, and only where one order and one shape do not make the two face each other without a guess.
+        """
+        both = self.batches(a, b)
+        if both is None:
+            return None
+        pairing = self.pairing(*both)
+        guess = (not pairing.in_order or a.shape != b.shape) and self.a.owns(a) and self.b.owns(b)
+        placed_a, placed_b = both[0].place(a, by_shape=guess), both[1].place(b, by_shape=guess)
+        if placed_a is None or placed_b is None or placed_a.by_token != placed_b.by_token:
+            return None
+        if a.shape[placed_a.axes :] != b.shape[placed_b.axes :]:
+            return None
+        return placed_a, placed_b, pairing
+
+    def in_order(self, a: TensorRef, b: TensorRef) -> bool:
+        """Whether element i of one faces element i of the other, as far as their samples tell."""
+        both = self.batches(a, b)
+        return both is None or self.pairing(*both).in_order or self.placed(a, b) is None
+
+
+def pairing_of(a: Batch, b: Batch, pairs: Iterable[tuple[int, int]]) -> Pairing:
+    to_a, to_b = np.full(b.count, -1, np.int64), np.full(a.count, -1, np.int64)
+    for one, other in pairs:
+        to_a[other], to_b[one] = one, other
+    return Pairing(to_a, to_b)
+
+
+def in_order(a: Batch, b: Batch) -> Pairing | None:
+    """The pairing of batches whose samples are the same one by one; None where some are not."""
+    if not _same_in_order(a, b):
+        return None
+    shared = np.arange(min(a.count, b.count))
+    return pairing_of(a, b, zip(shared, shared, strict=True))
+
+
+def _same_in_order(a: Batch, b: Batch) -> bool:
+    tail = (a if a.count > b.count else b).lengths[min(a.count, b.count) :]
+    if a.layout is None or b.layout is None:
+        return a.count == b.count and a.digests == b.digests
+    if tail.any():
+        return False
+    if a.ids is not None and b.ids is not None and a.ids.rows == b.ids.rows and pages.same_bytes(a.ids, b.ids):
+        return bool(np.array_equal(a.lengths, b.lengths))
+    if a.contents is None or b.contents is None:
+        return bool(np.array_equal(a.lengths[: b.count], b.lengths[: a.count]))
+    pairs = zip(a.contents, b.contents, strict=False)
+    return all(np.array_equal(one, other) for one, other in pairs)
+
+
+def face(
+    records_a: Iterable[Record], records_b: Iterable[Record], steps: dict[int | None, int | None] | None = None
+) -> tuple[list[Facing], list[Problem]]:
+    """Pair computations by (step, micro, rank, role). A part that is None on one side pairs with a single value.
+
+    `steps`: what a calls the steps of b, where they count differently.
+    """
+    records_a, records_b, steps = list(records_a), list(records_b), steps or {}
+    micros = renumbered(records_a, records_b, steps)
+    sides_a, sides_b = _sides(records_a, {}, {}), _sides(records_b, steps, micros)
+    problems: list[Problem] = []
+    paired: list[tuple[Parts, Parts]] = [(key, key) for key in sides_a if key in sides_b]
+    left_a = [key for key in sides_a if key not in sides_b]
+    left_b = [key for key in sides_b if key not in sides_a]
+    for key in list(left_a):
+        matches = [other for other in left_b if _compatible(key, other)]
+        rivals = [other for other in left_a if matches and _compatible(other, matches[0])]
+        if len(matches) == 1 and len(rivals) == 1:
+            paired.append((key, matches[0]))
+            left_a.remove(key)
+            left_b.remove(matches[0])
+        elif matches:
+            where = str(sides_a[key].records[0].path)
+            problems.append(Problem(where, f"could face any of {len(matches)} records of the other run; faces none"))
+    facings = [Facing(_key(key_a), sides_a[key_a], sides_b[key_b]) for key_a, key_b in paired]
+    facings += [Facing(_key(key), sides_a[key], Side()) for key in left_a]
+    facings += [Facing(_key(key), Side(), sides_b[key]) for key in left_b]
+    return sorted(facings, key=lambda facing: facing.key.order), problems
+
+
+def _sides(records: Iterable[Record], steps: dict[int | None, int | None], micros: dict[int, int]) -> dict[Parts, Side]:
+    sides: dict[Parts, Side] = defaultdict(Side)
+    for record in records:
+        key = record.key
+        micro = micros.get(id(record), key.micro)
+        sides[(steps.get(key.step, key.step), micro, key.rank, key.role)].records.append(record)
+    return dict(sides)
+
+
+def _key(parts: Parts) -> RecordKey:
+    step, micro, rank, role = parts
+    return RecordKey(step, micro, rank, role)
+
+
+def _compatible(a: Parts, b: Parts) -> bool:
+    return all(x is None or y is None or x == y for x, y in zip(a, b, strict=True))
