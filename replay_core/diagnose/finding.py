@@ -63,7 +63,7 @@ class Finding:
     where: Where = Where()
     steps: tuple[int, ...] = ()
     """The steps that show it."""
-    echo_of: str | None = None
+    downstream_of: str | None = None
     """Id of the finding of an earlier link that explains this one; then it is no longer counted."""
 
 

@@ -1,4 +1,9 @@
-"""The loss, recomputed: which reduction is it, and is 0 a 0."""
+"""The loss, recomputed: which reduction is it, and is 0 a 0.
+
+The chain of a zero: rewards (none differ in a group: `rewards`) -> masks (no token counts: `masks`) -> gradient (0
+although they do: `gradient`). A loss of 0 alone is none of them: with an on-policy ratio of 1 and centred advantages
+it is 0 by construction, while its gradient is not.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +16,22 @@ from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.ratio import ratios
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.objectives import policy_loss, reductions
 
 #: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
 CLOSE, FLOOR = 1e-4, 1e-6
+
+
 #: How many times the weight of another a token may have through its micro-batch's own denominator. Micro-batches of
 #: genuine runs lie within 1.6.
 UNEVEN = 3.0
+
+
 #: A displayed loss below this is "0.0000".
 ZERO = 1e-4
 
@@ -116,13 +127,12 @@ def reduction(batch: Batch) -> Iterator[Finding]:
             yield uneven
             return
         yield finding(
-            "D28",
             "info",
             f"{first.logged.name} is {name}",
+            place,
             evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
             cause="the reduction that was recomputed and agrees; nothing is wrong",
             next_step="rldbg diagnose --explain D28",
-            where=place,
         )
         return
     for wrong, cause, value in _wrong(first):
@@ -130,32 +140,28 @@ def reduction(batch: Batch) -> Iterator[Finding]:
             any(_agree(other, part.logged.value) for what, _, other in _wrong(part) if what == wrong) for part in parts
         ):
             yield finding(
-                "D28",
                 "error",
                 f"{first.logged.name} does not divide by what it sums: {wrong}",
+                place,
                 evidence=[
                     shown(first.logged.name, first.logged.value, None, first.logged.record.path.name),
                     shown("token-mean", float(reductions.token_mean(first.values_BT, first.mask_BT))),
                 ],
                 cause=cause,
-                next_step=look_at(place),
-                where=place,
             )
             return
     if not exact:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
     yield finding(
-        "D28",
         "warning",
         f"{first.logged.name} is no known reduction of its tokens",
+        place,
         evidence=[
             shown(first.logged.name, first.logged.value, "; ".join(worst), first.logged.record.path.name),
             shown("micro-batches", len(parts)),
         ],
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
-        next_step=look_at(place),
-        where=place,
     )
 
 
@@ -172,22 +178,22 @@ def _uneven(parts: list[_Part]) -> Finding | None:
     place = Where(step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
                   tensor=small.name, path=str(small.record.path))  # fmt: skip
     return finding(
-        "D28",
         "warning",
         f"{small.name} is a mean over each micro-batch's own tokens: a token of the smallest weighs "
         f"{most / fewest:.2g} times one of the largest",
+        place,
         evidence=[
             shown("tokens of the smallest micro-batch", fewest, f"> {most / UNEVEN:.4g}", small.record.path.name),
             shown("tokens of the largest", most, None, large.record.path.name),
             shown("mean of the micro-batches' losses", float(np.mean([part.logged.value for part in parts]))),
-            shown("token-mean over all of them", float(np.average([part.logged.value for part in parts],
-                                                                   weights=counts))),
+            shown(
+                "token-mean over all of them", float(np.average([part.logged.value for part in parts], weights=counts))
+            ),
         ],
         cause="the denominator is the micro-batch's token count, not the update's: accumulated gradients are no "
         "token-mean, and change with how samples are split into micro-batches",
         next_step=look_at(place) + "   # divide by the tokens of the whole update instead",
-        where=place,
-    )  # fmt: skip
+    )
 
 
 def _agree(a: float, b: float) -> bool:
@@ -259,9 +265,7 @@ def zero_and_fine(batch: Batch) -> Iterator[Finding]:
     losses = batch.scalars("pg_loss") or batch.scalars("loss")
     if not losses:
         raise Skip("no loss is logged")
-    advantages, trained_N = batch.column("advantages"), batch.trained_N
-    assert advantages is not None
-    assert trained_N is not None
+    advantages, trained_N = given(batch.column("advantages")), given(batch.trained_N)
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     heard = heard[np.isfinite(heard)]
     # Written so that a loss that is NaN is no zero.
@@ -278,9 +282,9 @@ def zero_and_fine(batch: Batch) -> Iterator[Finding]:
         pass
     place = batch.where_record(losses[0].record, losses[0].name)
     yield finding(
-        "D02",
         "info",
         "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
+        place,
         evidence=[
             shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
             shown("largest |advantage|", float(heard.max()), "> 0", advantages.source),
@@ -288,5 +292,72 @@ def zero_and_fine(batch: Batch) -> Iterator[Finding]:
         ],
         cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",
         next_step="rldbg diagnose --explain D02",
-        where=place,
     )
+
+
+@rule("D02", "loss 0 while training goes on", link="loss", scope="signals", needs=("loss|pg_loss", "grad_norm"),
+      source="trl#3452, open-r1#239")  # fmt: skip
+def zero_loss_is_expected(log: RunLog) -> Iterator[Finding]:
+    """|loss| < 1e-4 with a gradient norm above 0 is no error.
+
+    With one update per batch the ratio is 1 and the loss is -mean(A) (+ beta * KL, 0 at first): centred advantages
+    make it 0 whatever is learned. The gradient is not 0. Said as info, not as a warning.
+    """
+    some = [
+        step for step in steps_told(log)
+        if step.loss is not None and abs(step.loss) < ZERO and (step.grad or 0) > 0 and not step.is_dead
+    ]  # fmt: skip
+    if some:
+        yield finding(
+            "info",
+            "the loss is 0 by construction, the gradient is not: training goes on",
+            some[0].point.where("loss"),
+            evidence=numbers(loss=some[0].loss, grad_norm=some[0].grad, reward_std=some[0].group_std, steps=len(some)),
+            cause="with one update per batch the ratio is 1, and the mean of centred advantages is 0",
+            next_step="watch reward, grad_norm and KL instead of the loss",
+            steps=steps_of(some),
+        )
+
+
+@rule("L01", "loss 0, and the log does not say why", link="loss", scope="signals", needs=("loss|pg_loss",),
+      source="the causes of a loss of 0: docs/evidence.md#loss-of-zero")  # fmt: skip
+def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
+    """A loss of exactly 0 that the log does not explain: says what would tell the six causes apart.
+
+    The causes: no reward differs (D01, D03), no token counts (D07), the ratio is 1 (D02, no error), the gradient is
+    lost (D23), the displayed loss is one micro-batch's. Looked at only where neither a gradient norm, the spread of
+    rewards nor micro-batches are logged for the step.
+    """
+    told_in_micros = {point.step for point in log.micros("pg_loss")}
+    zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
+    untold = [step for step in zero if step.is_dead is None and not step.grad]
+    normal = [step for step in zero if step.is_dead is False and step.grad is None]
+    if untold:
+        both = untold[0].grad == 0
+        lost = (
+            "a gradient that does not reach the weights"
+            if both
+            else "an on-policy ratio of 1, which is no error, or a gradient that is lost (both need grad_norm)"
+        )
+        yield finding(
+            "warning",
+            f"{'loss and gradient are' if both else 'the loss is'} 0, and the log does not say why",
+            untold[0].point.where("loss"),
+            evidence=numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),
+            cause="one of: equal rewards (needs reward_std or frac_reward_zero_std, per group), no token in the mask "
+            f"(needs the masked count), {lost}, or the last micro-batch's loss shown for the whole step (needs the "
+            "loss per micro-batch)",
+            next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+            steps=steps_of(untold),
+        )
+    if normal:
+        first = normal[0]
+        yield finding(
+            "info",
+            "the loss is 0 while rewards differ: normal if the gradient is not 0, which is not logged",
+            first.point.where("loss"),
+            evidence=numbers(loss=0.0, reward_std=first.group_std, frac_zero_std=first.frac_zero, steps=len(normal)),
+            cause="with one update per batch the ratio is 1 and the mean of centred advantages is 0",
+            next_step="log grad_norm; rldbg record --gradients . -- YOUR COMMAND",
+            steps=steps_of(normal),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,16 +10,21 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.diagnose.signal_names import MACHINE, ORDER
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, shown
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
 
 #: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
 _EXPECTED = ("mask", "ids", "positions", "layout", "note")
+
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -36,6 +42,7 @@ class _Bad:
 
 
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
+      explains=("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "L02"),
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
 def not_finite(case: Case) -> Iterator[Finding]:
     """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
@@ -60,14 +67,11 @@ def not_finite(case: Case) -> Iterator[Finding]:
     elif bad:
         first = min(bad, key=lambda one: one.order)
         yield finding(
-            "D21",
             "info",
             f"{first.name} is not finite, on tokens that do not count",
+            first.where,
             evidence=[shown("NaN", first.nan), shown("infinite", first.inf)],
             cause="values outside the mask are never used; a product with the mask would still keep NaN x 0 = NaN",
-            next_step=look_at(first.where),
-            where=first.where,
-            scope="case",
         )
 
 
@@ -87,21 +91,18 @@ def _first(counting: list[_Bad]) -> Finding:
     what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
     later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
     stated = finding(
-        "D21",
         "error",
         f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
         if first.where.step is not None
         else f"{first.name} is the first tensor that is not finite ({what})",
+        first.where,
         evidence=[
             shown("NaN", first.nan, "0", first.where.path),
             shown("infinite", first.inf, "0"),
             *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
         ],
         cause=_CAUSES.get(phase, "an overflow, a division by zero, or a row with nothing to attend to"),
-        next_step=look_at(first.where),
-        where=first.where,
         steps=() if first.where.step is None else (first.where.step,),
-        scope="case",
     )
     return replace(stated, link=_LINKS.get(phase, stated.link))
 
@@ -195,3 +196,77 @@ def _count(ref: TensorRef) -> tuple[int, int, int]:
             first = start + int(np.flatnonzero(~finite)[0])
     row = max(1, ref.numel // max(1, ref.shape[0] if ref.shape else 1))
     return nan, inf, first // row
+
+
+_LOG_CAUSES = {
+    "reward": "the reward function returned no number (a failed judge, 0/0 in a normalisation)",
+    "reward_function": "a reward function returned no number (None counts as NaN)",
+    "entropy": "logits that are not finite: the weights, an attention row that is masked whole, or a temperature of 0",
+    "kl": "log-probabilities that are not finite in policy or reference",
+    "policy_kl": "log-probabilities that are not finite, or an overflow of the ratio",
+}
+
+
+@rule("D21", "a metric is not a number", link="loss", scope="signals", needs=("|".join(ORDER),),
+      source="verl#1197, #2626, #721; UniRL#110")  # fmt: skip
+def first_metric(log: RunLog) -> Iterator[Finding]:
+    """The first NaN or Inf by step, within the step by order of computation: what is broken first is the cause.
+
+    NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
+    gradient that is not finite once, with everything finite after it, is a skipped step: a warning.
+    """
+    broken = first_broken(log)
+    if broken is None or broken.is_spread or broken.is_gradient_alone:
+        return
+    series, point, steps = broken.series, broken.point, broken.steps
+    signal = series.signal
+    if signal != "grad_norm":
+        yield finding(
+            "error",
+            f"{series.name} is the first metric that is not finite"
+            + (f", at step {point.step}" if point.step is not None else ""),
+            point.where(series.name),
+            link="loss" if signal in LOSSES else "rewards" if signal in ("reward", "reward_function") else "logprobs",
+            evidence=broken.evidence,
+            cause=_LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
+            next_step="record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "
+            "the first tensor; rldbg replay rldbg-dump --backward repeats the micro-batch",
+            steps=steps,
+        )
+        return
+    after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
+    recovered = bool(after) and all(map(math.isfinite, after))
+    yield finding(
+        "warning" if recovered else "error",
+        "grad_norm is not finite once, and the run goes on"
+        if recovered
+        else "the gradient is the first thing that is not finite: the forward pass is",
+        point.where(series.name),
+        link="gradient",
+        evidence=broken.evidence,
+        cause="an overflow in the backward pass; the step was skipped (loss scaler, or a guard of the trainer)"
+        if recovered
+        else "forward finite, backward not: an overflow or 0/0 whose value is masked but whose gradient is not "
+        "(0 * inf in a mask, sqrt or log at 0, a softmax row that is masked whole)",
+        next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first "
+        "parameter; rldbg replay rldbg-dump --backward repeats it",
+        steps=steps,
+    )
+
+
+@rule("L03", "the log holds no number", link="dump", scope="signals", explains=("D21", "D22"), source="rldbg")
+def no_numbers(log: RunLog) -> Iterator[Finding]:
+    """Every training metric of the run is NaN or Inf: nothing further can be judged, and no cause is invented."""
+    training = [s for s in log.signals() if s.signal not in MACHINE and s.signal != "learning_rate" and s.points]
+    if not training:
+        raise Skip("the run has no training metric that is known")
+    if not any(series.finite for series in training):
+        first = training[0].points[0]
+        yield finding(
+            "error",
+            "no training metric is a finite number, from the first logged step on",
+            first.where(training[0].name),
+            evidence=[shown("metrics", len(training), None, "log"), training[0].shown_at(first)],
+            cause="the weights or the data were not finite before the first step that is logged",
+            next_step="record the run from its first step: rldbg record -- YOUR COMMAND",
+        )

@@ -12,7 +12,7 @@ from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.diagnose.stating import finding, shown
 from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
 
@@ -71,16 +71,14 @@ def not_the_same(batch: Batch) -> Iterator[Finding]:
         at = int(np.flatnonzero(counted_N)[0])
         place = batch.where(a.name, at=at)
         yield finding(
-            "D35",
             "warning",
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
+            place,
             evidence=[
                 shown("largest difference", float(difference[counted_N].max()), "0", f"{a.source} and {b.source}"),
                 shown("tokens in both", int(both_N.sum())),
             ],
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
-            next_step=look_at(place),
-            where=place,
         )
         return
 
@@ -96,13 +94,11 @@ def only_padding(batch: Batch) -> Iterator[Finding]:
         if apart_N.any() and not (apart_N & batch.trained_N).any():
             place = batch.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
             yield finding(
-                "D38",
                 "info",
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
+                place,
                 evidence=[shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}")],
                 cause="padding or prompt is filled in differently; nothing reads it",
-                next_step=look_at(place),
-                where=place,
             )
             return
 
@@ -118,12 +114,10 @@ def only_cast(batch: Batch) -> Iterator[Finding]:
             place = batch.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
             yield finding(
-                "D40",
                 "info",
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
+                place,
                 evidence=[shown("largest difference", largest, None, f"{a.source} and {b.source}")],
                 cause="one of them was stored in the narrower dtype",
-                next_step=look_at(place),
-                where=place,
             )
             return

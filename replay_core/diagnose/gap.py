@@ -1,6 +1,7 @@
 """How rollout and trainer disagree about the same tokens: one set of figures, which the rules tell apart by.
 
-d = trainer - rollout, in nats, over tokens that count in the loss.
+d = trainer - rollout, in nats, over tokens that count in the loss. A leaking pack has a signature: the first sample of
+every pack agrees with its reference, no later one does.
 """
 
 from __future__ import annotations
@@ -13,12 +14,37 @@ import numpy as np
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.leak import packed_signature
-from replay_core.diagnose.rule import Skip
+from replay_core.diagnose.rule import Skip, given
 from replay_core.measure.lag import Lag, detect_lag
 
 #: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which badly (slime CI: 0.1).
 DISAGREE, BADLY = 0.03, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """From where on a figure of the mismatch is a warning, and an error; `side` +1 where large is bad, else -1."""
+
+    warning: float
+    error: float
+    side: int = 1
+
+    def is_past(self, value: float, limit: float) -> bool:
+        return (value - limit) * self.side > 0
+
+
+#: Figures of d = trainer - rollout, by the signal that a log has them under. NeMo-RL's docs have the band of mean e^|d|
+#: and "KL errors below this are fine"; miles' and slime's CI mean |d|; verl-omni#637 the probabilities.
+LIMITS = {
+    "logprob_diff": Limit(DISAGREE, BADLY),
+    "mult_prob_error": Limit(1.05, 1.2),
+    "rollout_k3": Limit(1e-3, 1e-1),
+    # A bf16 mixture of experts lies at 4e-3 and 0.998 when healthy; five times its distance is none of that.
+    "prob_diff": Limit(0.02, 0.1),
+    "prob_pearson": Limit(0.98, 0.9, -1),
+}
+
+
 #: Fewer tokens say nothing.
 FEWEST = 8
 
@@ -166,12 +192,80 @@ def gap(batch: Batch) -> Gap:
     Raises:
         Skip: fewer than 8 tokens have both, or they are one tensor.
     """
-    rollout, trainer = batch.column("rollout_logprobs"), batch.trainer
-    assert rollout is not None
-    assert trainer is not None
+    rollout, trainer = given(batch.column("rollout_logprobs")), given(batch.trainer)
     both_N = batch.pair(rollout, trainer)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
     if not np.ptp(trainer.values_N[both_N]) > 0:
         raise Skip("the trainer's log-probabilities are all one number")
     return Gap(batch, rollout, trainer, both_N)
+
+
+#: How far apart clean and leaking samples are.
+APART = 5.0
+
+
+#: A leak moves what it touches by this much at least, in fp32 too.
+LEAKS = 1e-3
+
+
+#: One clean sample is chance among fewer than this.
+FEWEST_ALONE = 6
+
+
+#: A clean sample's mean |d| stays below this however noisy the precision.
+CLEAN = 0.015
+
+
+def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | None:
+    """(samples that agree, how packs are known) where mean |d| per sample lies as a leak's does, else None.
+
+    Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
+    """
+    for order in batch.orders:
+        values_B = by_sample_B[order]
+        known_B = ~np.isnan(values_B)
+        if known_B.sum() < 4 or not known_B[0]:
+            continue
+        for starts_B, how in _starts(batch, order, values_B):
+            later_B = known_B & ~starts_B
+            first_B = known_B & starts_B
+            if not later_B.any() or not first_B.any():
+                continue
+            # Of two samples of equal tokens, records may disagree which is which: a first one may then be off, too.
+            clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
+            # A short later sample may see little of what it should not: a few may pass, the most may not.
+            off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
+            apart = float(np.median(dirty)) > max(APART * clean, LEAKS)
+            # Of those that agree, most are first ones: else something other than packing spares them.
+            agree = values_B <= max(APART * clean, 1e-5)
+            if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
+                agree_B = np.zeros(len(values_B), dtype=bool)
+                agree_B[order[starts_B]] = True
+                return agree_B, how
+    return None
+
+
+def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
+    """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
+    total = len(order)
+    recorded_B = batch.pack_B
+    if recorded_B is not None:
+        packs_B = recorded_B[order]
+        return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
+    found = [(np.arange(total) % size == 0, f"every {size} samples (inferred)") for size in range(2, total // 2 + 1)]
+    if total >= FEWEST_ALONE:
+        found.append((np.arange(total) == 0, "all samples in one (inferred)"))
+    clean_B = values_B < CLEAN
+    lengths_B = batch.lengths_B[order]
+    if clean_B[0] and clean_B.sum() >= 2 and not clean_B.all() and _is_filling(clean_B, lengths_B):
+        found.append((clean_B, "rows filled up to one length (inferred)"))
+    return found
+
+
+def _is_filling(starts_B: Array, lengths_B: Array) -> bool:
+    """Whether one length of row explains these starts: every pack fits it, and none would with the sample after it."""
+    packs = np.cumsum(starts_B) - 1
+    sums = np.bincount(packs, weights=lengths_B)
+    following = lengths_B[starts_B][1:]
+    return bool(sums.max() < (sums[:-1] + following).min())

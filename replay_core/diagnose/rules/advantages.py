@@ -7,26 +7,30 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import Batch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.broken import first_broken
+from replay_core.diagnose.finding import Finding, Severity
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, listed, look_at, share, shown
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.objectives import advantages
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.
 CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+
+
 _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
 
 
 @rule("D05", "groups of one response: no baseline", link="groups", scope="batch", needs=("group",),
+      explains=("D01", "D03", "D04", "D24"), lasts=True,
       source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
 def groups_of_one(batch: Batch) -> Iterator[Finding]:
     """Groups with a single response. All of them is an error where their prompts repeat or the advantage is the raw
     reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), and where
     groups are inferred from prompts alone.
     """
-    group_B = batch.group_B
-    assert group_B is not None
+    group_B = given(batch.group_B)
     if not batch.group_is_named or len(group_B) < 2:
         raise Skip("groups are not named in the dump" if len(group_B) >= 2 else "there is one sample")
     sizes_G = np.bincount(group_B)
@@ -49,15 +53,15 @@ def groups_of_one(batch: Batch) -> Iterator[Finding]:
     if every and (repeat or raw):
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
-        yield finding("D05", "error", claim, evidence=evidence, cause=cause, next_step=look_at(place), where=place)
+        yield finding("error", claim, place, evidence=evidence, cause=cause)
     elif every:
         claim = "one response per prompt: a baseline within groups is impossible"
         cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
-        yield finding("D05", "warning", claim, evidence=evidence, cause=cause, next_step=look_at(place), where=place)
+        yield finding("warning", claim, place, evidence=evidence, cause=cause)
     else:
         claim = f"{share(lone, sizes_G.size)} groups have a single response"
         cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
-        yield finding("D05", "warning", claim, evidence=evidence, cause=cause, next_step=look_at(place), where=place)
+        yield finding("warning", claim, place, evidence=evidence, cause=cause)
 
 
 def _is_raw(batch: Batch) -> bool | None:
@@ -72,15 +76,15 @@ def _is_raw(batch: Batch) -> bool | None:
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
-      needs=("group", "advantage"), source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
+      needs=("group", "advantage"),
+      explains=("D04", "D05", "D21", "D23", "D28"),
+      source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
 def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
     """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.
 
     A NaN in any other group has another cause and is D21's.
     """
-    column, group_B, reward_B = batch.column("advantages"), batch.group_B, batch.reward_B
-    assert column is not None
-    assert group_B is not None
+    column, group_B, reward_B = given(batch.column("advantages")), given(batch.group_B), batch.reward_B
     if not batch.group_is_named:
         raise Skip("groups are not named in the dump")
     bad_B = batch.count(column.said_N & ~np.isfinite(column.values_N)) > 0
@@ -99,17 +103,44 @@ def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
     place = batch.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
     lone = bool((sizes_G[bad_G] == 1).all())
     yield finding(
-        "D06",
         "error",
         f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "
         + ("each of one response" if lone else "each without a spread of rewards"),
+        place,
         evidence=[
             shown("samples with a non-finite advantage", int(bad_B.sum()), "0", column.source),
             shown("size of the first such group", int(sizes_G[bad_G[0]]), ">= 2"),
         ],
         cause="the std of one value with n - 1 is 0 / 0" if lone else "a std of 0 is divided by, without an epsilon",
-        next_step=look_at(place),
-        where=place,
+    )
+
+
+_SPREAD_CAUSES = {
+    "reward_std": "a group of one sample: its unbiased std is 0/0; n must be at least 2",
+    "reward_function_std": "a reward over fewer than two samples: its unbiased std is 0/0",
+    "advantage_max": "a group of one sample (unbiased std is 0/0), or a reward that is no number",
+    "advantage_min": "a group of one sample (unbiased std is 0/0), or a reward that is no number",
+}
+
+
+@rule("D06", "the spread of rewards is not a number", link="advantages", scope="signals",
+      needs=("reward_std|reward_function_std|advantage_max",), source="DeepAnalyze#116")  # fmt: skip
+def spread_is_nan(log: RunLog) -> Iterator[Finding]:
+    """NaN in the spread of rewards, as the first signal that is not finite, is a group of one: an error, info where
+    nothing but single reward functions is broken.
+    """
+    broken = first_broken(log)
+    if broken is None or not broken.is_spread:
+        return
+    yield finding(
+        "info" if {series.signal for series, _ in broken.every} == {"reward_function_std"} else "error",
+        f"{broken.series.name} is NaN",
+        broken.point.where(broken.series.name),
+        evidence=broken.evidence,
+        cause=_SPREAD_CAUSES[broken.series.signal],
+        next_step="sample at least two completions per prompt, or use a biased std; "
+        "rldbg record -- YOUR COMMAND shows the groups",
+        steps=broken.steps,
     )
 
 
@@ -193,6 +224,7 @@ def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[
 
 @rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
       needs=("rewards", "group", "advantage"),
+      explains=("D02", "D23", "D28"),
       source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ "
       "2501.03262")  # fmt: skip
 def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
@@ -204,11 +236,9 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     the sign turned, another grouping, another sample's advantage, zeros although rewards differ.
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05).
     """
-    advantage_B, group_B, reward_B = batch.advantage_B, batch.group_B, batch.reward_B
+    advantage_B, group_B, reward_B = batch.advantage_B, given(batch.group_B), given(batch.reward_B)
     if advantage_B is None:
         raise Skip("advantages change from token to token: a critic's (GAE)")
-    assert group_B is not None
-    assert reward_B is not None
     kept_B = np.isfinite(advantage_B)
     if not kept_B.all() and batch.trained_N is not None:
         # Samples without a counted token have no advantage; their rewards still belong to their group.
@@ -231,13 +261,12 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
             if not np.abs(heard_B).max() > 0:
                 return  # zeros agree with every variant
             yield finding(
-                "D04",
                 "info",
                 f"advantages are {name}",
+                batch.where("advantages"),
                 evidence=[shown("computed from", what), shown("agree to", stored)],
                 cause="the variant that was recomputed and agrees; nothing is wrong",
                 next_step="rldbg diagnose --explain D04",
-                where=batch.where("advantages"),
             )
             return
     place = batch.where("advantages", sample=int(np.flatnonzero(kept_B)[0]))
@@ -247,27 +276,27 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     expected_B = advantages.group_normalised(reward_B, group_B)[kept_B]
     worst = int(np.abs(heard_B - expected_B).argmax())
     yield finding(
-        "D04",
-        severity,  # type: ignore[arg-type]
+        severity,
         claim,
+        place,
         evidence=[
-            shown("largest |A - recomputed|", float(np.abs(heard_B - expected_B).max()), f"<= {stored:g}",
-                  column.source if column else None),
+            shown(
+                "largest |A - recomputed|",
+                float(np.abs(heard_B - expected_B).max()),
+                f"<= {stored:g}",
+                column.source if column else None,
+            ),
             shown("sample", int(np.flatnonzero(kept_B)[worst])),
             shown("advantage there", float(heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
             shown("groups", listed(np.bincount(group_B), 4)),
         ],
         cause=cause,
-        next_step=look_at(place),
-        where=place,
-    )  # fmt: skip
+    )
 
 
-def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str | None, str, str]:
+def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
     """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
-    reward_B, group_B = batch.reward_B, batch.group_B
-    assert reward_B is not None
-    assert group_B is not None
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     if not np.abs(heard_B).max() > 0:
         return (
             "error",
@@ -307,11 +336,9 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
     )
 
 
-def _turned(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str | None, str, str]:
+def _turned(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
     """Severity, claim and cause of advantages that are a known variant with the sign turned; else None first."""
-    reward_B, group_B = batch.reward_B, batch.group_B
-    assert reward_B is not None
-    assert group_B is not None
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     flipped = _matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
     if flipped is None or not np.abs(heard_B).max() > 0:
         return None, "", ""
@@ -344,8 +371,7 @@ def _clipped(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[s
 
 def _groupings(batch: Batch) -> Iterator[tuple[str, Array]]:
     """Other ways the same samples may have been put into groups."""
-    group_B = batch.group_B
-    assert group_B is not None
+    group_B = given(batch.group_B)
     total, groups = len(group_B), int(group_B.max()) + 1
     if batch.prompt_B is not None:
         yield "equal prompts as groups", batch.prompt_B

@@ -10,14 +10,15 @@ from replay_core import pages
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.stating import finding, shown
 
 _LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
 
 
 @rule("D17", "packing metadata contradicts itself", link="packing", scope="batch",
       needs=("cu_seqlens|position_ids|segment_ids",),
+      explains=("D16", "D09", "D14", "D24"), lasts=True,
       source="transformers _is_packed_sequence; ms-swift#4736")  # fmt: skip
 def metadata(batch: Batch) -> Iterator[Finding]:
     """cu_seqlens starts at 0, rises, and ends on the number of tokens; max_seqlen is its largest step; position ids
@@ -29,13 +30,11 @@ def metadata(batch: Batch) -> Iterator[Finding]:
         name, what, evidence = wrong
         place = batch.where(name)
         yield finding(
-            "D17",
             "error",
             what,
+            place,
             evidence=evidence,
             cause="lengths of another batch, padding counted in, or a boundary lost when samples were joined",
-            next_step=look_at(place),
-            where=place,
         )
         return
     yield from _positions(batch)
@@ -54,8 +53,8 @@ def _cu_seqlens(batch: Batch) -> tuple[str, str, list[Evidence]] | None:
                 return "cu_seqlens", "cu_seqlens does not begin with 0", [shown_bounds]
             if (np.diff(bounds) <= 0).any():
                 return "cu_seqlens", "cu_seqlens does not rise", [shown_bounds]
-            total = sum(part.lengths)
-            if part.tokens is not None and bounds[-1] != total:
+            total = int(part.lengths.sum())
+            if part.has_tokens and bounds[-1] != total:
                 return (
                     "cu_seqlens",
                     f"cu_seqlens ends at {int(bounds[-1])}, and there are {total} tokens",
@@ -90,49 +89,42 @@ def _positions(batch: Batch) -> Iterator[Finding]:
     steps_N = np.diff(column.values_N, prepend=np.nan)
     inside_N = (batch.position_N > 0) & column.said_N
     counted = bool((steps_N[inside_N] == 1).all())
-    if counted and batch.spine.parts[0].pack is None:
+    if counted and batch.spine.parts[0].packs is None:
         yield finding(
-            "D17",
             "warning",
             "position ids count padding: samples do not begin at 0",
+            place,
             evidence=[
                 shown("position of the first token", float(column.values_N[at]), "0", column.source),
                 shown("samples that begin elsewhere", int((first_B != 0).sum()), "0"),
             ],
             cause="positions are 0, 1, 2 ... over the padded row; they have to count the attended tokens",
-            next_step=look_at(place),
-            where=place,
         )
         return
     if _only_tails(batch, off_N):
         yield finding(
-            "D17",
             "warning",
             "position ids stop counting before samples end",
+            place,
             evidence=[shown("tokens with another position", int(off_N.sum()), "0", column.source)],
             cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
-            next_step=look_at(place),
-            where=place,
         )
         return
     yield finding(
-        "D17",
         "error",
         "position ids do not begin again with every sample",
+        place,
         evidence=[
             shown("position id", float(column.values_N[at]), str(int(batch.position_N[at])), column.source),
             shown("tokens with another position", int(off_N.sum()), "0"),
         ],
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
-        next_step=look_at(place),
-        where=place,
     )
 
 
 def _only_tails(batch: Batch, off_N: Array) -> bool:
     """Whether every wrong position lies in one run up to its sample's end that holds one value."""
-    column = batch.column("position_ids")
-    assert column is not None
+    column = given(batch.column("position_ids"))
     first_B = batch.first(off_N)
     tail_N = batch.position_N >= np.repeat(first_B, batch.lengths_B)
     low_B, high_B = batch.extremes(column.values_N, off_N)
@@ -151,11 +143,9 @@ def _segments(batch: Batch) -> Iterator[Finding]:
     sample = int(np.flatnonzero(mixed_B & ~np.isnan(low_B))[0])
     place = batch.where("segment_ids", sample=sample)
     yield finding(
-        "D17",
         "error",
         "segment ids change inside a sample",
+        place,
         evidence=[shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source)],
         cause="segment ids and sample lengths were made from different batches",
-        next_step=look_at(place),
-        where=place,
     )

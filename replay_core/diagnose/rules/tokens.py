@@ -6,19 +6,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, look_at, share, shown
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, share, shown
 
 #: Share of cut-off responses worth saying (miles advisory).
 MANY = 0.25
+
+
 #: Fewer responses than this all being cut off is chance.
 FEWEST = 4
+
+
 #: One token being more than this of everything written is no language.
 DEGENERATE = 0.5
+
+
 #: Mean length below which a share of one token says nothing: `yes <end>` is half end.
 LONG_ENOUGH = 8
 
@@ -45,6 +54,7 @@ def truncated(batch: Batch) -> Array | None:
 
 
 @rule("D20", "responses are cut off", link="tokens", scope="case",
+      explains=("D01", "D02", "D03", "D07", "D23", "L01"),
       source="autocontext#1067, ms-swift#4950; a quarter: miles advisory")  # fmt: skip
 def cut_off(case: Case) -> Iterator[Finding]:
     """Share of responses without an end token at the length limit, over all steps looked at.
@@ -73,10 +83,10 @@ def cut_off(case: Case) -> Iterator[Finding]:
         return
     every = cut == total and total >= FEWEST
     yield finding(
-        "D20",
         "info" if not every else "error" if spread == 0 else "warning",
         f"{'all' if every else share(cut, total)} responses are cut off at the length limit"
         + (": none ever ends" if every else ""),
+        first,
         evidence=[
             shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),
             shown("responses", total),
@@ -84,22 +94,48 @@ def cut_off(case: Case) -> Iterator[Finding]:
         cause="the limit on new tokens is too small, or the end token is not among those the engine stops at"
         if every
         else "the limit on new tokens is reached often; where the reward needs an end, those responses earn nothing",
-        next_step=look_at(first),
-        where=first,
         steps=tuple(sorted(set(steps))),
-        scope="case",
+    )
+
+
+@rule("D20", "responses are cut", link="tokens", scope="signals", needs=("truncated",),
+      source="miles advisory (0.25); autocontext#1067")  # fmt: skip
+def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
+    """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
+
+    Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
+    info. With a reward of 0 for all of them it is the cause of D01.
+    """
+    series, now = next(log.level("truncated"), (None, 0.0))
+    if series is None:
+        raise Skip("the fraction of truncated responses is not finite in any step")
+    if now < MANY:
+        return
+    spread = next((s for s in log.all("reward_std") if s.formula == "within-group"), None)
+    zero = next((level for _, level in log.level("frac_zero_std")), 1.0)
+    teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0
+    nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
+    yield finding(
+        "info" if teaches else "error" if now >= 1 or nothing else "warning",
+        f"{now:.0%} of the responses are cut at the token limit",
+        next(p for p in series.points if p.value >= MANY).where(series.name),
+        evidence=[series.shown(now, f"< {MANY}"), *nothing],
+        cause="the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
+        + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
+        next_step="raise the token limit, and see whether the responses would end; rldbg record -- YOUR COMMAND, then "
+        "rldbg diagnose rldbg-dump --rule D19",
+        steps=steps_of(p for p in series.points if p.value >= MANY),
     )
 
 
 @rule("D26", "degenerate output", link="tokens", scope="batch", needs=("tokens", "response"),
+      explains=("D18", "D19", "D20"),
       source="verl#2626 (`!!!!` from NaN weights); slime repetition_frac")  # fmt: skip
 def degenerate(batch: Batch) -> Iterator[Finding]:
     """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error where it is id 0:
     what sampling from NaN logits gives. Skipped where responses are short on average (below 8 tokens).
     """
-    tokens_N, response_N = batch.tokens_N, batch.response_N
-    assert tokens_N is not None
-    assert response_N is not None
+    tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
     written = tokens_N[response_N]
     if written.size < LONG_ENOUGH * max(1, len(batch)):
         raise Skip("responses are shorter than 8 tokens on average")
@@ -110,9 +146,9 @@ def degenerate(batch: Batch) -> Iterator[Finding]:
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
     place = batch.where("input_ids", at=at)
     yield finding(
-        "D26",
         "error" if most == 0 else "warning",
         f"token {most} is {top:.0%} of everything that was written",
+        place,
         evidence=[
             shown("share of the most frequent token", top, "<= 0.5", f"responses of {batch.name}"),
             shown("token id", most),
@@ -121,8 +157,6 @@ def degenerate(batch: Batch) -> Iterator[Finding]:
         cause="sampling from NaN logits returns id 0: look for the first non-finite weight of the step before"
         if most == 0
         else "the policy repeats itself: collapsed entropy, or broken weights in the engine",
-        next_step=look_at(place),
-        where=place,
     )
 
 
@@ -150,18 +184,16 @@ def retokenised(batch: Batch) -> Iterator[Finding]:
         position = int(apart[0]) if apart.size else size
         place = batch.where("input_ids", sample=own[name])
         yield finding(
-            "D27",
             "error",
             f"{share(len(different), len(shared))} samples have other token ids in {sheet.name} than "
             f"in {batch.spine.name}",
+            place,
             evidence=[
                 shown("sample id", name),
                 shown("first token that differs", position),
                 shown("tokens", a.size, str(b.size), batch.spine.parts[0].record.path.name),
             ],
             cause="responses are decoded to text and encoded again between engine and trainer",
-            next_step=look_at(place),
-            where=place,
         )
         return
     if not looked and len(batch.sheets) < 2:

@@ -11,10 +11,12 @@ from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, look_at, share, shown
+from replay_core.diagnose.stating import finding, share, shown
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
+
+
 _LIMITS = ("max_staleness", "max_head_offpolicyness", "max_off_policy_steps")
 
 
@@ -75,9 +77,9 @@ def old_weights(batch: Batch) -> Iterator[Finding]:
     limit = LAG if stated is None else stated
     place = batch.where("weight_version", sample=int(np.nanargmax(lag_B)))
     yield finding(
-        "D31",
         "warning" if lag > limit else "info",
         f"samples are up to {lag:g} weight versions old",
+        place,
         evidence=[
             shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
             shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
@@ -85,6 +87,4 @@ def old_weights(batch: Batch) -> Iterator[Finding]:
         cause="asynchronous rollouts: the queue is longer than the trainer is fast"
         if lag > limit
         else "asynchronous rollouts",
-        next_step=look_at(place),
-        where=place,
     )

@@ -11,7 +11,7 @@ from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.diagnose.stating import finding, shown
 from replay_core.records import Record, TensorRef
 
 #: Names of recorded routing: [tokens, layers, k] or [B, T, layers, k].
@@ -22,6 +22,8 @@ ROUTING = (
     "routing_matrices",
     "train_routed_experts",
 )
+
+
 #: Share of tokens that may differ (Megatron-LM#4168: 10 % of routers, 94 % of tokens is the bug).
 DIFFER = 0.05
 
@@ -36,6 +38,7 @@ def _routing(batch: Batch) -> list[tuple[Record, TensorRef]]:
 
 
 @rule("D30", "experts are routed differently", link="logprobs", scope="batch",
+      explains=("D09", "D14"),
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: Batch) -> Iterator[Finding]:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
@@ -52,16 +55,14 @@ def routing(batch: Batch) -> Iterator[Finding]:
         if empty and len(tokens) >= 4 and (tokens.shape[2] > 1 or len(empty) < tokens.shape[1]):
             place = batch.where_record(record, ref.name)
             yield finding(
-                "D30",
                 "error",
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
+                place,
                 evidence=[
                     shown("layers that are all 0", len(empty), "0", record.path.name),
                     shown("layers", tokens.shape[1]),
                 ],
                 cause="routing of another pipeline stage or rank was not gathered before it was recorded",
-                next_step=look_at(place),
-                where=place,
             )
             return
     yield from _compared(batch, recorded)
@@ -77,9 +78,9 @@ def _compared(batch: Batch, recorded: list[tuple[Record, TensorRef]]) -> Iterato
                 continue
             place = batch.where_record(other, theirs.name)
             yield finding(
-                "D30",
                 "warning",
                 f"{different:.0%} of tokens are routed to other experts in {theirs.name} than in {ref.name}",
+                place,
                 evidence=[
                     shown(
                         "share of tokens routed differently",
@@ -89,8 +90,6 @@ def _compared(batch: Batch, recorded: list[tuple[Record, TensorRef]]) -> Iterato
                     )
                 ],
                 cause="the trainer routes live where the engine routed otherwise: replay the recorded routing (R3)",
-                next_step=look_at(place),
-                where=place,
             )
             return
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from replay_core import workbench
 from replay_core.diagnose.finding import Diagnosis, Finding, Skipped
-from replay_core.diagnose.several import together
+from replay_core.diagnose.merging import together
 from tests.fixtures import FIXTURES
 
 
