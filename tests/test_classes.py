@@ -18,6 +18,7 @@ MOST_MEMBERS = 25
 STILL_BROAD = {
     "replay_core.diagnose.batch.Batch",
     "replay_core.diagnose.laid.Laid",
+    "replay_core.samples.batch.Batch",
     "replay_core.measure.pair.PairFigures",
     "tui_debugger.state.State",
 }
