@@ -82,9 +82,11 @@ class FlagsPane(Rows):
     @on(Rows.Chosen)
     def _chosen(self, event: Rows.Chosen) -> None:
         event.stop()
-        self.press()
+        self.do_open()
 
-    def press(self) -> None:
+    def do_open(self) -> None:
         """Change the flag under the cursor."""
         name = "model" if self.cursor == len(IN_PANE) else IN_PANE[self.cursor]
         self.post_message(FlagPressed(name))
+
+    do_mark = do_open
