@@ -76,10 +76,10 @@ class EvidenceScreen(ModalScreen[None]):
         if finding["evidence"]:
             narrow = self.app.size.width < _NARROW
             parts += [self._heading("Evidence"), self._narrow_evidence() if narrow else self._evidence()]
-        echoes = [one for one in self._debugger.state.health.findings if one["echo_of"] == finding["id"]]
-        if echoes:
+        downstream = [one for one in self._debugger.state.health.findings if one["echo_of"] == finding["id"]]
+        if downstream:
             parts.append(self._heading("What follows from it"))
-            parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in echoes]
+            parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in downstream]
         if finding["echo_of"]:
             parts.append(Text(f"\nThis follows from {finding['echo_of']}.", paint(self, "muted")))
         parts.append(Text(f"\nRule from: {fmt.safe(finding['source'])}", paint(self, "muted")))

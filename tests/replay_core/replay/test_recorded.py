@@ -17,8 +17,7 @@ from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.recorded import placed_in
-from tests.builders import record_with, samples_with, write_dump
-from tests.replay_core.replay.conftest import Here
+from tests.builders import Here, record_with, samples_with, write_dump
 
 BATCH = {
     "input_ids": [[0, 5, 6, 7], [8, 9, 4, 0]],
