@@ -166,7 +166,7 @@ def _samples(job: Job, on_event: OnEvent) -> Any:
         yield
         return
     # Deferred: psutil costs a reader 20 ms and would sample nothing there.
-    from replay_core.telemetry import Sampler
+    from replay_core.telemetry.sampler import Sampler
 
     with Sampler(on_event):
         yield

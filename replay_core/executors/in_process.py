@@ -7,7 +7,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
-from replay_core.errors import RldbgError
+from replay_core.errors import RldbgError, missing_library
 from replay_core.jobs import Document, Job, OnEvent, ignore
 
 
@@ -33,6 +33,8 @@ class InProcess:
 
 def unexpected(job: Job, error: BaseException) -> RldbgError:
     """The error that is told where a job stopped on something else than one of ours; its traceback is in a file."""
+    if missing := missing_library(error, job.kind):
+        return missing
     if isinstance(error, MemoryError):
         hint = "the job asked for more memory than its process may have"
     else:
