@@ -10,6 +10,7 @@ from tests.tui_debugger.driving import A, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
 from tui_debugger.cells import dump_beside, held_to_baseline, label, sentence, stated
 from tui_debugger.format import comparison_answer
+from tui_debugger.panes.log import LogPane
 from tui_debugger.reports.replay import replay_report
 from tui_debugger.tolerance import Tolerance
 
@@ -94,7 +95,7 @@ async def test_a_replay_kept_as_digests_is_listed_from_the_modules_seen_in_full(
         await press(app, pilot, "p", "r")
         params = engine.last("compare").params
         assert (params["a"], params["b"]) == ("/runs/cell1_window1", "/runs/demo/packed")
-        assert "57 of 97 module tensors differ in their bits" in "\n".join(app.debugger.kept_log)
+        assert "57 of 97 module tensors differ in their bits" in "\n".join(app.debugger.query_one(LogPane).kept)
         assert engine.kinds().count("replay") == 1, "windows are the replay's own affair"
 
 

@@ -13,6 +13,7 @@ from replay_core.errors import ChildDiedError, RldbgError, TruncatedError
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
 from tui_debugger.answer import answer_of
+from tui_debugger.panes.log import LogPane
 from tui_debugger.state import Busy
 
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
@@ -50,7 +51,7 @@ async def test_flags_flip_and_a_replay_shows_the_first_diverging_tensor() -> Non
         assert {"step": 0, "rank": 0, "micro": 0, "model": "checkpoint"}.items() <= plan.items()
         assert app.session.state.row is not None
         assert app.session.state.row.name == FIRST
-        assert "loading random:llama-tiny" in app.debugger.kept_log
+        assert "loading random:llama-tiny" in app.debugger.query_one(LogPane).kept
         assert "peak 846 MiB" in screen(app)
 
 
