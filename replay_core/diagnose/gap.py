@@ -242,9 +242,10 @@ def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, st
     """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
     total = len(order)
     recorded_B = batch.pack_B
-    if recorded_B is not None:
+    if recorded_B is not None and np.unique(recorded_B).size > 1:
         packs_B = recorded_B[order]
         return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
+    # One pack of all samples is how they were recorded, and need not be how they were run.
     found = [(np.arange(total) % size == 0, f"every {size} samples (inferred)") for size in range(2, total // 2 + 1)]
     if total >= FEWEST_ALONE:
         found.append((np.arange(total) == 0, "all samples in one (inferred)"))
