@@ -43,8 +43,6 @@ LIMITS = {
     "prob_diff": Limit(0.02, 0.1),
     "prob_pearson": Limit(0.98, 0.9, -1),
 }
-
-
 #: Fewer tokens say nothing.
 FEWEST = 8
 
@@ -203,16 +201,10 @@ def gap(batch: StepBatch) -> Gap:
 
 #: How far apart clean and leaking samples are.
 APART = 5.0
-
-
 #: A leak moves what it touches by this much at least, in fp32 too.
 LEAKS = 1e-3
-
-
 #: One clean sample is chance among fewer than this.
 FEWEST_ALONE = 6
-
-
 #: A clean sample's mean |d| stays below this however noisy the precision.
 CLEAN = 0.015
 
