@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given
@@ -43,8 +43,6 @@ LIMITS = {
     "prob_diff": Limit(0.02, 0.1),
     "prob_pearson": Limit(0.98, 0.9, -1),
 }
-
-
 #: Fewer tokens say nothing.
 FEWEST = 8
 
@@ -53,7 +51,7 @@ FEWEST = 8
 class Gap:
     """Rollout against trainer over the tokens of a batch that both say."""
 
-    batch: Batch
+    batch: StepBatch
     rollout: Column
     trainer: Column
     both_N: Array
@@ -186,7 +184,7 @@ class Gap:
         )
 
 
-def gap(batch: Batch) -> Gap:
+def gap(batch: StepBatch) -> Gap:
     """The gap between rollout and trainer.
 
     Raises:
@@ -203,21 +201,15 @@ def gap(batch: Batch) -> Gap:
 
 #: How far apart clean and leaking samples are.
 APART = 5.0
-
-
 #: A leak moves what it touches by this much at least, in fp32 too.
 LEAKS = 1e-3
-
-
 #: One clean sample is chance among fewer than this.
 FEWEST_ALONE = 6
-
-
 #: A clean sample's mean |d| stays below this however noisy the precision.
 CLEAN = 0.015
 
 
-def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | None:
+def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] | None:
     """(samples that agree, how packs are known) where mean |d| per sample lies as a leak's does, else None.
 
     Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
@@ -246,13 +238,14 @@ def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | No
     return None
 
 
-def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
+def _starts(batch: StepBatch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
     """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
     total = len(order)
     recorded_B = batch.pack_B
-    if recorded_B is not None:
+    if recorded_B is not None and np.unique(recorded_B).size > 1:
         packs_B = recorded_B[order]
         return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
+    # One pack of all samples is how they were recorded, and need not be how they were run.
     found = [(np.arange(total) % size == 0, f"every {size} samples (inferred)") for size in range(2, total // 2 + 1)]
     if total >= FEWEST_ALONE:
         found.append((np.arange(total) == 0, "all samples in one (inferred)"))

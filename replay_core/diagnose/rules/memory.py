@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
@@ -17,14 +17,12 @@ from replay_core.diagnose.stating import finding, shown
 
 #: Logits that take this much of memory are worth knowing of.
 LARGE_GIB = 4.0
-
-
 _FP32 = 4
 
 
 @rule("D36", "logits need much memory", link="memory", scope="batch", needs=("tokens",),
       source="slime#2253 (11.6k x 248k x 4 B = 10.8 GB), maxtext#4409")  # fmt: skip
-def logits(batch: Batch) -> Iterator[Finding]:
+def logits(batch: StepBatch) -> Iterator[Finding]:
     """T x V x 4 bytes of the largest micro-batch, T its padded token slots and V at least the largest id seen: one
     fp32 copy of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying
     (info).
@@ -56,42 +54,18 @@ def logits(batch: Batch) -> Iterator[Finding]:
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
           "KB": 2**10, "MB": 2**20, "GB": 2**30}  # fmt: skip
-
-
 _SIZE = r"([\d.]+) ?(bytes|[KMGT]iB|[KMG]B|B)\b"
-
-
 _TRIED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
-
-
 _FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
-
-
 _TOTAL = re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
-
-
 _UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-
-
 _OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
-
-
 _LOGITS = re.compile(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
-
-
 _OPTIMIZER = re.compile(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
-
-
 _ATTENTION = re.compile(r"attention|softmax\(|sdpa|flash_attn", re.IGNORECASE)
-
-
 _ENGINE = re.compile(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
-
-
 #: Vocabulary sizes of families that are trained by RL; only to put a size into words.
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
-
-
 #: D36: growth of the memory level over the run that no allocator warm-up explains.
 GROWTH = 1.2
 

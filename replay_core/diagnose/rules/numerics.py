@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
@@ -23,8 +23,6 @@ from replay_core.records import Record, TensorRef
 
 #: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
 _EXPECTED = ("mask", "ids", "positions", "layout", "note")
-
-
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -121,7 +119,7 @@ _CAUSES = {
 }
 
 
-def _in_batch(batch: Batch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
+def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
     """Tensors about tokens: whether a bad value counts depends on the mask."""
     step = -1 if batch.step is None else batch.step
     trained_N = batch.trained_N
