@@ -78,13 +78,13 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 
 def _index_of(named: dict[str, Any], sample: int, position: int | None) -> list[int] | None:
     """The raw index of a token, as the layout of its record has it; None where the record lays nothing out."""
-    from replay_core.diagnose.placing import rows_of
     from replay_core.inspection import find_tensor
+    from replay_core.samples.batch import Batch
 
     run = open_run(Path(named["path"]), *_more(named))
     record = workbench.find_record(run, RecordKey.from_mapping(named["key"]))
-    rows = rows_of(record)
-    return None if rows is None else rows.index_of(find_tensor((run, record, str(named["name"]))), sample, position)
+    batch = Batch(record, record.tensors(), by_shape=True)
+    return batch.index_of(find_tensor((run, record, str(named["name"]))), sample, position)
 
 
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
@@ -141,7 +141,8 @@ def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     step = Selection.parse(params["step"]) if params.get("step") is not None else None
     paths = [Path(one) for one in params.get("paths") or [params["path"]]]
-    doc = workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+    rules, known = params.get("rules") or (), params.get("known")
+    doc = workbench.diagnose(*paths, rules=rules, step=step, known=known, on_event=on_event)
     if params.get("stream"):
         # A run of ten thousand steps has a megabyte of series: one line of it would stop whoever reads it.
         for one in doc["series"]:

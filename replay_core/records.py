@@ -147,7 +147,7 @@ class TensorRef:
     `rows` is set for a ragged list of rows stored one after the other: the length of each row
     (shape is then the shape of the concatenation).
     `canonical` is the project-wide name (`naming.py`); None until a dialect names it.
-    `alignment` says what the token axis means: full | response | next | packed | sample | None.
+    `alignment` says what the token axis means: full | response | next | packed | prompt | sample | None.
     `sentinel` says which stored values mean "there is none": "null", "1.0", "0.0 on the prompt".
     `line` is where a text file says it, counted from 1; None in every other container.
     `copies` are what other ranks hold of it, where the file says that all hold the same.

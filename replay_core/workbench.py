@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
@@ -259,7 +259,7 @@ def rejudge(
 
 def is_document(path: Path) -> bool:
     """Whether a file looks like a document that a command wrote, so that `reopen` is to be tried."""
-    from replay_core.export.reopening import is_document as looks_like_one
+    from replay_core.documents.reopening import is_document as looks_like_one
 
     return looks_like_one(path)
 
@@ -270,9 +270,9 @@ def reopen(path: Path) -> Document:
     Raises:
         DumpError: the file is no document of rldbg's, is damaged, or of a schema this version does not know.
     """
-    from replay_core.export.reopening import read_document
+    from replay_core.documents.reopening import read_document
 
-    return read_document(path)
+    return cast(Document, read_document(path))
 
 
 def diagnose(
@@ -280,20 +280,25 @@ def diagnose(
     *more: Path,
     rules: Sequence[str] = (),
     step: Selection | None = None,
+    known: Document | None = None,
     on_event: OnEvent = ignore,
 ) -> Document:
     """A diagnosis document of a dump or a log. Several paths are one run; the runs of one folder are diagnosed apart.
 
-    `rules` are the ids to run; empty: all.
+    Args:
+        rules: the ids to run; empty: all.
+        known: a diagnosis of other steps of this run, whose findings join those of `step`.
 
     Raises:
         RequestError: there is no rule of such an id.
         SelectionError: there is no such step.
     """
     from replay_core.diagnose.case import Case
-    from replay_core.diagnose.engine import chosen_rules
+    from replay_core.diagnose.engine import chain, chosen_rules
     from replay_core.diagnose.engine import diagnose as judge
-    from replay_core.diagnose.several import together
+    from replay_core.diagnose.finding import Diagnosis
+    from replay_core.diagnose.merging import together
+    from replay_core.diagnose.series import series_block
     from replay_core.diagnose.signals import Signals
     from replay_core.dumps.several import runs_inside
     from replay_core.export.diagnoses import diagnosis_document
@@ -301,12 +306,14 @@ def diagnose(
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more)
     if inside := [] if more else runs_inside(run.path, run.records):
+        step = None if known else step  # several runs are told apart by what stands in a claim: they are made anew
         runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
         cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
         return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
-    signals = Signals.of(run, step)
-    case = Case(run, signals, step)
-    return diagnosis_document(run, judge(case, rules, on_event), signals.series_block() if signals else ())
+    case = Case(run, Signals.of(run, step), step)
+    found = judge(case, rules, on_event)
+    found = chain().updated(Diagnosis.of(known), found) if known else found
+    return diagnosis_document(run, found, series_block(case.signals))
 
 
 def explain_rule(id: str) -> str:

@@ -30,6 +30,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("pages",),
     ("file_spans",),  # bytes of a file, never a SIGBUS
     ("records", "naming", "jobs"),
+    ("documents",),  # what leaves the machine, typed; the schema made of the types
     ("selection", "dtypes"),
     ("errors",),
 )
@@ -42,12 +43,9 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("app", "reports"),  # the screen, and the same answers as text
     ("screens",),
     ("panes",),
-    ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
-    ("parities", "looking"),  # of the session, two critics side by side; one record and one tensor
-    ("closer",),  # of the session, how a pair's differences are spread
-    ("rejudging",),  # of the session, another tolerance
-    ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
-    ("errands", "filtering"),  # of the session, how a job is sent and what its events change; a long list between keys
+    ("widgets", "session"),  # what is drawn, and who does what is asked for: neither knows the other
+    ("flows",),  # what happens when a user acts, a file per thing one does
+    ("filtering",),  # a long list between two keys
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
@@ -86,6 +84,7 @@ TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = (
     "errors",
+    "documents",
     "selection",
     "records",
     "dtypes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -202,6 +202,11 @@ def replay_document(state: State) -> Document:
         "is_warm": False,
     }
     return {**head, "kind": "replay", "baseline": 0, "plan": state.plan, "cells": cells, **rest, "notes": notes}
+
+
+def write_each(folder: Path, documents: Iterable[Document]) -> list[Path]:
+    """Write every document to a file of its own; nothing is overwritten."""
+    return [write_new(folder, document) for document in documents]
 
 
 def write_new(folder: Path, document: Document) -> Path:

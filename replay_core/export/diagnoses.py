@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def diagnosis_document(run: Run, diagnosis: Diagnosis, series: Sequence[dict[str, Any]] = ()) -> Document:
     """A diagnosis document; `series` are the signals over steps that a trends view draws."""
-    causes = [finding for finding in diagnosis.findings if finding.echo_of is None]
+    causes = [finding for finding in diagnosis.findings if finding.downstream_of is None]
     counts = {level: sum(one.severity == level for one in causes) for level in ("error", "warning", "info")}
     return document(
         "diagnosis",
@@ -33,9 +33,6 @@ def diagnosis_document(run: Run, diagnosis: Diagnosis, series: Sequence[dict[str
 
 
 def _finding(one: Finding) -> dict[str, Any]:
-    return {
-        **asdict(one),
-        "evidence": [asdict(evidence) for evidence in one.evidence],
-        "where": asdict(one.where),
-        "steps": list(one.steps),
-    }
+    said = asdict(one)
+    downstream_of = said.pop("downstream_of")
+    return {**said, "evidence": list(said["evidence"]), "steps": list(one.steps), "echo_of": downstream_of}

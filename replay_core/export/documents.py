@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import replay_core
 from replay_core import pages
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
 from replay_core.jobs import Document
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from replay_core.dumps.following import Pulse
     from replay_core.measure.pair import PairFigures
     from replay_core.measure.statistics import Statistics
-
-SCHEMA_VERSION = 1
-SCHEMA_PATH = Path(__file__).with_name("schema.json")
 
 
 def document(kind: str, **body: Any) -> Document:

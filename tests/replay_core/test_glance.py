@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from replay_core import desk, workbench
+from replay_core.documents.reopening import SCHEMA_PATH
 from replay_core.errors import RequestError
-from replay_core.export.documents import SCHEMA_PATH
 from replay_core.jobs import Event, Job, Partial
 from tests.builders import write_dump, write_pair
 from tests.fixtures import FIXTURES

@@ -11,7 +11,7 @@ from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
 from replay_core.records import RecordKey, Selection
 from tests.builders import write_dump, write_pair
-from tests.replay_core.export.test_schema import validate
+from tests.replay_core.documents.test_schema import validate
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from replay_core.errors import ExitCode
 from tests.builders import write_dump
-from tests.replay_core.export.test_schema import validate
+from tests.replay_core.documents.test_schema import validate
 from tests.replay_core.parity.conftest import needs_megatron, write_config
 from tui_debugger.cli import run
 

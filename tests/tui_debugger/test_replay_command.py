@@ -74,7 +74,7 @@ def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:
 def test_the_document_is_of_the_published_schema(document: dict[str, Any]) -> None:
     from jsonschema import Draft202012Validator
 
-    from replay_core.export.documents import SCHEMA_PATH
+    from replay_core.documents.reopening import SCHEMA_PATH
 
     schema = json.loads(SCHEMA_PATH.read_text())
     stored = {name: value for name, value in document.items() if name != "text"}

@@ -76,10 +76,10 @@ class EvidenceScreen(ModalScreen[None]):
         if finding["evidence"]:
             narrow = self.app.size.width < _NARROW
             parts += [self._heading("Evidence"), self._narrow_evidence() if narrow else self._evidence()]
-        echoes = [one for one in self._debugger.state.health.findings if one["echo_of"] == finding["id"]]
-        if echoes:
+        downstream = [one for one in self._debugger.state.health.findings if one["echo_of"] == finding["id"]]
+        if downstream:
             parts.append(self._heading("What follows from it"))
-            parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in echoes]
+            parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in downstream]
         if finding["echo_of"]:
             parts.append(Text(f"\nThis follows from {finding['echo_of']}.", paint(self, "muted")))
         parts.append(Text(f"\nRule from: {fmt.safe(finding['source'])}", paint(self, "muted")))
@@ -152,7 +152,7 @@ class EvidenceScreen(ModalScreen[None]):
         self._debugger.work(self._explain(), "explain")
 
     async def _explain(self) -> None:
-        self._explained = await self._debugger.session.explain(self._finding["id"])
+        self._explained = await self._debugger.session.diagnosing.explain(self._finding["id"])
         if self.is_attached:
             self.query_one("#evidence-text", Static).update(self._text())
             self.query_one("#evidence", VerticalScroll).scroll_end(animate=False)

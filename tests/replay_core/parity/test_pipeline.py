@@ -11,7 +11,7 @@ import pytest
 from replay_core import workbench
 from replay_core.errors import ModelError, RequestError, RldbgError
 from replay_core.parity.config import SHIPPED
-from tests.replay_core.export.test_schema import validate
+from tests.replay_core.documents.test_schema import validate
 from tests.replay_core.parity.conftest import Parity, needs_deepspeed, needs_megatron, write_config
 
 pytestmark = needs_megatron

@@ -16,7 +16,7 @@ from replay_core import workbench
 from replay_core.errors import NothingComparableError, RequestError, RldbgError
 from tests.builders import save_file, write_dump
 from tests.fixtures import FIXTURES
-from tests.replay_core.export.test_schema import validate
+from tests.replay_core.documents.test_schema import validate
 
 ROLL = FIXTURES / "roll_critic"
 #: Region of a document -> of the recorded metrics.

@@ -204,5 +204,5 @@ def test_what_one_cell_alone_cannot_do_is_that_cells_failure(ask, monkeypatch):
 def test_documents_of_bad_input_fit_the_schema(ask, factory):
     from jsonschema import Draft202012Validator
 
-    schema = json.loads((Path(__file__).parents[3] / "replay_core/export/schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[3] / "replay_core/documents/schema.json").read_text())
     Draft202012Validator(schema).validate(ask(plan=factory("raises")))

@@ -1,0 +1,296 @@
+"""`rldbg compare A B`: every pair of tensors, and where the two runs first part. A is the baseline: d = b - a."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from replay_core.documents.parts import (
+    Count,
+    KeyEntry,
+    Number,
+    Pair,
+    ProblemEntry,
+    Settings,
+    Shape,
+    Stamp,
+    Value,
+    VerdictWord,
+)
+
+
+class WorstToken(TypedDict):
+    """The token whose values part most, relative to a's."""
+
+    sample: int
+    position: int
+    rel_l2: Number
+
+
+class MetricsEntry(TypedDict):
+    """d = b - a over what counts. rel_l2 = |d|/|a|, max_rel, one_minus_cosine and gain are ratios, max_abs and
+    mean_signed in the tensor's unit."""
+
+    compared: Count
+    mismatched: Count
+    nan_a: Count
+    nan_b: Count
+    nonfinite_mismatched: Count
+    max_abs: Number
+    max_rel: Number
+    rel_l2: Number
+    one_minus_cosine: Number
+    mean_signed: Number
+    gain: Number
+    worst_token: WorstToken | None
+
+
+class IndexEntry(TypedDict):
+    """sample and position where the layout tells; raw_a and raw_b index either tensor."""
+
+    sample: int | None
+    position: int | None
+    raw_a: Shape | None
+    raw_b: Shape | None
+    sample_b: int | None
+    """What b calls the sample, where its samples stand in another order."""
+
+
+class ElementEntry(TypedDict):
+    """The element shown of a pair: where it is, and both values."""
+
+    index: IndexEntry
+    a: Value
+    b: Value
+
+
+class RecordPair(TypedDict):
+    """The records that the two tensors of a pair come from."""
+
+    a_key: KeyEntry | None
+    b_key: KeyEntry | None
+
+
+class AroundEntry(TypedDict):
+    """The values beside the element: of the tokens before and after it in its sample, else along the last axis."""
+
+    by_token: bool
+    positions: list[int]
+    a: list[Value]
+    b: list[Value]
+    token_ids: list[int | None] | None
+    texts: list[str | None] | None
+    """The tokens as text, where a tokenizer lies beside the dump."""
+
+
+class DivergenceEntry(ElementEntry, RecordPair):
+    """Where two runs first part."""
+
+    name: str
+    verdict: VerdictWord
+    metrics: MetricsEntry | None
+    origin: str | None
+    """The smallest module whose inputs agree and whose output does not."""
+    why: str
+    around: AroundEntry | None
+    note: str | None
+
+
+class PairEntry(ElementEntry, RecordPair):
+    """A pair of tensors, judged."""
+
+    name: str
+    """Canonical."""
+    names: Pair[str | None]
+    """As either side calls it."""
+    verdict: VerdictWord | Literal["skipped"]
+    suspect: bool
+    """CLOSE, and above the noise expected."""
+    dtype: Pair[str | None]
+    shape: Pair[Shape | None]
+    metrics: MetricsEntry | None
+    """Over the tokens that count."""
+    unmasked: MetricsEntry | None
+    """Over every element, where some were masked apart."""
+    reason: str
+    note: str | None
+
+
+class VerdictCounts(TypedDict):
+    """total is the sum of all others."""
+
+    total: Count
+    SAME: Count
+    CLOSE: Count
+    DIFF: Count
+    NAN: Count
+    SHAPE: Count
+    MISSING: Count
+    PADDING: Count
+    skipped: Count
+
+
+class RunSide(TypedDict):
+    """A run that was compared."""
+
+    path: str
+    dialect: str
+    flags: Settings | None
+
+
+class ToleranceEntry(TypedDict):
+    """What a person had a comparison judged by; null where not given."""
+
+    atol: Number | None
+    rtol: Number | None
+    file: str | None
+    exact: bool
+
+
+class _Absent(TypedDict, total=False):
+    numbers_absent: Count
+    """Where it was told how many ranks or micro-batches there are to be: those that neither run has."""
+
+
+class CoverageEntry(_Absent):
+    """What was compared, and what was not."""
+
+    records_paired: Count
+    records_only_in_a: Count
+    records_only_in_b: Count
+    tensors_compared: Count
+    tensors_by_digest: Count
+    """Equal or not is known of their bytes, and nothing else: a side kept no values. Not among tensors_compared."""
+    tensors_skipped: Count
+    records_unreadable: Count
+    elements_compared: Count
+    bookkeeping_fields_not_compared: Count
+    samples_on_one_side: Count
+
+
+class Moments(TypedDict):
+    """Of the finite values; std of a sample (n - 1)."""
+
+    mean: Number | None
+    std: Number | None
+    min: Number | None
+    max: Number | None
+
+
+class SamplePairing(TypedDict):
+    """Samples on both sides, and on one."""
+
+    paired: int | None
+    only_in_a: int | None
+    only_in_b: int | None
+
+
+class TrajectoryEntry(SamplePairing):
+    """A field of the trajectories of a step."""
+
+    step: int | None
+    stage: str
+    name: str
+    verdict: VerdictWord
+    max_abs: Number | None
+
+
+class DatumsEntry(SamplePairing):
+    """The datums of a step."""
+
+    step: int | None
+    verdict: VerdictWord
+    tokens_a: int | None
+    tokens_b: int | None
+
+
+class SummaryEntry(TypedDict):
+    """A field of one rank and micro-batch."""
+
+    step: int | None
+    rank: int | None
+    micro: int | None
+    verdict: VerdictWord
+    max_abs: Number | None
+    mean_abs: Number | None
+    a: Moments | None
+    b: Moments | None
+    pearson: Number | None
+    is_close: bool | None
+    """By the script's own rule: atol 1e-5, rtol 1e-4."""
+
+
+class SummaryField(TypedDict):
+    """A field over every rank and micro-batch: largest, smallest and mean of their largest differences."""
+
+    section: str
+    name: str
+    count: Count
+    max: Number | None
+    min: Number | None
+    mean: Number | None
+    entries: list[SummaryEntry]
+
+
+class SummaryBlock(TypedDict):
+    """What NexRL's own script reports, over every rank and micro-batch."""
+
+    trajectories: list[TrajectoryEntry]
+    fields: list[SummaryField]
+    datums: list[DatumsEntry]
+
+
+class LogprobGap(TypedDict):
+    """|difference| of the log-probabilities, in nats; null where a sample has no such token."""
+
+    logp_max: Number | None
+    logp_mean: Number | None
+
+
+class WorstHidden(TypedDict):
+    """The token whose final hidden state is furthest off, relative L2."""
+
+    position: Count
+    rel_l2: Number
+
+
+class SegmentEntry(TypedDict):
+    """A sample of one cell of a replay against the same sample of the baseline."""
+
+    sample: Count
+    tokens: Count
+    worst_token: WorstHidden | None
+    valid: LogprobGap
+    response: LogprobGap
+
+
+class _Tolerance(TypedDict, total=False):
+    tolerance: ToleranceEntry | None
+    """What a person had it judged by; null: the table alone. Not in documents written before it was kept."""
+
+
+class ComparisonDocument(Stamp, _Tolerance):
+    """Two runs, tensor by tensor."""
+
+    kind: Literal["comparison"]
+    a: RunSide
+    b: RunSide
+    counts: VerdictCounts
+    first_divergence: DivergenceEntry | None
+    first_difference: DivergenceEntry | None
+    """The first pair that is not bitwise the same, noise included."""
+    tensors: list[PairEntry]
+    """In order of computation; skipped ones last."""
+    problems: list[ProblemEntry]
+    notes: list[str]
+    coverage: CoverageEntry
+    segments: list[SegmentEntry] | None
+    """Sample by sample against a, where the two are cells of a replay."""
+    ruling: None
+    hints: list[str]
+    """What usually explains such a finding."""
+    selection: dict[str, str]
+    """What was asked for where it was not everything: step, rank, micro, stage, name."""
+    summary: SummaryBlock | None
+    """What NexRL's own script reports, over every rank and micro-batch."""
+    others: list[ComparisonDocument]
+    """Of three runs: the comparisons beside this one."""

@@ -1,0 +1,15 @@
+"""What a rule of the diagnosis looks at; the screen asks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from replay_core.documents.parts import Stamp
+
+
+class ExplanationDocument(Stamp):
+    """A rule, explained."""
+
+    kind: Literal["explanation"]
+    id: str
+    text: str

@@ -1,0 +1,407 @@
+"""`rldbg replay`: one micro-batch under several settings, each held to every row alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from replay_core.documents.comparison import DivergenceEntry, SegmentEntry, VerdictCounts
+from replay_core.documents.parts import Count, ErrorEntry, KeyEntry, Number, Says, Settings, Stamp, VerdictWord
+
+CellOutcome = Literal["ran", "failed", "unavailable", "crashed"]
+CellPart = Literal["recording", "reference", "control", "cell", "model"]
+
+
+class CellTime(TypedDict):
+    """Seconds."""
+
+    load_s: Number | None
+    compile_s: Number | None
+    steady_s: Number | None
+    forward_s: Number | None
+    backward_s: Number | None
+
+
+class CellMemory(TypedDict):
+    """MiB."""
+
+    peak_mib: Number | None
+    forecast_logits_mib: Number | None
+
+
+class ObserverEntry(TypedDict):
+    """How the hooked forward stands to the plain one: the worst token's relative L2."""
+
+    bitwise: bool
+    worst_token: Number
+
+
+class CompileEntry(TypedDict):
+    """What torch.compile did, and whether its cache was cold."""
+
+    backend: str
+    dynamic: str
+    cache: Literal["cached", "cold"]
+    graphs: Count
+    recompiles: Count
+    recompile_reasons: list[str]
+    graph_breaks: Count
+    graph_break_reasons: list[str]
+    cache_hits: Count
+    hooked: ObserverEntry | None
+
+
+class TensorDigest(TypedDict):
+    """A tensor over its tokens, without its values."""
+
+    l2: Number | None
+    low: Number | None
+    high: Number | None
+    digest: str
+
+
+class FirstDigest(TypedDict):
+    """The first tensor whose digest differs, in call order."""
+
+    name: str
+    baseline: TensorDigest
+    cell: TensorDigest
+
+
+class CapturedDigests(TypedDict):
+    """How the digests stand to the baseline's."""
+
+    tensors: Count
+    """Tensors with a digest."""
+    equal: Count
+    """Of those, bitwise equal to the baseline's."""
+    differ: Count
+    first: FirstDigest | None
+    windows: Count
+    """Passes that captured whole tensors, from the first difference on."""
+    not_in_full: Count
+    """Tensors that differ, or of which no digest is known, and were not compared in full."""
+    baseline_dump: str | None
+    """The baseline's tensors of the last window: what the comparison held the cell's dump to. Null without one."""
+
+
+class CaptureEntry(TypedDict):
+    """full: `mib` of tensors are in the cell's dump. hash: a digest of every tensor over its tokens, and whole tensors
+    of the modules around the first that differs from the baseline's. none: the final hidden states alone."""
+
+    level: Literal["none", "full", "hash"]
+    modules: Count
+    """Modules that were hooked."""
+    forecast_mib: Number
+    """What all their tensors would take, said before the capture."""
+    room_mib: Number
+    """What a capture may take: the cap, the free memory or the free disk."""
+    mib: Number
+    """What the tensors in the cell's dump take."""
+    hashes: CapturedDigests | None
+    """Null where none were taken or there is no other cell to hold them to."""
+
+
+class InputFinding(TypedDict):
+    """What is wrong with the inputs, read from them."""
+
+    code: str
+    text: str
+
+
+class CellWeights(TypedDict):
+    """Whose weights computed it; `step` is the step they are of, `batch_step` the one that is replayed."""
+
+    model: str
+    step: int | None
+    batch_step: int
+
+
+class DeterminismSettings(TypedDict):
+    """What decides whether a run can be repeated."""
+
+    deterministic: bool
+    cudnn_benchmark: bool
+    cublas_workspace: str | None
+    seed: int
+
+
+class MicroLoss(TypedDict):
+    """The loss of one micro-batch."""
+
+    micro: int
+    loss: Number
+
+
+class LossEntry(TypedDict):
+    """The loss of a backward replay: its settings and values."""
+
+    settings: Settings
+    stated: str
+    micros: list[MicroLoss]
+    grad_norm: Number
+    first_nonfinite_gradient: str | None
+
+
+class OptimizerEntry(TypedDict):
+    """The optimizer step of a backward replay: its settings, where they come from, the norm of its update."""
+
+    settings: Settings
+    stated: str
+    update_norm: Number
+    parameters: Count
+
+
+class ModuleHash(TypedDict):
+    """The digest of one captured tensor; only the child that ran the cell says it."""
+
+    name: str
+    module: str
+    digest: str
+    l2: Number | None
+    low: Number | None
+    high: Number | None
+    numel: Count
+
+
+class CellRun(TypedDict):
+    """What a cell did; what it could not say is null."""
+
+    flags: Settings
+    effective: Settings | None
+    """What really ran, read back from the model and from the operators."""
+    outcome: CellOutcome
+    error: ErrorEntry | None
+    notes: list[str]
+    """What was assumed."""
+    time: CellTime | None
+    memory: CellMemory | None
+    dump: str | None
+    final_hidden: str | None
+    """The tensor whose worst token judges a segment."""
+    compile: CompileEntry | None
+    observer: ObserverEntry | None
+    capture: CaptureEntry | None
+    """What was looked at inside the model, and what of it was kept; null where nothing could be."""
+    not_finite: str | None
+    """The model computes NaN or infinities: from which weight, if from one."""
+    inputs: list[InputFinding]
+    left_pads: list[Count]
+    weights: CellWeights | None
+    determinism: DeterminismSettings | None
+    forward: str | None
+    """The trainer's own code that ran in place of the model's forward."""
+    loss: LossEntry | None
+    optimizer: OptimizerEntry | None
+    log: str | None
+    """The file with what the cell printed and logged."""
+    key: KeyEntry | None
+    """Of the recording: the record it comes from."""
+
+
+class RecordedAt(TypedDict):
+    """The token whose recorded and replayed values part most."""
+
+    sample: int
+    position: int
+    recorded: Number
+    replayed: Number
+
+
+class RecordedEntry(TypedDict):
+    """How a cell stands to a recorded value per token; figures in nats (of a critic: in its own unit), null where no
+    token counts."""
+
+    name: str
+    field: str
+    verdict: VerdictWord | None
+    reason: str
+    tokens: Count
+    max_abs: Number | None
+    mean_abs: Number | None
+    k3: Number | None
+    at: RecordedAt | None
+
+
+class RecordedTraining(TypedDict):
+    """How a backward replay stands to the recorded losses and gradients."""
+
+    bitwise: bool
+    agrees: bool | None
+    tensors: Count
+    losses: Count
+    gradients: Count
+    first: str | None
+    sentence: str
+
+
+class RecordedParams(TypedDict):
+    """How the weights after the optimizer step stand to the recorded ones."""
+
+    against: str
+    bitwise: bool | None
+    tensors: Count
+    first: str | None
+    sentence: str
+
+
+class CellCause(TypedDict):
+    """Why samples of a cell are off, in one sentence and by sample."""
+
+    kind: Literal["leak", "padding", "inputs", "elsewhere"]
+    off: list[Count]
+    exact: list[Count]
+    off_reversed: list[Count] | None
+    """Those off when the same pack ran last sample first; null where it did not."""
+    moved: list[Count]
+    causes: list[str]
+    """Codes of what the inputs themselves show."""
+    sentence: str
+
+
+class AgreementEntry(TypedDict):
+    """With the baseline; agrees is null where nothing was compared."""
+
+    agrees: bool | None
+    first_divergence: DivergenceEntry | None
+    counts: VerdictCounts | None
+    off: list[Count]
+    """Samples whose worst token is past the limit."""
+
+
+class _Threads(TypedDict, total=False):
+    threads: int | None
+    """CPU threads that ran it."""
+
+
+class CellEntry(CellRun, _Threads):
+    """A cell, and how it stands to the baseline and to the recording."""
+
+    part: CellPart
+    asked: bool
+    """False: a control that rldbg ran beside what was asked for."""
+    agreement: AgreementEntry
+    segments: list[SegmentEntry] | None
+    cause: CellCause | None
+    toggles: Settings | None
+    """Axes on which the cell leaves the baseline."""
+    same_as: Count | None
+    """An earlier cell that ran the same kernels and settings."""
+    recorded: list[RecordedEntry]
+    recorded_training: RecordedTraining | None
+    recorded_params: RecordedParams | None
+
+
+class _PlanOptions(TypedDict, total=False):
+    role: str | None
+    base: str | None
+    temperature: float | None
+    seed: int
+    capture: str | None
+    logit_chunk: int
+    max_rows: int | None
+    rows: str | None
+    whole_step: bool
+    capture_level: str
+    capture_cap_mib: int
+    allow_pickled_weights: bool
+    is_reversed: bool
+    forward: str | None
+    forward_path: str | None
+    backward: bool
+    micros: list[int] | None
+    loss: Settings | str | None
+    optimizer: Settings | str | None
+    share_gpu: bool
+    cold_compile: bool
+
+
+class PlanEntry(_PlanOptions):
+    """What was asked for: a `replay.plan.ReplayPlan` without where it writes to."""
+
+    dump: str
+    step: int
+    rank: int
+    micro: int
+    model: str
+    flags: Settings
+
+
+class MatrixEntry(TypedDict):
+    """A matrix of settings."""
+
+    axes: dict[str, list[Any]]
+    """Flag names and the values each goes through, the baseline's first."""
+    breaking: list[Settings]
+    """The smallest sets of toggles that break agreement."""
+    failing: list[Settings]
+    """The smallest sets of toggles that failed or crashed."""
+
+
+class RecordedValue(TypedDict):
+    """A value that the trainer recorded of these tokens."""
+
+    name: str
+    field: str
+    key: KeyEntry
+
+
+class RecordingEntry(TypedDict):
+    """What the trainer recorded of these tokens, and the cell that comes nearest to it."""
+
+    values: list[RecordedValue]
+    judged_by: str
+    nearest_cell: Count | None
+    mean_abs: Number | None
+
+
+class FloorEntry(TypedDict):
+    """How far agreeing cells of this run are from the reference: relative L2 of the worst token; nats."""
+
+    worst_token: Number
+    logp_max: Number
+
+
+class RepeatEntry(TypedDict):
+    """Whether the same plan run twice is bitwise equal, and where first if not."""
+
+    cell: Count
+    equal: bool | None
+    first: str | None
+    why: str | None
+    tensors: Count
+
+
+class RankedModel(TypedDict):
+    """A model, by how well it explains the recorded log-probabilities (nats)."""
+
+    cell: Count
+    model: str
+    mean_abs: Number | None
+    max_abs: Number | None
+    k3: Number | None
+
+
+class RankingEntry(TypedDict):
+    """Models by how well they explain recorded log-probabilities, nearest first."""
+
+    against: str
+    models: list[RankedModel]
+
+
+class ReplayDocument(Stamp):
+    """A replay and its cells."""
+
+    kind: Literal["replay"]
+    baseline: Count
+    """The cell the others are held against."""
+    plan: PlanEntry
+    cells: Annotated[list[CellEntry], Says(minItems=1)]
+    notes: list[str]
+    matrix: MatrixEntry | None
+    recording: RecordingEntry | None
+    floors: dict[str, FloorEntry]
+    """By dtype."""
+    determinism: RepeatEntry | None
+    ranking: RankingEntry | None
+    is_warm: bool
+    """One child ran all cells: times and memory depend on their order."""
