@@ -20,15 +20,12 @@ from replay_core.measure.statistics import statistics
 from replay_core.measure.strips import difference_strips
 from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, Run, TensorRef
-from replay_core.samples.rows import per_token, token_ids
+from replay_core.samples.batch import Batch
 
 #: Pieces of `pages.CHUNK` elements that statistics look at; a tensor of more (16 M elements) is sampled.
 CHUNKS = 64
 #: Tokens of one sample shown at once.
 MAX_TOKENS = 512
-#: A record, and the fields that its values per token are laid out by.
-Source = tuple[Record, list[TensorRef]]
-
 #: Kinds of tensors that say something of a token, in the order they are read.
 _TOKEN_KINDS = ("logprob", "value", "loss", "metric", "mask")
 
@@ -105,15 +102,15 @@ def _side(named: Named, ref: TensorRef) -> dict[str, Any]:
 def _tokens(a: Named, b: Named | None, sample: int) -> dict[str, Any] | None:
     """One sample token by token: ids, their text, and every value per token recorded of it, both sides."""
     run, record, name = a
-    found = _sources(run, record)
-    ids = next((rows for _, fields in found if (rows := token_ids(fields)) is not None), None)
+    found = _batches(run, record)
+    ids = next((batch.contents for batch in found if batch.contents is not None), None)
     if ids is None:
         return None
     sample = min(max(0, sample), len(ids) - 1)
     row = ids[sample][:MAX_TOKENS]
     columns = _columns(found, sample, "a", name)
     if b is not None:
-        columns += _columns(_sources(b[0], b[1]), sample, "b", b[2])
+        columns += _columns(_batches(b[0], b[1]), sample, "b", b[2])
     path = find_tokenizer(record.path, run.models.values())
     pieces = Decoder(path).pieces([int(token) for token in row]) if path is not None else None
     return {
@@ -127,37 +124,40 @@ def _tokens(a: Named, b: Named | None, sample: int) -> dict[str, Any] | None:
     }
 
 
-def _sources(run: Run, record: Record) -> list[Source]:
+def _batches(run: Run, record: Record) -> list[Batch]:
     """The record and its neighbours of the same step, rank and micro-batch, whatever their dump point and role."""
     here = (record.key.step, record.key.rank, record.key.micro)
     near = [
         other for other in run.records if (other.key.step, other.key.rank, other.key.micro) == here and other != record
     ]
-    sources: list[Source] = []
+    batches: list[Batch] = []
     for one in [record, *near]:
-        fields = list(one.tensors())
-        if any((ref.canonical or ref.name) in ("input_ids", "prompt_ids") for ref in fields) or not sources:
-            sources.append((one, fields))
-        else:
+        batch = Batch(one, one.tensors())
+        if batches and not batch.has_tokens:
             # Ids and masks often stand in one dump point, log-probabilities in the next.
-            sources.append((one, [*fields, *sources[0][1]]))
-    return sources
+            batch = Batch(one, [*one.tensors(), *batches[0].fields()])
+        batches.append(batch)
+    return batches
 
 
-def _columns(sources: list[Source], sample: int, side: str, wanted: str) -> list[dict[str, Any]]:
+def _columns(batches: list[Batch], sample: int, side: str, wanted: str) -> list[dict[str, Any]]:
     columns: list[tuple[int, dict[str, Any]]] = []
     seen = set()
-    for record, fields in sources:
-        for ref in fields:
+    for batch in batches:
+        if sample >= len(batch):
+            continue
+        here = slice(batch.starts[sample], batch.starts[sample] + batch.lengths[sample])
+        for ref in batch.fields():
             name = ref.canonical or ref.name
             kind = naming.meaning(name).kind
             known = kind in _TOKEN_KINDS or (ref.name == wanted and kind != "ids")
-            if not known or name in seen or not ref.is_readable or ref.is_text:
+            # One number per sample is no column of its tokens.
+            if not known or name in seen or ref.is_text or batch.per_sample(ref) is not None:
                 continue
-            rows = per_token(ref, fields)
-            if rows is None or sample >= len(rows) or not np.isfinite(rows[sample]).any():
+            said = batch.values(ref)
+            if said is None or not np.isfinite(values := said.values_N[here]).any():
                 continue
             seen.add(name)
             place = 0 if ref.name == wanted or kind not in _TOKEN_KINDS else _TOKEN_KINDS.index(kind) + 1
-            columns.append((place, {"side": side, "name": name, "stage": record.key.stage, "values": rows[sample]}))
+            columns.append((place, {"side": side, "name": name, "stage": batch.record.key.stage, "values": values}))
     return [column for _, column in sorted(columns, key=lambda one: one[0])]

@@ -21,7 +21,7 @@ from replay_core.measure.lag import detect_lag
 from replay_core.measure.statistics import statistics
 from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import Record, RecordKey, Run, TensorRef
-from replay_core.samples.rows import per_token, split
+from replay_core.samples.batch import Batch, rows_of
 
 Named = tuple[Run, Record, str]
 
@@ -106,11 +106,11 @@ def _detected(record: Record, ref: TensorRef) -> dict[str, Any] | None:
     """The alignment the data show, where no name settles it: against log-probabilities whose alignment is known."""
     if ref.alignment in ALIGNED or naming.meaning(ref.canonical or ref.name).kind not in ("logprob", "value"):
         return None
-    fields = record.tensors()
-    rows = per_token(ref.with_(alignment="full"), fields)
-    for other in fields:
+    batch = Batch(record, record.tensors())
+    rows = batch.by_sample(ref.with_(alignment="full"))
+    for other in batch.fields():
         known = other.alignment in ALIGNED and naming.meaning(other.canonical or other.name).kind == "logprob"
-        against = per_token(other, fields) if known and rows is not None else None
+        against = batch.by_sample(other) if known and rows is not None else None
         if rows is None or against is None:
             continue
         # Zeros fill what has no log-probability, and would agree at every lag.
@@ -132,7 +132,7 @@ def _decoded(
         return None
     decoder = Decoder(path)
     shown = document["part"]["values"] if document["part"] else document["window"]["a"]
-    samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in split(ref)[:MAX_TEXTS]]
+    samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in rows_of(ref)[:MAX_TEXTS]]
     return {
         "tokenizer": str(decoder.path),
         "pieces": decoder.pieces([int(value) for value in shown]),

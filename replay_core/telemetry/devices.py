@@ -10,8 +10,10 @@ MIB = 1 << 20
 
 def gpus() -> list[dict[str, Any]]:
     """One mapping per GPU: name, total_mib, free_mib, driver. Raises nothing: no NVML is no GPU."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        return []
     found = []
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
