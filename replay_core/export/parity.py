@@ -9,7 +9,7 @@ from replay_core.export.documents import document, first_divergence
 from replay_core.jobs import Document
 from replay_core.parity.correlation import Measures
 from replay_core.parity.judging import BatchResult, Parity, Step
-from replay_core.parity.sides import Side
+from replay_core.parity.sides import CriticSide
 
 
 def parity_document(found: Parity) -> Document:
@@ -47,7 +47,7 @@ def parity_document(found: Parity) -> Document:
     )
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: CriticSide) -> dict[str, Any]:
     return {
         "backend": side.backend,
         "engine": side.engine,

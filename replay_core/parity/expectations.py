@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from replay_core.parity.correlation import Measures
@@ -55,15 +55,8 @@ def against(
 def _row(band: Band, masked: Measures, unmasked: Measures) -> dict[str, Any]:
     found, over_all = getattr(masked, band.measure), getattr(unmasked, band.measure)
     return {
-        "data": band.data,
-        "measure": band.measure,
-        "low": band.low,
-        "high": band.high,
-        "masked": found,
-        "unmasked": over_all,
-        "note": _note(band, found, over_all),
-        "source": SOURCE,
-    }
+        **asdict(band), "masked": found, "unmasked": over_all, "note": _note(band, found, over_all), "source": SOURCE,
+    }  # fmt: skip
 
 
 def _note(band: Band, found: float | None, over_all: float | None) -> str:

@@ -17,8 +17,6 @@ from replay_core.objectives import advantages
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.
 CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-
-
 _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
 
 
@@ -331,7 +329,7 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
         return None, "", "groups have different sizes: part of the batch may not be in the dump"
     return (
         "warning",
-        "advantages are none of the variants that rewards and groups give",
+        "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )
 

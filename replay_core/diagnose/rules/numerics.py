@@ -1,4 +1,4 @@
-"""The first number that is none, in order of computation."""
+"""The first number that is not finite, in order of computation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from replay_core.records import Record, TensorRef
 
 #: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
 _EXPECTED = ("mask", "ids", "positions", "layout", "note")
-
-
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """A tensor with numbers that are none, where it first has one, and how many."""
+    """A tensor with numbers that are not finite, where it first has one, and how many."""
 
     order: tuple[int, int, int]
     name: str

@@ -20,17 +20,11 @@ from replay_core.objectives import kl
 
 #: Policy and reference are one model before the first update: from here on the difference is no kernel's.
 MOVED = 1e-4
-
-
 #: What no resumed run explains: about 0.8 per token is another chat template; above 1 another model.
 OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
 #: A KL that later mini-batches of the first step explain: a k3 of 1e-2 is a mean |policy - ref| of about 0.14.
 UPDATED = 1e-2
-
-
 K3_FLOOR = -1e-6
-
-
 #: Steps of a k1 mean before its sign means anything, and the share of them that must be negative.
 K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
 
@@ -135,7 +129,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bo
 def estimator(batch: Batch) -> Iterator[Finding]:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     The recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an
-    error; one that is none of them a warning. k1 itself may be negative. Zeros where nothing is penalised are
+    error; one that agrees with no estimator a warning. k1 itself may be negative. Zeros where nothing is penalised are
     fine.
     """
     recorded, ref = given(batch.column("kl")), given(batch.column("ref_logprobs"))
@@ -170,7 +164,7 @@ def estimator(batch: Batch) -> Iterator[Finding]:
         return
     yield finding(
         "warning",
-        "the recorded KL is none of k1, k2, k3 (clamped or not), |log ratio| of policy and reference",
+        "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
         evidence=[
             shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),

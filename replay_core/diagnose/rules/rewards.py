@@ -17,8 +17,6 @@ from replay_core.diagnose.stating import finding, look_at, share, shown
 
 #: A spread this small beside the rewards themselves is rounding: rewards are stored as float32.
 EQUAL = 1e-6
-
-
 #: Share of groups without a spread from which the batch is mostly wasted (miles advisory).
 MOSTLY = 0.5
 
@@ -60,7 +58,7 @@ def _has_other_baseline(batch: Batch, equal_G: Array) -> bool:
 @rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",
       needs=("rewards|advantage", "group|advantage"),
       explains=("D02", "D03", "D04", "D23", "D28", "L01"),
-      source="GRPO notes (text 002), trl#3857; half of the groups: miles advisory")  # fmt: skip
+      source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: Batch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.5 and more a warning.
 

@@ -15,8 +15,6 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
-
-
 _LIMITS = ("max_staleness", "max_head_offpolicyness", "max_off_policy_steps")
 
 
@@ -41,7 +39,7 @@ def versions(batch: Batch) -> tuple[Array, Array] | None:
 
 
 def _numbers(text: str) -> list[float]:
-    """`["0", "1"]` or `3` as numbers; what is none is left out."""
+    """`["0", "1"]` or `3` as numbers; what is no number is left out."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
