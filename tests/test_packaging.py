@@ -203,3 +203,11 @@ def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
     )  # fmt: skip
     assert ("2 model calls, 2 losses, 2 steps" in said.stderr) is asked
     assert (tmp_path / "dump" / "manifest.json").exists() is asked
+
+
+def test_the_version_stands_in_one_place_and_the_wheel_has_it_and_its_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (about,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    assert f"\nVersion: {replay_core.__version__}\n" in about
+    assert {"replay_core/py.typed", "tui_debugger/py.typed"} <= set(names)
