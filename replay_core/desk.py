@@ -13,7 +13,7 @@ from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document, Job, OnEvent, Partial, ignore
+from replay_core.jobs import Document, Job, OnEvent, Partial, ignore, is_coordinating
 from replay_core.records import RecordKey, Run, Selection
 
 
@@ -127,10 +127,6 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     )
     if rows is not None:
         doc["tensors"] = rows.whole(doc["tensors"])
-    if params.get("final_hidden"):
-        from replay_core.replay.segments import segments
-
-        doc["segments"] = clean(segments(open_run(a), open_run(b), str(params["final_hidden"])))
     return doc
 
 
@@ -210,13 +206,23 @@ class _RowStream:
         return []
 
 
-def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
-    from replay_core.executors.child import ChildRunner
+#: What a replay may be asked for beside its plan.
+_ASKED = ("matrix", "models", "against", "twice", "is_warm")
+#: How long a cell of a matrix may take: a model that never returns must not hold up the others.
+CELL_LIMIT_S = 1800.0
 
-    with ChildRunner(warm=params.get("matrix") is None) as runner:
-        return workbench.replay(
-            dict(params["plan"]), Path(params["out"]), runner, on_event, matrix=params.get("matrix")
-        )
+
+def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    """One setting runs in this process, which stays warm; every cell of a matrix in a fresh child."""
+    from replay_core.executors.child import ChildRunner
+    from replay_core.executors.in_process import InProcess
+
+    asked = {name: params[name] for name in _ASKED if params.get(name) is not None}
+    plan, out = dict(params["plan"]), Path(params["out"])
+    if not is_coordinating(Job("replay", params)):
+        return workbench.replay(plan, out, InProcess(perform), on_event, is_held=True, **asked)
+    with ChildRunner(warm=bool(asked.get("is_warm")), time_limit_s=CELL_LIMIT_S) as runner:
+        return workbench.replay(plan, out, runner, on_event, **asked)
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:

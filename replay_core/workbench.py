@@ -14,7 +14,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document, OnEvent, Progress, Runner, ignore
+from replay_core.jobs import Document, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -359,20 +359,37 @@ def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
     return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
 
 
-def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any) -> Document:
+def replay(
+    plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, *, is_held: bool = False, **asked: Any
+) -> Document:
     """A replay document: the reference, the padded batch and the asked-for cell, compared.
 
-    `asked` are the parts of `replay.request.Request`: matrix, models, against, twice, is_warm.
+    Args:
+        plan: a `ReplayPlan` as a mapping; of `step`, `rank` and `micro`, what is absent or None is the first there is.
+        on_event: also hears of every cell as soon as it is judged: `{"cell": ...}`, as the document will hold it.
+        is_held: what earlier replays of this process ran beside what they asked for need not run again.
+        asked: the parts of `replay.request.ReplayRequest`: matrix, models, against, twice, is_warm.
 
     Raises:
         RldbgError: the request is wrong (record, model, flags), so that no cell can run.
     """
-    from replay_core.export.replays import replay_document
+    from replay_core.export.replays import cell_entry, replay_document
+    from replay_core.replay.kept import KEPT
     from replay_core.replay.plan import ReplayPlan
-    from replay_core.replay.request import Request, answer
+    from replay_core.replay.request import ReplayRequest, answer, micro_batch
 
-    whole = ReplayPlan.from_mapping({**plan, "out": str(out)})
-    return replay_document(whole, answer(whole, Request(**asked), out, runner, on_event))
+    run = open_run(Path(plan["dump"]))
+    whole = ReplayPlan.from_mapping({**plan, **micro_batch(run, plan), "out": str(out)})
+    replayed = answer(
+        whole,
+        ReplayRequest(**asked),
+        run,
+        runner,
+        on_event,
+        lambda result: on_event(Partial({"cell": clean(cell_entry(result))})),
+        KEPT if is_held else None,
+    )
+    return replay_document(whole, replayed)
 
 
 def parity(

@@ -98,6 +98,15 @@ def train_demo(
         "steps": recipe.steps,
         "step": recipe.steps - 1,
         "micro": trainer.most_varied_micro,
+        # What is worth a look: the micro-batch packed without the mask between its samples.
+        "plan": {
+            "dump": str(directory),
+            "step": recipe.steps - 1,
+            "rank": 0,
+            "micro": trainer.most_varied_micro,
+            "model": "checkpoint",
+            "flags": {"packing": True, "block_mask": False},
+        },
         "rewards": rewards,
         "reward_first": rewards[0],
         "reward_last": rewards[-1],

@@ -50,7 +50,7 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> Document:
         "replay",
         baseline=replayed.baseline,
         plan=asked,
-        cells=[_cell(result) for result in results],
+        cells=[cell_entry(result) for result in results],
         matrix=_matrix(replayed),
         recording=replayed.recording,
         floors=replayed.floors,
@@ -68,7 +68,8 @@ def _matrix(replayed: Replayed) -> dict[str, Any] | None:
     return {"axes": axes, "breaking": replayed.breaking, "failing": replayed.failing}
 
 
-def _cell(result: CellResult) -> dict[str, Any]:
+def cell_entry(result: CellResult) -> dict[str, Any]:
+    """A cell of the document; what it does not say is null there."""
     said = {name: value for name, value in result.cell.items() if name not in _PARTS}
     return {
         **_UNSAID,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.jobs import Document
-from replay_core.replay.flags import Flags
-from tui_debugger import digests
+from replay_core.replay.flags import telling
 from tui_debugger import format as words
+from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import divergence
 
@@ -32,7 +32,7 @@ def replay_report(doc: Document) -> str:
             parts = ("file", "expected", "found", "hint")
             lines += [f"  {name}: {cell['error'][name]}" for name in parts if cell["error"].get(name)]
             lines += [f"  log: {cell['log']}"] if cell.get("log") else []
-        if by_digest := digests.sentence(cell):
+        if by_digest := sentence(cell):
             lines += ["", f"cell {number}: {by_digest}"]
         if cell.get("loss"):
             lines += ["", *_loss(number, cell)]
@@ -47,7 +47,7 @@ def replay_report(doc: Document) -> str:
             (number for number, _ in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][0]
         )
         baseline, cell = doc["cells"][doc["baseline"]], doc["cells"][shown]
-        lines += ["", f"hint: rldbg {digests.dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
+        lines += ["", f"hint: rldbg {dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
     return "\n".join(lines)
 
 
@@ -72,7 +72,9 @@ def _answer(doc: Document) -> list[str]:
                 lines.append(divergence(cell["agreement"]["first_divergence"]))
         elif cell["agreement"]["agrees"] is None:
             lines.append(f"{cell['outcome'].upper()}  cell {number} ({name})")
-    lines += [*_smallest(doc), *_row_zero(doc)]
+    lines += _smallest(doc)
+    if said := recording_parts(doc):
+        lines.append(f"RECORDING  {said}")
     agreeing = [cell for _, cell in ran if cell["agreement"]["agrees"]]
     if agreeing and len(agreeing) == len(ran):
         segments = [row for cell in agreeing for row in cell["segments"] or []]
@@ -93,20 +95,6 @@ def _smallest(doc: Document) -> list[str]:
         f"  smallest set that {what}: {words.flags(toggles) or 'none, the baseline settings already do'}"
         for name, what in (("breaking", "breaks agreement"), ("failing", "does not run"))
         for toggles in matrix.get(name, [])
-    ]
-
-
-def _row_zero(doc: Document) -> list[str]:
-    """Whether what the trainer recorded agrees with its replay."""
-    held = doc["cells"][doc["baseline"]].get("recorded") or []
-    # The first of several models to be ranked is no answer of its own.
-    if not held or doc.get("ranking") or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
-        return []
-    at = held[0]["at"]
-    return [
-        f"RECORDING  {held[0]['field']} is not what each row alone computes: {held[0]['reason']}; "
-        f"worst at sample {at['sample']} position {at['position']}: recorded {words.number(at['recorded'], 5)}, "
-        f"replayed {words.number(at['replayed'], 5)}"
     ]
 
 
@@ -222,20 +210,6 @@ def _operators(attention: Any) -> str:
     if attention is None:
         return "-"
     return ", ".join(attention) if isinstance(attention, list) else str(attention)
-
-
-_DEFAULTS = Flags().to_mapping()
-#: Always shown: what a reader looks for first.
-_ALWAYS = ("attention", "packing", "dtype", "rows_per_forward")
-
-
-def telling(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that say something: the ones always looked for, and those that are not at their default."""
-    return {
-        name: value
-        for name, value in flags.items()
-        if name in _ALWAYS or (name != "threads" and value != _DEFAULTS.get(name))
-    }
 
 
 def _segments(segments: list[dict[str, Any]]) -> list[str]:

@@ -9,10 +9,9 @@ from rich.text import Text
 from textual import events
 
 from replay_core.errors import RldbgError
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import Flags, settings_asked
 from tui_debugger import format as fmt
 from tui_debugger.answer import answer_of
-from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Fixed
 from tui_debugger.widgets.paint import paint, verdict_token
@@ -87,7 +86,7 @@ def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
     """What tells the two sides of a replay apart: `rows alone`, `packed, no block mask`."""
     labels = []
     for side in ("a", "b"):
-        asked = asked_flags(comparison.get(side))
+        asked = settings_asked((comparison.get(side) or {}).get("flags"))
         if not asked:
             return None
         try:
