@@ -115,7 +115,7 @@ class RuleValue:
 
 @dataclass
 class Margins:
-    """By rule, column and dtype: the largest harmless value and the weakest fault it decided, in shares of the limit."""
+    """By rule, column and dtype: the largest harmless value and the weakest fault it decided, by share of the limit."""
 
     harmless: dict[tuple[str, str], RuleValue]
     faults: dict[tuple[str, str], RuleValue]
