@@ -11,8 +11,11 @@ import torch
 
 from benchmarks.inputs import Inputs
 from benchmarks.racing import Result, Side, race
+from replay_core import workbench
 from replay_core.compare import compare_runs
 from replay_core.dumps import open_run
+from replay_core.executors.in_process import InProcess
+from replay_core.jobs import Job, OnEvent
 from replay_core.recorder import Recorder
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import Cell
@@ -66,9 +69,15 @@ class _Bench:
         return run_cell(plan, holder=holder or self.holder)
 
     def flipped(self, flags: str) -> object:
-        """What the screen does when a flag is flipped: the cell, and its comparison with the held baseline."""
-        cell = self.cell(flags)
-        return compare_runs(open_run(Path(self.reference["dump"])), open_run(Path(cell["dump"])))
+        """What the screen asks for when a flag is flipped: the whole replay, its reference and padded batch held."""
+        plan = {"dump": str(self.dump), "model": _MODEL, "capture": "none", "temperature": 1.0}
+        out = self.folder / f"flip{next(self.numbers)}"
+        return workbench.replay(
+            {**plan, "flags": Flags.parse(flags).to_mapping()}, out, InProcess(self._perform), is_held=True
+        )
+
+    def _perform(self, job: Job, on_event: OnEvent) -> dict[str, Any]:
+        return run_cell(ReplayPlan.from_mapping(job.params["plan"]), on_event, self.holder)
 
     def plain(self, flags: str) -> Callable[[], object]:
         """One forward of the held model with its log-probabilities, and the comparison of the answer on disk."""
@@ -122,6 +131,7 @@ class _Bench:
 
     def flip(self, title: str, flips: tuple[str, str], bar: float) -> Result:
         theirs = self.plain(flips[0] if not flips[0].startswith("compile") else "")
+        self.flipped(flips[0])  # what stands beside it is held from here on
         model = self._cell(flips[1]).model
 
         def ours() -> None:
