@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.compare import Comparison, compare_runs
-from replay_core.compare.judging.tolerance import END_TO_END
+from replay_core.compare.judging.limits import WORST_ROW
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
@@ -89,7 +89,7 @@ def _level(result: CellResult) -> str | None:
 
 def limit_of(cell: dict[str, Any]) -> float:
     """How far a worst token of a cell may be off: relative L2 of the final hidden state."""
-    return END_TO_END[coarsest(cell["flags"]["dtype"])].worst_row
+    return WORST_ROW["end-to-end"][coarsest(cell["flags"]["dtype"])]
 
 
 def cells_for(flags: Flags, recorded: Mapping[str, Any] | None = None) -> list[tuple[Flags, str]]:
