@@ -18,7 +18,7 @@ from replay_core.executors.in_process import InProcess
 from replay_core.jobs import Job, OnEvent
 from replay_core.recorder import Recorder
 from replay_core.replay.capture import Capture, modules_matching
-from replay_core.replay.cell import Cell
+from replay_core.replay.cell import BatchReplay
 from replay_core.replay.flags import Flags
 from replay_core.replay.hashing import HashCapture, Hashes
 from replay_core.replay.held import Holder
@@ -94,14 +94,14 @@ class _Bench:
 
         return run
 
-    def _cell(self, flags: str) -> Cell:
+    def _cell(self, flags: str) -> BatchReplay:
         from replay_core.replay.reading import read_batch
 
         plan = ReplayPlan(str(self.dump), 0, 0, 0, _MODEL, str(self.folder), Flags.parse(flags), capture="none")
         run = open_run(self.dump)
         batch = read_batch(run, plan).batch
         model, _ = self.holder.model(plan, run, batch)
-        return Cell(plan, plan.flags, batch, model, 1.0, lambda _event: None)
+        return BatchReplay(plan, plan.flags, batch, model, 1.0, lambda _event: None)
 
     def capture(self) -> Iterator[Result]:
         cell = self._cell("")
