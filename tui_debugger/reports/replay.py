@@ -144,7 +144,7 @@ def _determinism(repeated: dict[str, Any]) -> str:
 
 
 def matrix_table(doc: Document) -> list[str]:
-    """The table of seed 000, a column per toggle, and what that one lacked: whether the answer is right."""
+    """A column per toggle, and whether the answer is right."""
     axes = doc["matrix"]["axes"]
     rows = [
         ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
