@@ -140,6 +140,7 @@ def compare_dumps(
     more_a: Sequence[Path] = (),
     more_b: Sequence[Path] = (),
     promised: dict[str, int | None] | None = None,
+    explain: str | None = None,
     **selection: Selection | str | None,
 ) -> Document:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
@@ -149,6 +150,7 @@ def compare_dumps(
         map_file: the user's own names, `name in a = name in b` a line.
         tolerance_file: the user's own limits by name (`compare/tolerance.py`).
         atol, rtol: every |d| <= atol + rtol |a| instead of any other limit for floats.
+        explain: of tensors of this name, also every rule that was asked.
         summarised: also what NexRL's script reports; None: where either dump is NexRL's.
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
         scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A.
@@ -161,6 +163,7 @@ def compare_dumps(
         RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
+    from replay_core.compare.judging.judgement import asked
     from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
     from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
@@ -193,7 +196,11 @@ def compare_dumps(
     if scope_b is None:
         state_scope(compared, promised or {}, records_a or run_a.records, records_b or run_b.records)
     _latest[:] = [compared]
-    return _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
+    doc = _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
+    for entry, row in zip(doc["tensors"], compared.tensors, strict=False):
+        if explain in (entry["name"], *entry["names"]) and row.figures is not None and row.context is not None:
+            entry["rules"] = clean(asked(row.figures, row.context, tolerances))
+    return doc
 
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:

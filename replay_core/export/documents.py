@@ -215,6 +215,7 @@ def tensor_row(row: TensorVerdict) -> dict[str, Any]:
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
         **_place(row),
         "reason": row.reason if row.skipped is None else row.skipped,
+        "rule": None if row.rule is None else row.rule.to_mapping(),
         "note": row.note,
     }
 

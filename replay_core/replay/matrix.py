@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.compare import Comparison, compare_runs
-from replay_core.compare.judging.tolerance import END_TO_END
+from replay_core.compare.judging.limits import WORST_ROW
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
@@ -24,7 +24,7 @@ from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
 from replay_core.replay.kept import Kept, identity_of
-from replay_core.replay.leak import broken_segments, proof
+from replay_core.replay.leak import broken_samples, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
@@ -44,7 +44,7 @@ class CellResult:
     segments: list[dict[str, Any]] | None = None
     asked: bool = True
     part: str = "cell"
-    #: Why it disagrees, where the segments show it (`leak.proof`).
+    #: Why it disagrees, where the samples show it (`leak.proof`).
     cause: dict[str, Any] | None = None
     #: Axes on which it leaves the baseline.
     toggles: dict[str, Any] | None = None
@@ -65,7 +65,7 @@ class CellResult:
 
     @property
     def agreement(self) -> bool | None:
-        """Whether it agrees with the baseline: no first divergence and no segment off; None if nothing was compared."""
+        """Whether it agrees with the baseline: no first divergence and no sample off; None if nothing was compared."""
         if self.comparison is None:
             return self.agrees
         if self.comparison.agrees is False or self.off:
@@ -76,7 +76,7 @@ class CellResult:
     @property
     def off(self) -> list[int]:
         """Samples whose worst token is past the limit of the coarsest dtype involved."""
-        return broken_segments(self.segments or [], limit_of(self.cell))
+        return broken_samples(self.segments or [], limit_of(self.cell))
 
 
 OnCell = Callable[[CellResult], None]
@@ -89,7 +89,7 @@ def _level(result: CellResult) -> str | None:
 
 def limit_of(cell: dict[str, Any]) -> float:
     """How far a worst token of a cell may be off: relative L2 of the final hidden state."""
-    return END_TO_END[coarsest(cell["flags"]["dtype"])].worst_row
+    return WORST_ROW["end-to-end"][coarsest(cell["flags"]["dtype"])]
 
 
 def cells_for(flags: Flags, recorded: Mapping[str, Any] | None = None) -> list[tuple[Flags, str]]:
@@ -242,7 +242,7 @@ class Bench:
         return replace(plan, capture=capture, capture_level=capture_level, forward=None)
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
-        """Why its segments are off. A pack is run once more, last sample first: only a leak moves."""
+        """Why its samples are off. A pack is run once more, last sample first: only a leak moves."""
         turned = None
         packed = plan.flags.packing and not plan.flags.is_reference
         if packed and self.baseline.run is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import marshal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ class ScriptedEngine:
         self.jobs.append(job)
         await asyncio.sleep(0)
         answer = self.answers.get(job.kind)
-        if isinstance(answer, Callable):  # type: ignore[arg-type]
+        if callable(answer):
             answer = answer(job)
         if isinstance(answer, Exception):
             raise answer

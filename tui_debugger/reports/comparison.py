@@ -182,6 +182,14 @@ def _explained(row: dict[str, Any]) -> str:
         a, b = words.exact_pair(row["a"], row["b"])
         lines.append(f"  values  a = {a}   b = {b}   {place}".rstrip())
     lines.append(f"  why     {row['reason']}")
+    if asked := row.get("rules"):
+        decided = (row.get("rule") or {}).get("id")
+        table = [
+            [f"  {'asked' if not number else ''}", one["id"], words.number(one["value"]), "up to",
+             "off" if one["limit"] is None else words.number(one["limit"]), "decided" * (one["id"] == decided)]
+            for number, one in enumerate(asked)
+        ]  # fmt: skip
+        lines += columns(table)
     for label, metrics in (("", row["metrics"]), ("  unmasked, padding included:", row["unmasked"])):
         if metrics and metrics["mismatched"]:
             named = ("mismatched", "compared", "max_abs", "max_rel", "rel_l2", "gain")

@@ -1,4 +1,4 @@
-"""A replay document as text: the answer, then each cell against the reference, segment by segment."""
+"""A replay document as text: the answer, then each cell against the reference, sample by sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import divergence
 
-#: Segments printed of each cell; what is left out is counted.
+#: Samples printed of each cell; what is left out is counted.
 SEGMENTS = 16
 
 
@@ -26,7 +26,7 @@ def replay_report(doc: Document) -> str:
         lines += ["", *_recording(doc)]
     for number, cell in enumerate(doc["cells"]):
         if cell["segments"] and (not several or cell["agreement"]["agrees"] is False):
-            lines += ["", f"cell {number} against each row alone, per segment", *_segments(cell["segments"])]
+            lines += ["", f"cell {number} against each row alone, sample by sample", *_segments(cell["segments"])]
         if cell["error"]:
             lines += ["", f"cell {number}: {cell['error']['message']}"]
             parts = ("file", "expected", "found", "hint")
@@ -82,7 +82,7 @@ def _answer(doc: Document) -> list[str]:
         logp = max(((row["valid"] or {}).get("logp_max") or 0.0 for row in segments), default=0.0)
         plural = "s" if len(agreeing) > 1 else ""
         lines.append(
-            f"AGREES  {len(agreeing)} cell{plural} with each row alone, in every segment: "
+            f"AGREES  {len(agreeing)} cell{plural} with each row alone, in every sample: "
             f"worst token {words.number(worst, 3)}, logprobs within {words.number(logp, 3)} nats"
         )
     return lines
@@ -144,7 +144,7 @@ def _determinism(repeated: dict[str, Any]) -> str:
 
 
 def matrix_table(doc: Document) -> list[str]:
-    """The table of seed 000, a column per toggle, and what that one lacked: whether the answer is right."""
+    """A column per toggle, what each cell cost, and whether its answer is right."""
     axes = doc["matrix"]["axes"]
     rows = [
         ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
@@ -182,13 +182,13 @@ def _matrix_row(cell: dict[str, Any], axes: dict[str, list[Any]], is_baseline: b
 
 
 def _pattern(cell: dict[str, Any]) -> str:
-    """The signature of a leak, where the segments show it: the first exact, later ones off."""
+    """The signature of a leak, where the samples show it: the first exact, later ones off."""
     segments, off = cell["segments"] or [], cell["agreement"].get("off") or []
     if off and 0 in off:
-        return f": {len(off)} of {len(segments)} segments off"
+        return f": {len(off)} of {len(segments)} samples off"
     if off and len(segments) > 1:
         span = f"{off[0]}..{off[-1]}" if len(off) > 1 else str(off[0])
-        return f": segment 0 within noise, {span} off"
+        return f": sample 0 within noise, {span} off"
     return ""
 
 
@@ -227,5 +227,5 @@ def _segments(segments: list[dict[str, Any]]) -> list[str]:
     ]
     lines = ["  " + line for line in columns(rows, right=frozenset(range(6)))]
     if len(segments) > SEGMENTS:
-        lines.append(f"  ... and {len(segments) - SEGMENTS} more segments (--json holds them all)")
+        lines.append(f"  ... and {len(segments) - SEGMENTS} more samples (--json holds them all)")
     return lines
