@@ -60,7 +60,7 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     if isinstance(ref.source, Parts):
         return _joined(ref, ref.source)
     if isinstance(ref.source, Marks):
-        return (array(ref.source.of) != 0).astype(numpy_dtype(ref.dtype))
+        return np.asarray(array(ref.source.of) != 0, dtype=numpy_dtype(ref.dtype))
     where = ref.source
     dtype = _stored(ref, where)
     file = mapped(where.path)

@@ -97,12 +97,6 @@ def test_a_pack_with_a_tail_and_empty_samples_keeps_its_lengths(lengths: list[in
     assert layout.samples == len(lengths)
 
 
-def test_a_pack_known_by_its_positions_starts_a_sample_wherever_they_return_to_0():
-    layout = TokenLayout.packed([0, 3, 5, 6])
-    assert layout.lengths.tolist() == [3, 2, 1]
-    assert layout.shape == (1, 6)
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
