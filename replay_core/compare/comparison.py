@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from replay_core import naming
 from replay_core.compare.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
@@ -30,6 +30,7 @@ from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
 from replay_core.compare.tolerance import DEFAULT, Tolerances
 from replay_core.compare.verdict import Verdict
+from replay_core.documents.comparison import VerdictCounts
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
@@ -67,11 +68,11 @@ class Comparison:
     summary: Summary | None = None
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> VerdictCounts:
         """How many pairs got each verdict; `total` is their sum with the skipped ones."""
         counted = Counter(row.verdict for row in self.tensors)
-        counts = {verdict.value: counted[verdict] for verdict in Verdict}
-        return {"total": len(self.tensors) + len(self.skipped), **counts, "skipped": len(self.skipped)}
+        every = {"total": len(self.tensors) + len(self.skipped), "skipped": len(self.skipped)}
+        return cast(VerdictCounts, every | {verdict.value: counted[verdict] for verdict in Verdict})
 
     @property
     def elements(self) -> int:

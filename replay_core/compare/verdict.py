@@ -12,6 +12,7 @@ from replay_core import naming
 from replay_core.compare import elementwise, limits, samples, structure
 from replay_core.compare.limits import LogprobTolerance, Tolerance
 from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances
+from replay_core.documents.parts import VerdictWord
 from replay_core.dtypes import coarsest
 from replay_core.measure.pair import PairFigures
 from replay_core.naming import Meaning
@@ -24,6 +25,8 @@ SCALAR_KINDS = frozenset({"loss", "metric", "value", "gradient"})
 
 class Verdict(str, Enum):
     """What a pair is called, everywhere."""
+
+    _value_: VerdictWord
 
     SAME = "SAME"
     CLOSE = "CLOSE"

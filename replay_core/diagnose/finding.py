@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
-Severity = Literal["info", "warning", "error"]
+from replay_core.documents.diagnosis import Link, Severity
 
 #: Worst first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 #: A step's computation as a chain: a broken link makes every later one look broken too.
-LINKS = (
-    "dump", "tokens", "rewards", "groups", "advantages", "masks", "packing", "rollout_logprobs", "logprobs", "ref",
-    "ratio", "loss", "reduction", "gradient", "optimizer", "trend", "time", "memory",
-)  # fmt: skip
+LINKS: tuple[Link, ...] = get_args(Link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class Finding:
     evidence: tuple[Evidence, ...]
     cause: str
     next_step: str
-    link: str
+    link: Link
     source: str
     where: Where = Where()
     steps: tuple[int, ...] = ()

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from statistics import mean
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Evidence, Finding, Severity
+from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.rule import Skip
 from replay_core.diagnose.signals import Part, Series, signal_rule
+from replay_core.documents.diagnosis import Severity
 
 CLIPPED_WARN, CLIPPED_BAD = 0.2, 0.5
 RATIO_MAX = 10.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from replay_core.diagnose.finding import LINKS, Finding
+from replay_core.documents.diagnosis import Link
 
 #: What a rule is given: one step's samples (`Batch`), the series over steps (`Signals`), or all there is (`Case`).
 Scope = Literal["batch", "signals", "case"]
@@ -33,7 +34,7 @@ class Rule:
 
     id: str
     title: str
-    link: str
+    link: Link
     scope: Scope
     needs: tuple[str, ...]
     source: str
@@ -46,7 +47,7 @@ RULES: dict[tuple[str, Scope], Rule] = {}
 
 
 def rule(
-    id: str, title: str, *, link: str, scope: Scope, needs: tuple[str, ...] = (), source: str
+    id: str, title: str, *, link: Link, scope: Scope, needs: tuple[str, ...] = (), source: str
 ) -> Callable[[Callable[[Any], Iterable[Finding]]], Callable[[Any], Iterable[Finding]]]:
     """Register a rule.
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from replay_core.diagnose import signal_names
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
@@ -236,18 +237,18 @@ class Signals:
         """Whether any part has the signal; `event:KIND` asks for what a log tells beside numbers."""
         return any(_has(part, signal) for part in self.parts)
 
-    def series_block(self) -> list[dict[str, Any]]:
+    def series_block(self) -> list[SeriesEntry]:
         """Every series as JSON-ready data, with what stands out marked; see the module."""
         from replay_core.diagnose import expectations, log_time, trends
 
-        block = []
+        block: list[SeriesEntry] = []
         for part in self.parts:
             rows = expectations.seen(part)
             shares = log_time.phase_shares(part)
             for series in part.signals():
-                expected = [row for row in rows if row["signal"] == series.name]
+                expected = [cast(ExpectedRow, row) for row in rows if row["signal"] == series.name]
                 share = shares.get(series.name)
-                block.append({**trends.described(series, part.paths[0]), "expected": expected, "share": share})
+                block.append(trends.described(series, part.paths[0], expected, share))
         return block
 
 

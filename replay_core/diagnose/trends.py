@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from replay_core.diagnose.signals import Series
+from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
 
 MIN_STEPS = 8
 OUTLIER_SIGMAS = 6.0
@@ -89,16 +89,18 @@ def _bar(value: float, low: float, high: float) -> str:
     return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
 
 
-def described(series: Series, run: str) -> dict[str, Any]:
+def described(series: Series, run: str, expected: list[ExpectedRow], share: float | None) -> SeriesEntry:
     """A series as JSON-ready data; `marks` are positions in `steps` and `values`."""
     return {
+        "expected": expected,
+        "share": share,
         "signal": series.signal,
         "name": series.name,
         "framework": series.framework,
         "formula": series.formula or None,
         "run": run,
         "steps": [point.step for point in series.points],
-        "values": series.values,
+        "values": [*series.values],
         "marks": outliers(series.values),
         "sparkline": sparkline(series.values),
     }

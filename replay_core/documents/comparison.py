@@ -95,6 +95,14 @@ class DivergenceEntry(ElementEntry, RecordPair):
     note: str | None
 
 
+class FirstSaid(TypedDict):
+    """The first divergence as it is said before the rest is compared."""
+
+    name: str
+    verdict: VerdictWord
+    why: str
+
+
 class PairEntry(ElementEntry, RecordPair):
     """A pair of tensors, judged."""
 

@@ -26,5 +26,5 @@ class InfoDocument(Stamp):
     cpu_count: int | None
     gpus: list[GpuEntry]
     packages: dict[str, str | None]
-    paths: dict[str, str | None]
+    paths: dict[str, str]
     terminal: dict[str, str | bool | None]

@@ -11,6 +11,9 @@ ParityCause = Literal[
     "equal", "noise", "offset", "scale", "dropout", "padding", "weights", "positions", "attention", "order", "norm"
 ]
 
+BatchKind = Literal["random", "padded", "stale", "text", "recorded"]
+Counted = Literal["response", "valid", "all"]
+
 
 class MeasuresEntry(TypedDict):
     """Two critics' values over a set of tokens; null where they are too few, or all alike."""
@@ -146,9 +149,9 @@ class ParityBatch(TypedDict):
     """A batch that both critics valued."""
 
     name: str
-    kind: Literal["random", "padded", "stale", "text", "recorded"]
+    kind: BatchKind
     shape: Shape
-    counted: Literal["response", "valid", "all"]
+    counted: Counted
     """Which tokens count: response where a mask is known, else valid, else all."""
     dtype: str
     """The coarser dtype the two computed in."""

@@ -6,6 +6,8 @@ from typing import Literal, TypedDict
 
 from replay_core.documents.parts import Count, KeyEntry, Number, ProblemEntry, Shape, Stamp, Value
 
+Alignment = Literal["full", "response", "next", "packed", "prompt", "sample"]
+
 
 class StatisticsEntry(TypedDict):
     """Over every element, padding included; min, max, mean, std and l2 over the finite ones, null without any."""
@@ -30,7 +32,7 @@ class FieldEntry(TypedDict):
     canonical: str | None
     dtype: str
     shape: Shape
-    alignment: Literal["full", "response", "next", "packed", "prompt", "sample"] | None
+    alignment: Alignment | None
     """What the token axis means."""
     pad: str | None
     """Where padding lies, if the dialect says so."""

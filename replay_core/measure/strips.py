@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
+from replay_core.documents.tensor import DifferenceStrips
 from replay_core.records import TensorRef
 
 #: Stretches of a strip at most: as many as a terminal is wide.
@@ -19,7 +20,7 @@ BUCKETS = 64
 LARGEST = 1 << 23
 
 
-def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
+def difference_strips(a: TensorRef, b: TensorRef) -> DifferenceStrips | None:
     """Relative L2 of d = b - a per stretch of each axis, and how many |d| lie in each power of two.
 
     axes: [{"axis", "size", "rel_l2": up to BUCKETS numbers, null where a stretch was not looked at}]; axes of size 1
@@ -60,7 +61,7 @@ def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
         exponents, counts = np.unique(np.frexp(magnitudes)[1] - 1, return_counts=True)
         bins.update(dict(zip(exponents.tolist(), counts.tolist(), strict=True)))
     return {
-        "axes": [{"axis": axis, "size": shape[axis], "rel_l2": _relative(sums[axis])} for axis in axes],
+        "axes": [{"axis": axis, "size": shape[axis], "rel_l2": [*_relative(sums[axis])]} for axis in axes],
         "histogram": {
             "zeros": equal,
             "nonfinite": nonfinite,

@@ -9,6 +9,7 @@ from typing import Any
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
 from replay_core.compare.divergence import may_be_first, origin_of
+from replay_core.documents.parity import BandEntry, RandomSource, ScatterEntry, ValueHistogram, ValueSources, WorstValue
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.jobs import OnEvent, ignore
 from replay_core.parity import cause as causes
@@ -48,11 +49,11 @@ class BatchResult:
     evidence: Evidence
     causes: list[Cause]
     steps: list[Step]
-    scatter: dict[str, Any]
-    histogram: dict[str, Any] | None
-    worst: list[dict[str, Any]]
-    expectations: list[dict[str, Any]]
-    sources: dict[str, dict[str, Any] | None]
+    scatter: ScatterEntry
+    histogram: ValueHistogram | None
+    worst: list[WorstValue]
+    expectations: list[BandEntry]
+    sources: ValueSources
     first: TensorVerdict | None = None
     origin: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Parity:
     about: BatchResult
     threshold: float
     comparison: Comparison | None
-    randomness: list[dict[str, Any]]
+    randomness: list[RandomSource]
     notes: list[str]
 
     @property

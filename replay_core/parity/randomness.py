@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core.documents.parity import RandomSource
 from replay_core.parity.sides import Side
 
 #: (component, environment variable, configuration, name in a readback)
@@ -18,9 +19,9 @@ _ROWS = (
 )
 
 
-def report(a: Side, b: Side) -> list[dict[str, Any]]:
+def report(a: Side, b: Side) -> list[RandomSource]:
     """A row per source: `a` and `b` as found in the built critics, `equal` None where one was not read back."""
-    rows: list[dict[str, Any]] = []
+    rows: list[RandomSource] = []
     for component, variable, key, name in _ROWS:
         found_a, found_b = _found(a, name), _found(b, name)
         known = found_a is not None and found_b is not None
@@ -64,7 +65,7 @@ def _source(side: Side, key: str) -> str | None:
     return None if found is None else str(found)
 
 
-def _drawn(component: str, a: Any, b: Any) -> dict[str, Any]:
+def _drawn(component: str, a: Any, b: Any) -> RandomSource:
     return {
         "component": component, "environment_variable": None, "config": None, "a": a, "b": b,
         "from_a": None, "from_b": None,

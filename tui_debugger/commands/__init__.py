@@ -75,8 +75,8 @@ def document_output(command: Decorated) -> Decorated:
 
 
 def finish(
-    doc: Document,
-    report: Callable[[Document], str],
+    doc: D,
+    report: Callable[[D], str],
     *,
     as_json: bool,
     output: Path | None,
