@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 
 BATCH, WIDTH, HIDDEN = 4, 64, 128
 PARAM = "param.layers.5.mlp.up_proj.weight"

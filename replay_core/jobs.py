@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from replay_core.documents.diagnosis import SeriesEntry
     from replay_core.documents.parts import Untyped
 
-Document: TypeAlias = dict[str, Any]
+Document: TypeAlias = Any
 
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = (

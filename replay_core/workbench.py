@@ -174,9 +174,9 @@ def compare_dumps(
         RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
-    from replay_core.compare.renaming import Renames
+    from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
+    from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
-    from replay_core.compare.tolerance import DEFAULT, load_tolerances
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.skips"]
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

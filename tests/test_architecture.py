@@ -181,6 +181,18 @@ def _rooms_of(found: Import, package: str, level: dict[str, int]) -> list[str]:
     return [name for name in found.names if name in level or name == "__main__"]
 
 
+def pairing_violations(root: Path) -> list[str]:
+    """Imports of judging, or of what stands over both, by pairing: who faces whom is no question of verdicts."""
+    below = "replay_core.compare.pairing"
+    return [
+        module.says(found, "pairing knows no verdicts")
+        for module in modules(root, "replay_core")
+        if module.name.startswith(below)
+        for found in module.imports()
+        if found.module.startswith("replay_core.compare") and not found.module.startswith(below)
+    ]
+
+
 def door_violations(root: Path) -> list[str]:
     """Imports of the core by the front end that go through no door, and of the front end by the core."""
     wrong = []
@@ -243,6 +255,7 @@ def violations(root: Path) -> list[str]:
     return [
         *floor_violations(root, "replay_core", CORE_FLOORS),
         *floor_violations(root, "tui_debugger", SCREEN_FLOORS),
+        *pairing_violations(root),
         *door_violations(root),
         *library_violations(root),
         *shape_violations(root),
@@ -277,6 +290,11 @@ def test_the_table_describes_this_tree():
         ("replay_core/newcomer.py", "", "has no floor"),
         ("replay_core/workbench.py", "import tui_debugger.paths", "the core does not know its front end"),
         ("replay_core/compare/planted.py", "import torch", "torch belongs to"),
+        (
+            "replay_core/compare/pairing/planted.py",
+            "from replay_core.compare.judging.verdict import Verdict",
+            "pairing knows no verdicts",
+        ),
         ("replay_core/records.py", "import numpy as np", "records is free of numpy"),
         ("replay_core/measure/planted.py", "from rich.text import Text", "the core draws nothing"),
         ("tui_debugger/widgets/planted.py", "from tui_debugger.panes.log import LogPane", "panes is above widgets"),
@@ -305,7 +323,7 @@ def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, c
             "replay_core/compare/planted.py",
             "from replay_core import naming, pages\nfrom replay_core.dumps import open_run",
         ),
-        ("replay_core/compare/planted.py", "from replay_core.compare.verdict import Verdict"),
+        ("replay_core/compare/planted.py", "from replay_core.compare.judging.verdict import Verdict"),
         ("replay_core/replay/planted.py", "import torch"),
         ("replay_core/__main__.py", "from replay_core.desk import perform"),
         ("tui_debugger/commands/planted.py", "from replay_core import workbench\nimport replay_core"),

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from replay_core import naming
-from replay_core.compare.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
 from replay_core.compare.context import (
     Around,
     around,
@@ -23,13 +22,14 @@ from replay_core.compare.context import (
     why_missing,
 )
 from replay_core.compare.divergence import may_be_first, order_of, origin_of
-from replay_core.compare.judging import Judge, TensorVerdict
-from replay_core.compare.regrouping import Alone, by_samples, called_alike
-from replay_core.compare.renaming import Renames
+from replay_core.compare.judging.tensors import Judge, TensorVerdict
+from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
+from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
+from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
-from replay_core.compare.tolerance import DEFAULT, Tolerances
-from replay_core.compare.verdict import Verdict
 from replay_core.documents.comparison import VerdictCounts
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore

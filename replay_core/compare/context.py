@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import digests
-from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair
 from replay_core.compare.correlation import Values, pearson
-from replay_core.compare.judging import TensorVerdict
-from replay_core.compare.verdict import EXACT_KINDS
+from replay_core.compare.judging import digests
+from replay_core.compare.judging.tensors import TensorVerdict
+from replay_core.compare.judging.verdict import EXACT_KINDS
+from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError, TensorPair
 from replay_core.errors import DumpError
 from replay_core.measure.pair import figures
 from replay_core.measure.statistics import as_real, as_reals

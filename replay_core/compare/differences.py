@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replay_core.compare.align import Facing, Rowwise, ShapesDifferError, TensorPair, face, pair_tensors
+from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError, TensorPair, face, pair_tensors
 from replay_core.documents.difference import StripEntry, StripPlace, TokenPlace
 from replay_core.errors import RequestError
 from replay_core.measure.distribution import spread

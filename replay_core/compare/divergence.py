@@ -11,7 +11,7 @@ from replay_core.naming import Phase
 from replay_core.records import STAGES, RecordKey
 
 if TYPE_CHECKING:
-    from replay_core.compare.judging import TensorVerdict
+    from replay_core.compare.judging.tensors import TensorVerdict
 
 #: Verdicts of these kinds are counted but never first: they say how tokens lie, not what was computed.
 NEVER_FIRST = frozenset({"mask", "layout", "note"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replay_core import naming
 
 if TYPE_CHECKING:
-    from replay_core.compare.judging import TensorVerdict
+    from replay_core.compare.judging.tensors import TensorVerdict
 
 #: A loss further apart than this is worth a question, whatever its scale (the guide's own limit).
 LOSS_GAP = 1e-5

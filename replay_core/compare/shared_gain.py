@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import structure
+from replay_core.compare.judging import structure
 from replay_core.errors import RldbgError
 from replay_core.records import Record, TensorRef
 
 if TYPE_CHECKING:
-    from replay_core.compare.judging import Place, TensorVerdict
+    from replay_core.compare.judging.tensors import Place, TensorVerdict
 
 #: Gradients from which on a shared factor is no coincidence.
 FEWEST = 2

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.compare.align import Facing, Rowwise, ShapesDifferError
 from replay_core.compare.correlation import pearson
-from replay_core.compare.judging import TensorVerdict
+from replay_core.compare.judging.tensors import TensorVerdict
+from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError
 from replay_core.documents.comparison import (
     DatumsEntry,
     Moments,

@@ -10,10 +10,10 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import Batch
 from replay_core.diagnose.case import Case
-from replay_core.documents.diagnosis import Link
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.documents.diagnosis import Link
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
@@ -73,7 +73,7 @@ def not_finite(case: Case) -> Iterator[Finding]:
 
 
 #: The link of the chain that a phase of the computation belongs to.
-_LINKS: dict[str, Link] = {
+_LINKS: dict[Phase, Link] = {
     Phase.ROLLOUT_TOKENS: "tokens", Phase.MASKS: "masks", Phase.REWARDS: "rewards", Phase.VALUES: "advantages",
     Phase.ROLLOUT_LOGPROBS: "rollout_logprobs", Phase.OLD_LOGPROBS: "logprobs", Phase.REF_LOGPROBS: "ref",
     Phase.ADVANTAGES: "advantages", Phase.MODULES: "logprobs", Phase.LOGPROBS: "logprobs", Phase.ENTROPY: "logprobs",

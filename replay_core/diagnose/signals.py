@@ -22,7 +22,7 @@ from typing import Any, cast
 from replay_core.diagnose import signal_names
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
+from replay_core.documents.diagnosis import ExpectedRow, Link, SeriesEntry
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
@@ -302,7 +302,7 @@ def _has(part: Part, need: str) -> bool:
 
 
 def signal_rule(
-    id: str, title: str, *, link: str, needs: tuple[str, ...], source: str
+    id: str, title: str, *, link: Link, needs: tuple[str, ...], source: str
 ) -> Callable[[Callable[[Part], Iterable[Finding]]], Callable[[Part], Iterable[Finding]]]:
     """Register a rule over one run's signals (`rule.rule` of scope signals). It looks at every part that has its needs.
 

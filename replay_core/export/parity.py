@@ -10,7 +10,6 @@ from replay_core.documents.parity import (
     Counted,
     CriticSide,
     ParityBatch,
-   
     ParityDocument,
     ParityStep,
     RegionMeasures,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from replay_core.documents.replay import AgreementEntry, CellEntry, MatrixEntry, PlanEntry, ReplayDocument
+from replay_core.documents.replay import (
+    AgreementEntry,
+    CellEntry,
+    MatrixEntry,
+    PlanEntry,
+    RankingEntry,
+    RecordingEntry,
+    RepeatEntry,
+    ReplayDocument,
+)
 from replay_core.export.documents import first_divergence, stamp
 from replay_core.export.numbers import clean
 from replay_core.replay.matrix import CellResult
@@ -54,10 +63,10 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
         plan=cast(PlanEntry, asked),
         cells=[_cell(result) for result in results],
         matrix=_matrix(replayed),
-        recording=replayed.recording,
+        recording=cast(RecordingEntry | None, replayed.recording),
         floors=replayed.floors,
-        determinism=replayed.determinism,
-        ranking=replayed.ranking,
+        determinism=cast(RepeatEntry | None, replayed.determinism),
+        ranking=cast(RankingEntry | None, replayed.ranking),
         is_warm=replayed.is_warm,
         notes=[*notes, *replayed.notes],
     )

@@ -116,13 +116,9 @@ def _document(
 
 def _side(subject: Subject, chunks: int | None) -> TensorSide:
     looked = statistics(subject.ref, chunks) if subject.has_numbers else None
-    side: TensorSide = {
-        **documents.field(subject.ref, looked),
-        "path": str(subject.run.path),
-        "key": subject.record.key.to_mapping(),
-        "sampled": looked.numel if looked is not None and looked.numel < subject.ref.numel else None,
-    }
-    return side
+    sampled = looked.numel if looked is not None and looked.numel < subject.ref.numel else None
+    place = {"path": str(subject.run.path), "key": subject.record.key.to_mapping(), "sampled": sampled}
+    return cast(TensorSide, {**documents.field(subject.ref, looked), **place})
 
 
 def _verdict(a: Subject, b: Subject) -> TensorVerdict | None:

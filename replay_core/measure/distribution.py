@@ -122,7 +122,7 @@ class Distribution:
         if self.ulp is not None:
             ends: list[int | None] = [*ULP_ENDS, None]
             ulp = {
-                "dtype": self.ulp_dtype,
+                "dtype": str(self.ulp_dtype),
                 "max": self.ulp_max,
                 "bins": [{"up_to": end, "count": int(n)} for end, n in zip(ends, self.ulp, strict=True)],
             }

@@ -13,8 +13,8 @@ import numpy as np
 
 from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of
-from replay_core.compare.limits import GAIN_FLOOR
-from replay_core.compare.tolerance import END_TO_END
+from replay_core.compare.judging.limits import GAIN_FLOOR
+from replay_core.compare.judging.tolerance import END_TO_END
 from replay_core.documents.parity import CauseEntry, ParityCause
 from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values

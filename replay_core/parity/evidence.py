@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from replay_core.compare.limits import GAIN_FLOOR
-from replay_core.compare.tolerance import END_TO_END
+from replay_core.compare.judging.limits import GAIN_FLOOR
+from replay_core.compare.judging.tolerance import END_TO_END
 from replay_core.dtypes import EPS, coarsest
 from replay_core.parity.correlation import Bools, Floats, Measures, is_constant, line, measure
 from replay_core.parity.values import Ints, Values

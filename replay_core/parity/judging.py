@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
@@ -18,7 +17,7 @@ from replay_core.parity.cause import Cause, rows_of
 from replay_core.parity.elimination import from_values
 from replay_core.parity.evidence import Evidence, faced, gather, rms
 from replay_core.parity.pairing import PairedValues
-from replay_core.parity.sides import Side
+from replay_core.parity.sides import Side, TrainedStep
 from replay_core.parity.values import Values
 from replay_core.records import Record, RecordKey, Run
 
@@ -199,16 +198,16 @@ def _steps(pair: PairedValues, a: Side, b: Side, threshold: float) -> list[Step]
                 evidence=evidence,
                 drift_a=_moved(before_a, one_a, evidence),
                 drift_b=_moved(before_b, one_b, evidence),
-                loss_a=said_a.get("loss"),
-                loss_b=said_b.get("loss"),
-                rows=said_a.get("rows"),
+                loss_a=None if said_a is None else said_a["loss"],
+                loss_b=None if said_b is None else said_b["loss"],
+                rows=None if said_a is None else said_a["rows"],
             )
         )
     return steps
 
 
-def _said(side: Side, step: int | None) -> dict[str, Any]:
-    return next((one for one in side.steps if one["step"] == step), {})
+def _said(side: Side, step: int | None) -> TrainedStep | None:
+    return next((one for one in side.steps if one["step"] == step), None)
 
 
 def _moved(before: Values, now: Values, evidence: Evidence) -> float:

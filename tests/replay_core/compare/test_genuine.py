@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replay_core import workbench
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from replay_core.records import Selection
 from tests.builders import compare_paths, row_of
 from tests.fixtures import FIXTURES

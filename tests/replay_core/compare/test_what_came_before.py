@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from replay_core.compare import Comparison, load_tolerances
-from replay_core.compare.tolerance import DEFAULT, Tolerances
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
+from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_paths, row_of, write_pair
 
 BF16 = torch.bfloat16

@@ -85,10 +85,10 @@ def local_of(whole: torch.Tensor, placements: Any, coordinate: list[int]) -> tor
 
 def test_torchs_own_shards_of_a_2d_mesh(tmp_path: Path) -> None:
     """Four ranks' files as torch writes them (no rank needs another to save): uneven, negative, replicated, strided."""
-    distributed = pytest.importorskip("torch.distributed")
-    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    from torch import distributed
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
     from torch.distributed.tensor.placement_types import _StridedShard
+    from torch.testing._internal.distributed import fake_pg as fake
 
     whole = {"even": torch.randn(8, 4), "odd": torch.randn(7, 5).bfloat16(), "short": torch.randn(3)}
     layouts = {"s0s0": (Shard(0), Shard(0)), "rs0": (Replicate(), Shard(0)), "s1r": (Shard(-1), Replicate()),
@@ -122,9 +122,7 @@ def test_torchs_own_shards_of_a_2d_mesh(tmp_path: Path) -> None:
 
 def test_torchs_own_dtensor_file_is_read(tmp_path: Path) -> None:
     """One rank of two, written by torch itself: the second shard is missing, and that is said."""
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available():
-        pytest.skip("torch without distributed")
+    from torch import distributed
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
     store = distributed.HashStore()
@@ -142,7 +140,7 @@ def test_torchs_own_dtensor_file_is_read(tmp_path: Path) -> None:
 
 def test_checkpoints_of_several_steps_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     """verl: global_step_N/{actor,critic}/model_world_size_W_rank_R.pt."""
-    distributed = pytest.importorskip("torch.distributed")
+    from torch import distributed
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

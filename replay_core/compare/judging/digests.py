@@ -8,15 +8,15 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from replay_core import pages
-from replay_core.compare.shapes import explain_shapes
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.shapes import explain_shapes
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.measure.statistics import statistics
 from replay_core.records import TensorRef, Unreadable
 
 if TYPE_CHECKING:
-    from replay_core.compare.judging import TensorVerdict
+    from replay_core.compare.judging.tensors import TensorVerdict
 
 #: The recorder's digest: this, and the first digits of the hash of the bytes, little-endian in C order.
 _PREFIX, _DIGITS = "sha256:", 32

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from replay_core import naming
-from replay_core.compare import elementwise, limits, samples, structure
-from replay_core.compare.limits import LogprobTolerance, Tolerance
-from replay_core.compare.tolerance import DEFAULT, Limits, Tolerances
+from replay_core.compare.judging import elementwise, limits, sample, structure
+from replay_core.compare.judging.limits import LogprobTolerance, Tolerance
+from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.documents.parts import VerdictWord
 from replay_core.dtypes import coarsest
 from replay_core.measure.pair import PairFigures
@@ -226,10 +226,10 @@ def _logprob(pair: PairFigures, limit: LogprobTolerance, context: Context) -> Ju
         if value >= bug:
             return Judgement(Verdict.DIFF, f"{label} {value:.4g}{unit} (up to {bug:g} allowed); {_mismatched(pair)}")
     if context.worst_sample is not None and context.worst_sample[1] >= limit.mean_exp_abs[2]:
-        sample, value = context.worst_sample
+        number, value = context.worst_sample
         allowed = f"up to {limit.mean_exp_abs[2]:g} allowed"
-        return Judgement(Verdict.DIFF, f"sample {sample} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
-    shape = structure.pattern(pair, coarsest(context.dtype)) or samples.alone(pair)
+        return Judgement(Verdict.DIFF, f"sample {number} has mean exp|d| {value:.4g} ({allowed}); {_mismatched(pair)}")
+    shape = structure.pattern(pair, coarsest(context.dtype)) or sample.alone(pair)
     if shape is not None:
         return Judgement(Verdict.DIFF, shape)
     suspect = any(value > middle for _, value, (_, middle, _), _ in measured)

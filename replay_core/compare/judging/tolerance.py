@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from replay_core.compare.limits import (
+from replay_core.compare.judging.limits import (
     END_TO_END,
     GRADIENT,
     LOCAL,

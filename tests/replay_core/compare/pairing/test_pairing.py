@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_core.compare import Comparison
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_fields, compare_paths, row_of
 from tests.replay_core.compare.layouts import LAYOUTS, fields, samples, worse, write, write_micros
 

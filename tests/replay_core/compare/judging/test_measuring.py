@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core.compare import Comparison, measuring
-from replay_core.compare.verdict import Verdict
+from replay_core.compare import Comparison
+from replay_core.compare.judging import measuring
+from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_paths, row_of, save_file, write_pair
 
 LARGE = 200_000

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.compare import limits
+from replay_core.compare.judging import limits
 from replay_core.measure.pair import ColumnGains, PairFigures
 from replay_core.measure.statistics import as_reals
 

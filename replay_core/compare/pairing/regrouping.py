@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from replay_core.compare.facing import Facing, Side, in_order, pairing_of
-from replay_core.compare.matching import Pool, match
+from replay_core.compare.pairing.facing import Facing, Side, in_order, pairing_of
+from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.records import Record, RecordKey
 from replay_core.samples.batch import Batch, batch_of

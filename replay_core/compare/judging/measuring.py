@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import columns, limits, samples
-from replay_core.compare.align import Facing, Rowwise, TensorPair
-from replay_core.compare.tolerance import Tolerances
-from replay_core.compare.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
+from replay_core.compare.judging import columns, limits, sample
+from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.judging.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
+from replay_core.compare.pairing.align import Facing, Rowwise, TensorPair
 from replay_core.dtypes import coarsest, family
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Inline, TensorRef
@@ -188,7 +188,7 @@ def _tokens_of_samples(rows: Rowwise, counted: PairFigures) -> None:
     of_row = rows.samples()
     each_its_own = of_row is not None and np.array_equal(of_row, np.arange(counted.row_d2.size))
     if counted.mismatched and counted.row_width > 1 and each_its_own:
-        samples.look(counted, rows.counted(), counted.row_d2.size)
+        sample.look(counted, rows.counted(), counted.row_d2.size)
 
 
 def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.align import Rowwise
-from replay_core.compare.verdict import EXACT_KINDS, Verdict
+from replay_core.compare.judging.verdict import EXACT_KINDS, Verdict
+from replay_core.compare.pairing.align import Rowwise
 
 if TYPE_CHECKING:
-    from replay_core.compare.judging import TensorVerdict
+    from replay_core.compare.judging.tensors import TensorVerdict
 
 
 def locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:

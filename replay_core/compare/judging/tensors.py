@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare import copies, digests, limits, structure
-from replay_core.compare.align import Facing, ShapesDifferError, TensorPair, lays_out
-from replay_core.compare.locating import locate
-from replay_core.compare.measuring import LookAhead, Measured
-from replay_core.compare.tolerance import DEFAULT, Tolerances
-from replay_core.compare.verdict import Context, Verdict, judge
+from replay_core.compare.judging import copies, digests, limits, structure
+from replay_core.compare.judging.locating import locate
+from replay_core.compare.judging.measuring import LookAhead, Measured
+from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
+from replay_core.compare.judging.verdict import Context, Verdict, judge
+from replay_core.compare.pairing.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
 from replay_core.measure.pair import PairFigures

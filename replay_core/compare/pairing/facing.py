@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
-from replay_core.compare.by_name import renumbered
-from replay_core.compare.matching import Pool, match
+from replay_core.compare.pairing.by_name import renumbered
+from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.records import Problem, Record, RecordKey, TensorRef
 from replay_core.samples.batch import Batch, Placed, batch_of

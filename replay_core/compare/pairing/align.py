@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.chunks import row_width, rows_of_a_chunk
-from replay_core.compare.facing import Facing, Pairing, Side, face
-from replay_core.compare.shapes import explain_shapes, padding_between
+from replay_core.compare.pairing.chunks import row_width, rows_of_a_chunk
+from replay_core.compare.pairing.facing import Facing, Pairing, Side, face
+from replay_core.compare.pairing.shapes import explain_shapes, padding_between
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
 from replay_core.samples.batch import Batch, Placed, positions_of, samples_of, token_numbers

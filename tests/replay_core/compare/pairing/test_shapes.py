@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_fields, row_of
 
 VALUES = torch.arange(1.0, 11.0).reshape(2, 5)

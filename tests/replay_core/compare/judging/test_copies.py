@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from replay_core.compare import rejudge
-from replay_core.compare.align import Facing, Side, TensorPair
-from replay_core.compare.judging import Judge, TensorVerdict
-from replay_core.compare.tolerance import Tolerances
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.tensors import Judge, TensorVerdict
+from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.align import Facing, Side, TensorPair
 from replay_core.dumps import open_run
 from replay_core.records import Record, RecordKey, TensorRef
 from tests.builders import compare_paths, save_file

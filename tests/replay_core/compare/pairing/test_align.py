@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from replay_core.compare.align import Side, face
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.align import Side, face
 from replay_core.recorder import Recorder
 from replay_core.records import Inline, Record, RecordKey, TensorRef
 from tests.builders import compare_fields, compare_paths, row_of, save_file, write_dump, write_pair

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from replay_core.compare import Comparison
-from replay_core.compare.renaming import Renames
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.renaming import Renames
 from replay_core.errors import NothingComparableError, RequestError
 from tests.builders import compare_paths, row_of, write_pair
 

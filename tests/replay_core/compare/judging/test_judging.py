@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from replay_core.errors import NothingComparableError
 from tests.builders import compare_fields, compare_paths, row_of, save_file, write_pair
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core.compare.tolerance import DEFAULT, END_TO_END, load_tolerances
+from replay_core.compare.judging.tolerance import DEFAULT, END_TO_END, load_tolerances
 from replay_core.errors import RequestError
 from tests.builders import compare_paths, write_pair
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.faults import HARMLESS, REAL, Fault, batch, hidden, one_ulp
 from replay_core import pages
 from replay_core.compare import Comparison, Tolerances, compare_runs, load_tolerances, rejudge
-from replay_core.compare.verdict import Verdict
+from replay_core.compare.judging.verdict import Verdict
 from replay_core.dumps import open_run
 from tests.builders import compare_paths, row_of, write_pair
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.compare import limits, samples
+from replay_core.compare.judging import limits, sample
 from replay_core.dtypes import EPS
 from replay_core.measure.pair import F64, PairFigures
 
@@ -25,7 +25,7 @@ def keep(pair: PairFigures, row: str, *, few: bool = True) -> None:
             worst_row(one)
             pattern(one, row, few=few)
             standing_out(one, row, few=few)
-            samples.alone(one)
+            sample.alone(one)
     pair.forget_rows()
 
 

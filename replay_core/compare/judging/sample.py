@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.compare import limits
+from replay_core.compare.judging import limits
 from replay_core.measure.pair import F64, PairFigures
 from replay_core.measure.statistics import as_real
 

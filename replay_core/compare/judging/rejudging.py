@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from replay_core.compare.tolerance import Tolerances
-from replay_core.compare.verdict import judge
+from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.judging.verdict import judge
 
 if TYPE_CHECKING:
     from replay_core.compare.comparison import Comparison
-    from replay_core.compare.judging import TensorVerdict
+    from replay_core.compare.judging.tensors import TensorVerdict
 
 
 def rejudge(comparison: Comparison, tolerances: Tolerances, *, exact: bool = False) -> Comparison:

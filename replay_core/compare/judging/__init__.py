@@ -1,0 +1,1 @@
+"""From figures of a pair to a verdict: one table of rules."""
