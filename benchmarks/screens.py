@@ -85,7 +85,7 @@ begun = app.RldbgApp._begin
 async def begin(self):
     await begun(self)
     count = iter(range(10**6))
-    self.set_interval(1, lambda: self.session._on_event(Sample(next(count), 900.0 + next(count) % 7, None, 98.0)))
+    self.set_interval(1, lambda: self.session.errands.take(Sample(next(count), 900.0 + next(count) % 7, None, 98.0)))
 app.RldbgApp._begin = begin
 sys.exit(app.run_ui(Path(sys.argv[1]), None))
 """

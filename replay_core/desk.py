@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.dumps import open_run
 from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
@@ -93,11 +94,11 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> TensorDocument:
 
 def _index_of(named: PointedTensor, sample: int, position: int | None) -> list[int] | None:
     """The raw index of a token, as the layout of its record has it; None where the record lays nothing out."""
-    from replay_core.diagnose.placing import rows_of
+    from replay_core.samples.batch import Batch
 
     subject = workbench.subject(named)
-    rows = rows_of(subject.record)
-    return None if rows is None else rows.index_of(subject.ref, sample, position)
+    batch = Batch(subject.record, subject.record.tensors(), by_shape=True)
+    return batch.index_of(subject.ref, sample, position)
 
 
 def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> DifferenceDocument:
@@ -170,7 +171,13 @@ def _said_of(run: Run) -> tuple[Any, ...]:
 
 def _explain_job(params: dict[str, Any], _on_event: OnEvent) -> ExplanationDocument:
     id = str(params["id"])
-    return {**documents.stamp(), "kind": "explanation", "id": id, "text": workbench.explain_rule(id)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "explanation",
+        **documents.stamp(),
+        "id": id,
+        "text": workbench.explain_rule(id),
+    }
 
 
 #: Runs that are followed, by path: who asks every second must not have them listed every second.

@@ -309,7 +309,8 @@ def diagnose(
     from replay_core.diagnose.case import Case
     from replay_core.diagnose.engine import chosen_rules
     from replay_core.diagnose.engine import diagnose as judge
-    from replay_core.diagnose.several import together
+    from replay_core.diagnose.merging import together
+    from replay_core.diagnose.series import series_block
     from replay_core.diagnose.signals import Signals
     from replay_core.dumps.several import runs_inside
     from replay_core.export.diagnoses import diagnosis_document
@@ -320,9 +321,8 @@ def diagnose(
         runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
         cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
         return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
-    signals = Signals.of(run, step)
-    case = Case(run, signals, step)
-    return diagnosis_document(run, judge(case, rules, on_event), signals.series_block() if signals else ())
+    case = Case(run, Signals.of(run, step), step)
+    return diagnosis_document(run, judge(case, rules, on_event), series_block(case.signals))
 
 
 def explain_rule(id: str) -> str:

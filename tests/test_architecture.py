@@ -16,9 +16,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),  # the child process's loop
     ("desk",),  # a child's jobs, as calls of the workbench
     ("workbench",),  # the one façade
-    ("glance",),  # a tensor as the screen looks at it: at once, whatever its size
-    ("counterpart",),  # a parameter's gradient, and a gradient's parameter
-    ("inspection",),  # one tensor or two under the glass: numbers of `compare`, worded by `export`
+    ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
     ("parity", "referee"),
@@ -43,12 +41,9 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("app", "reports"),  # the screen, and the same answers as text
     ("screens",),
     ("panes",),
-    ("widgets", "session"),  # what is drawn, and what it is drawn from: neither knows the other
-    ("parities", "looking"),  # of the session, two critics side by side; one record and one tensor
-    ("closer",),  # of the session, how a pair's differences are spread
-    ("rejudging",),  # of the session, another tolerance
-    ("replaying", "diagnosing"),  # of the session, what runs a model, and what nobody waits for
-    ("errands", "filtering"),  # of the session, how a job is sent and what its events change; a long list between keys
+    ("widgets", "session"),  # what is drawn, and who does what is asked for: neither knows the other
+    ("flows",),  # what happens when a user acts, a file per thing one does
+    ("filtering",),  # a long list between two keys
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
@@ -67,7 +62,25 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
     "replay_core.dumps": (("open_run",), "names of a dump's records, by the standard library alone"),
-    "replay_core.export.documents": (("document", "write_document"), "the documents that commands print and save"),
+    **{
+        f"replay_core.documents.{kind}": (None, "the types of what is shown")
+        for kind in (
+            "parts",
+            "kinds",
+            "run",
+            "record",
+            "tensor",
+            "difference",
+            "comparison",
+            "replay",
+            "diagnosis",
+            "parity",
+            "info",
+            "following",
+            "explanation",
+        )
+    },
+    "replay_core.export.documents": (("stamp", "write_document"), "the documents that commands print and save"),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
     "replay_core.executors": (("wire",), "the child's pipe"),
     "replay_core.executors.wire": (None, "the child's pipe"),

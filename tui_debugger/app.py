@@ -172,15 +172,15 @@ class RldbgApp(App[None]):
                 return
             steps = [step for step in self._listed["steps"] if step is not None]
             chosen = chosen or ({"step": max(steps)} if steps else {})
-        await self.session.open(a, b, Scope(**chosen) if chosen else None, self._listed, self._more)
+        await self.session.opening.open(a, b, Scope(**chosen) if chosen else None, self._listed, self._more)
         if self._parity is not None:
-            await self.session.parity(self._parity)
+            await self.session.parities.run(self._parity)
         if self._follow and a is not None:
             self.debugger.follow(a)
         if self.session.state.is_log:
             self.debugger.action_trends()
         if self._replay.get("start"):
-            await self.session.replay()
+            await self.session.replaying.replay()
 
     def _collect(self) -> None:
         self._collecting.collect_at_rest(is_busy=self.session.state.busy is not None)
@@ -199,7 +199,7 @@ class RldbgApp(App[None]):
         state = self.session.state
         if state.a_path is None or state.a is None or state.busy is not None:
             return
-        place = {**self.session.place(), "pane": self.debugger.active, "alone": self.debugger.alone}
+        place = {**self.session.opening.place(), "pane": self.debugger.active, "alone": self.debugger.alone}
         if place != self._kept:
             self._kept = place
             remembered.keep_place(state.a_path, state.b_path, place, state.more)

@@ -71,8 +71,9 @@ class Comparison:
     def counts(self) -> VerdictCounts:
         """How many pairs got each verdict; `total` is their sum with the skipped ones."""
         counted = Counter(row.verdict for row in self.tensors)
-        every = {"total": len(self.tensors) + len(self.skipped), "skipped": len(self.skipped)}
-        return cast(VerdictCounts, every | {verdict.value: counted[verdict] for verdict in Verdict})
+        counts = {verdict.value: counted[verdict] for verdict in Verdict}
+        total = len(self.tensors) + len(self.skipped)
+        return cast(VerdictCounts, {"total": total, **counts, "skipped": len(self.skipped)})
 
     @property
     def elements(self) -> int:

@@ -7,6 +7,7 @@ values about the same tokens. Samples come from all ranks and micros of the step
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -56,19 +57,8 @@ class Batch(Laid):
 
     def has(self, name: str) -> bool:
         """Whether a canonical name, or one of the batch's own words, has something behind it."""
-        own = {
-            "tokens": lambda: self.spine.has_tokens,
-            "mask": lambda: self.trained_N is not None,
-            "group": lambda: self.group_B is not None,
-            "rewards": lambda: self.reward_B is not None,
-            "advantage": lambda: self.column("advantages") is not None,
-            "trainer_logprobs": lambda: self.trainer is not None,
-            "response": lambda: self.response_N is not None,
-            "eos": lambda: self.eos_id is not None,
-            "pad": lambda: self.pad_id is not None,
-        }
-        if name in own:
-            return own[name]()
+        if name in WORDS:
+            return WORDS[name](self)
         about_tokens = meaning(name).alignment in ("next", "full")
         return (self.column(name) if about_tokens else self.ref(name)) is not None
 
@@ -104,10 +94,10 @@ class Batch(Laid):
             if place is None:
                 return None
             part, row = sheet.index[place]
-            known = sheet.parts[part].response_start
+            known = sheet.parts[part].response_starts
             if known is None:
                 return None
-            starts.append(known[row])
+            starts.append(int(known[row]))
         return np.array(starts, dtype=np.int64)
 
     @cached_property
@@ -136,8 +126,13 @@ class Batch(Laid):
     @property
     def unheard_B(self) -> Array:
         """Samples whose response was masked out whole, and was cut off at the limit [B]."""
-        each = [(self.spine.parts[part].unheard, row) for part, row in self.spine.index]
-        return np.array([rows is not None and rows[row] for rows, row in each], dtype=bool)
+        # Padding repeats one id: other ids to the last are text that no mask attends to.
+        return np.array([tail.size >= 2 and tail[-1] != tail[-2] for tail in self._tails()], dtype=bool)
+
+    def _tails(self) -> list[Array]:
+        """The ids that follow each sample's last token in its row; none where samples are no rows."""
+        each = [part.tails or [np.zeros(0, np.int64)] * len(part) for part in self.spine.parts]
+        return [each[part][row] for part, row in self.spine.index]
 
     @property
     def pad_id(self) -> int | None:
@@ -151,12 +146,7 @@ class Batch(Laid):
     @property
     def after_B(self) -> list[int | None]:
         """The id in the column after each sample's last token, None where there is none."""
-        spine = self.spine
-        found: list[int | None] = []
-        for part, row in spine.index:
-            after = spine.parts[part].after
-            found.append(None if after is None else after[row])
-        return found
+        return [int(tail[0]) if tail.size else None for tail in self._tails()]
 
     @cached_property
     def eos_id(self) -> int | None:
@@ -352,6 +342,19 @@ class Batch(Laid):
     def vocabulary(self) -> int | None:
         """No fewer tokens than this are in the vocabulary: the largest id seen, and one."""
         return None if self.tokens_N is None or not self.tokens_N.size else int(self.tokens_N.max()) + 1
+
+
+#: The batch's own words for what a rule may need, and whether it is there.
+WORDS: dict[str, Callable[[Batch], bool]] = {
+    "tokens": lambda batch: batch.spine.has_tokens,
+    "mask": lambda batch: batch.trained_N is not None,
+    "group": lambda batch: batch.group_B is not None,
+    "rewards": lambda batch: batch.reward_B is not None,
+    "advantage": lambda batch: batch.column("advantages") is not None,
+    "trainer_logprobs": lambda batch: batch.trainer is not None,
+    "response": lambda batch: batch.response_N is not None,
+    "sample_id": lambda batch: batch.ref("sample_id") is not None,
+}
 
 
 def batches_of(step: int | None, records: list[Record], lost: list[str], run: Run | None = None) -> list[Batch]:

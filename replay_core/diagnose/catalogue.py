@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from inspect import cleandoc
 
-from replay_core.diagnose.engine import EXPLAINS, chosen_rules, rules
+from replay_core.diagnose.engine import chain, chosen_rules, rules
 from replay_core.diagnose.finding import LINKS
 from replay_core.diagnose.rule import Rule
 
@@ -19,7 +19,7 @@ What `rldbg diagnose` looks at. This page is generated from the rules (`make doc
 `rldbg diagnose --explain ID` prints one of them.
 
 Rules follow a training step as a chain: {chain}. A broken link makes the later ones look broken: what an
-earlier finding explains is marked as its echo and listed last. A rule without its inputs is skipped, and says what
+earlier finding explains is downstream of it, and listed last. A rule without its inputs is skipped, and says what
 it would need.
 
 An `error` is wrong whatever the trainer is meant to do, a `warning` most likely is, an `info` is worth knowing and
@@ -42,8 +42,8 @@ def _entry(rule: Rule) -> str:
     if rule.needs:
         lines.append("needs     " + ", ".join(need.replace("|", " or ") for need in rule.needs))
     lines += [f"link      {rule.link}", f"source    {rule.source}"]
-    if EXPLAINS.get(rule.id):
-        lines.append("explains  " + ", ".join(EXPLAINS[rule.id]))
+    if explains := chain().explains[rule.id]:
+        lines.append("explains  " + ", ".join(explains))
     return "\n".join(lines)
 
 
@@ -56,8 +56,8 @@ def page() -> str:
         parts += ["", f"## {_heading(rule)}", "", cleandoc(rule.explain), ""]
         needs = ", ".join(f"`{need}`" for need in rule.needs).replace("|", "` or `") or "nothing in particular"
         parts.append(f"Looks at {_SCOPES[rule.scope]}; needs {needs}. Link: {rule.link}. Source: {rule.source}.")
-        if EXPLAINS.get(rule.id):
-            parts.append(f"Explains {', '.join(EXPLAINS[rule.id])}.")
+        if explains := chain().explains[rule.id]:
+            parts.append(f"Explains {', '.join(explains)}.")
     return "\n".join(parts) + "\n"
 
 

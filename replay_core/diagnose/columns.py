@@ -9,9 +9,8 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.flat import Array, Flat
-from replay_core.diagnose.placing import Rows
 from replay_core.diagnose.sheets import Sheet
-from replay_core.records import Inline, Record, TensorRef
+from replay_core.records import Record, TensorRef
 
 #: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
 NO_LOGPROB = 1.0
@@ -82,18 +81,18 @@ class Columns(Flat):
             return None
         total = int(self.lengths_B.sum())
         values_N, said_N = np.full(total, np.nan), np.zeros(total, dtype=bool)
-        rows = [self._rows(part, ref) for part, ref in zip(sheet.parts, refs, strict=True)]
-        if any(row is None for row in rows):
+        found = [part.values(ref) for part, ref in zip(sheet.parts, refs, strict=True)]
+        if any(one is None for one in found):
             return None
         starts = self.starts_B
         for sample, place in enumerate(places):
             if place is None:
                 continue
             part, row = sheet.index[place]
-            values, said = rows[part][row]  # type: ignore[index]
-            size = min(values.size, int(self.lengths_B[sample]))
-            values_N[starts[sample] : starts[sample] + size] = values[:size]
-            said_N[starts[sample] : starts[sample] + size] = said[:size]
+            size = min(int(sheet.parts[part].lengths[row]), int(self.lengths_B[sample]))
+            own, here = int(sheet.parts[part].starts[row]), starts[sample]
+            values_N[here : here + size] = found[part].values_N[own : own + size]  # type: ignore[union-attr]
+            said_N[here : here + size] = found[part].said_N[own : own + size]  # type: ignore[union-attr]
         if refs[0].sentinel and str(NO_LOGPROB) in refs[0].sentinel:
             said_N &= values_N != NO_LOGPROB
         values_N[~said_N] = np.nan
@@ -101,17 +100,6 @@ class Columns(Flat):
         if len(sheet.parts) > 1:
             source += f" and {len(sheet.parts) - 1} more"
         return Column(name, values_N, said_N, source, refs[0].dtype, refs[0])
-
-    @staticmethod
-    def _rows(part: Rows, ref: TensorRef) -> list[tuple[Array, Array]] | None:
-        each = part.per_sample(ref)
-        if each is not None:
-            return [
-                (np.full(length, float(value)), np.ones(length, dtype=bool))
-                for value, length in zip(each, part.lengths, strict=True)
-            ]
-        placed = part.place(ref)
-        return None if placed is None else list(zip(placed.values, placed.said, strict=True))
 
     def per_sample(self, *names: str) -> Array | None:
         """One number per sample [B] of the first of these names that has one for each."""
@@ -131,14 +119,10 @@ class Columns(Flat):
         """One text per sample, or None."""
         for sheet, places in self.sheets:
             refs = sheet.refs(name)
-            if not refs or not all(ref.is_text and isinstance(ref.source, Inline) for ref in refs):
-                continue
-            each = [list(ref.source.value) for ref in refs]  # type: ignore[union-attr]
-            if any(place is None for place in places) or any(
-                len(texts) != len(part) for texts, part in zip(each, sheet.parts, strict=True)
-            ):
-                continue
-            return [str(each[sheet.index[place][0]][sheet.index[place][1]]) for place in places if place is not None]
+            each = [part.texts(ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
+            known = [texts for texts in each if texts is not None]
+            if refs and len(known) == len(each) and None not in places:
+                return [known[part][row] for part, row in (sheet.index[place] for place in places if place is not None)]
         return None
 
     def scalars(self, *names: str) -> list[Scalar]:

@@ -1,4 +1,4 @@
-"""What seed 002 expects of a healthy run, as data: expected beside seen, and what the facts correct.
+"""What the notes of a small GRPO trainer expect of a healthy run, as data: expected beside seen, and corrected.
 
 Ranges hold for one GPU, batch_size 1, group_size 8, gradient_accumulation_steps 16; per-iteration ranges are
 scaled to the micro-batches that are logged. They are an orientation: a smaller model is faster and no anomaly.
@@ -9,24 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from replay_core.diagnose.signals import Part
+from replay_core.diagnose.signals import RunLog
 
-_SEED = "seed 002, rough estimates for batch_size 1, group_size 8, 16 micro-batches"
-#: Micro-batches per iteration that the seed's ranges per iteration stand for.
+#: docs/evidence.md#grpo-notes
+_NOTES = "GRPO notes, rough estimates for batch_size 1, group_size 8, 16 micro-batches"
+#: Micro-batches per iteration that the notes' ranges per iteration stand for.
 MICROS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A range of a signal, per micro-batch or iteration; None is open. `correction` is set where the seed was wrong."""
+    """A range of a signal, per micro-batch or iteration; None is open. `correction`: where the notes are wrong."""
 
     what: str
     signal: str
-    """Seed 002's own name of the value in the log."""
+    """The trainer's own name of the value in the log."""
     low: float | None
     high: float | None
     unit: str
-    source: str = _SEED
+    source: str = _NOTES
     correction: str | None = None
 
 
@@ -39,35 +40,35 @@ EXPECTED: tuple[Expectation, ...] = (
     Expectation("iteration without compile", "time_ms", 32_000, 64_000, "ms"),
     Expectation("iteration with compile, after warm-up", "time_ms", 25_000, 50_000, "ms"),
     Expectation(
-        "policy-gradient loss", "pg_loss", None, None, "", "seed 002: negative",
+        "policy-gradient loss", "pg_loss", None, None, "", "GRPO notes: negative",
         "either sign is healthy: -mean(logp * A) of centred advantages (547c4bf: +0.103 and -0.262)",
     ),
     Expectation(
-        "KL to the reference", "kl", None, None, "", "seed 002: 0.001 to 0.1",
+        "KL to the reference", "kl", None, None, "", "GRPO notes: 0.001 to 0.1",
         "k1 may be negative in a step (-0.008 in a healthy one), and is 0 before the first update",
     ),
     Expectation(
-        "reward std within a group", "rewards_std", None, None, "", "seed 002: over 0.01",
+        "reward std within a group", "rewards_std", None, None, "", "GRPO notes: over 0.01",
         "0.0004 is fine: advantages are normalised; only an exact 0 leaves no gradient",
     ),
     Expectation(
-        "loss", "loss", None, None, "", "seed 002: not 0",
+        "loss", "loss", None, None, "", "GRPO notes: not 0",
         "0 with an on-policy ratio of 1 is normal while grad_norm is not 0; not 0 does not prove learning (KL alone); "
         "the displayed loss may be the last micro-batch's",
     ),
 )  # fmt: skip
 
 
-def seen(part: Part) -> list[dict[str, Any]]:
+def seen(log: RunLog) -> list[dict[str, Any]]:
     """Expected beside seen, for every expectation the log has a value of: JSON-ready.
 
-    `holds` is None where the seed's range is corrected, else whether the median stays under the range's end. Only
-    seed 002's own log is held against it.
+    `holds` is None where the notes' range is corrected, else whether the median stays under the range's end. Only
+    the log of the notes' own trainer is held against it.
     """
-    if not part.has("micro_loss") and not part.has("iter_ms"):
+    if not log.has("micro_loss") and not log.has("iter_ms"):
         return []
-    micros = max((1 + point.micro for point in part.micros("micro_loss") if point.micro is not None), default=MICROS)
-    by_name = {series.name: series for series in part.signals()}
+    micros = max((1 + point.micro for point in log.micros("micro_loss") if point.micro is not None), default=MICROS)
+    by_name = {series.name: series for series in log.signals()}
     rows = []
     for expectation in EXPECTED:
         series = by_name.get(expectation.signal)

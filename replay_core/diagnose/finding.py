@@ -11,7 +11,7 @@ from replay_core.documents.diagnosis import Link, Severity
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 #: A step's computation as a chain: a broken link makes every later one look broken too.
-LINKS: tuple[Link, ...] = get_args(Link)
+LINKS: tuple[str, ...] = get_args(Link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Finding:
     evidence: tuple[Evidence, ...]
     cause: str
     next_step: str
-    link: Link
+    link: str
     source: str
     where: Where = Where()
     steps: tuple[int, ...] = ()
     """The steps that show it."""
-    echo_of: str | None = None
+    downstream_of: str | None = None
     """Id of the finding of an earlier link that explains this one; then it is no longer counted."""
 
 

@@ -37,10 +37,10 @@ class Laid(Columns):
         """Empty columns before each sample's first token [B], None where samples are not padded rows."""
         found = []
         for part, row in self.spine.index:
-            slots = self.spine.parts[part].slots
-            if slots is None or not self.spine.parts[part].padding_known:
+            pads = self.spine.parts[part].left_pads
+            if pads is None:
                 return None
-            found.append(int(slots[row][0]) if slots[row].size else 0)
+            found.append(int(pads[row]))
         return np.array(found)
 
     @property
@@ -48,7 +48,7 @@ class Laid(Columns):
         """The pack each sample lay in, None where the dump names no packs."""
         found: list[int] = []
         for part, row in self.spine.index:
-            packs = self.spine.parts[part].pack
+            packs = self.spine.parts[part].packs
             if packs is None:
                 return None
             found.append(packs[row] + part * len(self.spine))

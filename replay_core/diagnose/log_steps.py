@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from replay_core.diagnose.finding import Evidence
-from replay_core.diagnose.signals import Part, Point
+from replay_core.diagnose.signals import Point, RunLog
 from replay_core.documents.diagnosis import Severity
 
 #: A standard deviation of rewards below this is rounding, not a difference.
@@ -36,71 +36,51 @@ class StepTold:
             return self.frac_zero >= 1
         if self.advantage is not None:
             return self.advantage == 0
-        if self.group_std is not None:
-            return self.group_std <= NO_STD
-        return None
+        return None if self.group_std is None else self.group_std <= NO_STD
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether every response of the step ends at the token limit."""
+        return self.truncated is not None and self.truncated >= 1
 
 
-def steps_told(part: Part) -> list[StepTold]:
-    """The steps in order, by the series that has the most to say of a loss of 0."""
-    anchor = next(
-        (
-            s
-            for name in ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max")
-            if (s := part.get(name)) is not None
-        ),
-        None,
-    )
+#: The series that has the most to say of a loss of 0 tells the steps.
+_ANCHORS = ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max")
+
+
+def steps_told(log: RunLog) -> list[StepTold]:
+    """The steps in order."""
+    anchor = next((series for name in _ANCHORS if (series := log.get(name)) is not None), None)
     if anchor is None:
         return []
-    names = (
-        "loss",
-        "pg_loss",
-        "grad_norm",
-        "frac_zero_std",
-        "reward_max",
-        "reward_min",
-        "advantage_max",
-        "advantage_min",
-        "truncated",
-    )
-    at = {name: {p.step: p.value for p in s.points} if (s := part.get(name)) else {} for name in names}
-    stds = [s for s in part.all("reward_std") if s.formula == "within-group"]
-    groups = {p.step: p.value for s in stds[:1] for p in s.points}
+
+    def at(name: str, step: int | None) -> float | None:
+        return values[name].get(step)
+
+    names = (*_ANCHORS[:4], "reward_max", "reward_min", "advantage_max", "advantage_min", "truncated")
+    values = {name: {p.step: p.value for p in s.points} if (s := log.get(name)) else {} for name in names}
+    stds = [series for series in log.all("reward_std") if series.formula == "within-group"]
+    groups = {point.step: point.value for series in stds[:1] for point in series.points}
     functions: dict[int | None, float] = {}
-    for series in part.all("reward_function_std"):
-        for p in series.points:
-            if math.isfinite(p.value):
-                functions[p.step] = max(functions.get(p.step, 0.0), p.value)
+    for series in log.all("reward_function_std"):
+        for point in series.points:
+            if math.isfinite(point.value):
+                functions[point.step] = max(functions.get(point.step, 0.0), point.value)
     found = []
     for point in anchor.points:
         step = point.step
-        high, low = at["reward_max"].get(step), at["reward_min"].get(step)
-        whole = functions.get(step, None if high is None or low is None else high - low)
-        top, bottom = at["advantage_max"].get(step), at["advantage_min"].get(step)
+        high, low = at("reward_max", step), at("reward_min", step)
+        top, bottom = at("advantage_max", step), at("advantage_min", step)
+        loss, policy = at("loss", step), at("pg_loss", step)
+        # The displayed loss may be one micro-batch's.
+        shown = policy if loss is None or (loss == 0 and policy) else loss
+        batch_std = functions.get(step, None if high is None or low is None else high - low)
         advantage = None if top is None or bottom is None else max(abs(top), abs(bottom))
-        loss = at["loss"].get(step, at["pg_loss"].get(step))
-        if at["loss"].get(step) == 0 and at["pg_loss"].get(step):
-            loss = at["pg_loss"][step]  # the displayed loss may be one micro-batch's
-        found.append(
-            StepTold(
-                step,
-                loss,
-                at["grad_norm"].get(step),
-                at["frac_zero_std"].get(step),
-                groups.get(step),
-                whole,
-                advantage,
-                at["truncated"].get(step),
-                point,
-            )
-        )
+        found.append(StepTold(
+            step, shown, at("grad_norm", step), at("frac_zero_std", step), groups.get(step), batch_std, advantage,
+            at("truncated", step), point,
+        ))  # fmt: skip
     return found
-
-
-def is_cut(step: StepTold) -> bool:
-    """Whether every response of the step ends at the token limit."""
-    return step.truncated is not None and step.truncated >= 1
 
 
 def severity_of(bad: int, steps: int) -> Severity:
@@ -113,11 +93,6 @@ def numbers(**values: float | None) -> tuple[Evidence, ...]:
     return tuple(Evidence(name, value, source="log") for name, value in values.items() if value is not None)
 
 
-def steps_of(points: Iterable[Point]) -> tuple[int, ...]:
-    """The steps the points are of, each once."""
-    return tuple(sorted({point.step for point in points if point.step is not None}))
-
-
-def step_numbers(steps: list[StepTold]) -> list[int]:
-    """The numbers of the steps that have one."""
-    return [step.step for step in steps if step.step is not None]
+def steps_of(told: Iterable[Point | StepTold]) -> list[int]:
+    """The steps they are of, each once, in order."""
+    return sorted({one.step for one in told if one.step is not None})

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.diagnose.placing import Rows, rows_of
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, TensorRef
+from replay_core.samples.batch import Batch
 
 Array = NDArray[Any]
 
@@ -23,7 +23,7 @@ class Sheet:
     """The samples of the records of one stage and role, rank by rank and micro by micro."""
 
     name: str
-    parts: list[Rows]
+    parts: list[Batch]
     index: list[tuple[int, int]] = field(default_factory=list)
     """Sample -> (part, row within it)."""
 
@@ -35,7 +35,7 @@ class Sheet:
 
     @property
     def has_tokens(self) -> bool:
-        return all(part.tokens is not None for part in self.parts)
+        return all(part.has_tokens for part in self.parts)
 
     @property
     def padding_known(self) -> bool:
@@ -43,13 +43,13 @@ class Sheet:
 
     def tokens(self, sample: int) -> Array:
         part, row = self.index[sample]
-        tokens = self.parts[part].tokens
+        tokens = self.parts[part].contents
         assert tokens is not None
         return tokens[row]
 
     def names(self) -> set[str]:
         """Canonical names that every part has."""
-        each = [{ref.canonical or ref.name for ref in part.fields() if ref.is_readable} for part in self.parts]
+        each = [{ref.canonical or ref.name for ref in part.fields()} for part in self.parts]
         return set.intersection(*each) if each else set()
 
     def refs(self, name: str) -> list[TensorRef] | None:
@@ -70,24 +70,25 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
 
     A shard that repeats samples by id counts once, and so does a second file of the same tensors of the same samples.
     """
-    parts: dict[tuple[str, str | None], list[Rows]] = defaultdict(list)
+    parts: dict[tuple[str, str | None], list[Batch]] = defaultdict(list)
     unreadable: list[str] = []
     repeated: list[str] = []
     seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
-    micros: dict[tuple[Any, ...], Rows] = {}
+    micros: dict[tuple[Any, ...], Batch] = {}
     for record in records:
         family = (record.key.stage, record.key.role)
         try:
-            rows = rows_of(record)
+            rows = Batch(record, record.tensors(), by_shape=True)
+            tokens = rows.has_tokens
         except (RldbgError, ValueError) as error:
             what = error.in_one_line if isinstance(error, RldbgError) else error
             unreadable.append(f"{record.path.name}: {what}")
             continue
-        if rows is None or not len(rows):
+        if not len(rows):
             continue
         micro = (record.key.rank, record.key.micro, record.key.role, len(rows))
-        if rows.tokens is None and record.key.micro is not None and micro in micros:
-            micros[micro].siblings.append(record)
+        if not tokens and record.key.micro is not None and micro in micros:
+            micros[micro].take_in(record)
             continue
         ids = _sample_ids(record) if record.key.rank else None
         if ids and seen[family] and ids <= seen[family]:
@@ -99,23 +100,21 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
             continue
         seen[family] |= _sample_ids(record) or set()
         parts[family].append(rows)
-        if rows.tokens is not None and record.key.micro is not None:
+        if tokens and record.key.micro is not None:
             micros[micro] = rows
     return [Sheet(f"{role}/{stage}" if role not in (None, "actor") else stage, found)
             for (stage, role), found in parts.items()], unreadable, repeated  # fmt: skip
 
 
-def _is_copy(rows: Rows, other: Rows) -> bool:
+def _is_copy(rows: Batch, other: Batch) -> bool:
     """Whether two files that name neither step nor stage hold the same fields of the same samples.
 
     Where a stage is known, the same samples come again on purpose: in every epoch, and on tensor-parallel ranks.
     """
     a, b = rows.record, other.record
-    if a.key.stage != "tensors" or a.path == b.path or rows.tokens is None or other.tokens is None:
+    if a.key.stage != "tensors" or a.path == b.path or rows.digests is None:
         return False
-    if rows.lengths != other.lengths or _shapes(a) != _shapes(b):
-        return False
-    return all(np.array_equal(x, y) for x, y in zip(rows.tokens, other.tokens, strict=True))
+    return _shapes(a) == _shapes(b) and rows.has_tokens and rows.digests == other.digests
 
 
 def _shapes(record: Record) -> set[tuple[Any, ...]]:
@@ -184,19 +183,16 @@ def _marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:
     return keys
 
 
-def _values(part: Rows, ref: TensorRef) -> list[bytes]:
-    """Each row's values, as bytes that are equal where the values are."""
-    if ref.is_text:
-        texts = ref.source.value if isinstance(ref.source, Inline) else []
-        return [str(text).encode() for text in texts] if len(texts) == len(part) else [b""] * len(part)
-    single = part.per_sample(ref)
-    if single is not None:
-        return [str(value).encode() for value in single.tolist()]
-    placed = part.place(ref)
-    if placed is None:
+def _values(part: Batch, ref: TensorRef) -> list[bytes]:
+    """Each sample's values, as bytes that are equal where the values are."""
+    each: Any = part.texts(ref) if ref.is_text else part.per_sample(ref)
+    if each is not None:
+        return [str(value).encode() for value in each]
+    found = part.values(ref)
+    if found is None:
         return [b""] * len(part)
-    said = [values[there] for values, there in zip(placed.values, placed.said, strict=True)]
-    return [row[row != 0].astype(np.float32).tobytes() for row in said]
+    said = zip(*(np.split(flat_N, part.starts[1:]) for flat_N in (found.values_N, found.said_N)), strict=True)
+    return [row[there & (row != 0)].astype(np.float32).tobytes() for row, there in said]
 
 
 def _matched(spine: Sequence[bytes], other: Sequence[bytes]) -> list[int | None] | None:
@@ -227,26 +223,23 @@ def _match_padded(spine: Sheet, other: Sheet) -> list[int | None] | None:
         free.discard(-1 if found is None else found)
     if free or not any(place is not None for place in chosen):
         return None
+    kept: dict[int, dict[int, int]] = defaultdict(dict)
     for sample, place in enumerate(chosen):
         if place is not None:
             part, row = other.index[place]
-            _crop(other.parts[part], row, spine.tokens(sample).size)
+            kept[part][row] = spine.tokens(sample).size
+    for part, sizes in kept.items():
+        width = other.parts[part].width
+        if width is not None:
+            # What comes after a sample is padding, now that it is known.
+            lengths = np.array([sizes.get(row, width) for row in range(len(other.parts[part]))])
+            other.parts[part] = other.parts[part].with_mask(np.arange(width) < lengths[:, None])
     return chosen
 
 
 def _begins(row: Array, tokens: Array) -> bool:
     rest = row[tokens.size :]
     return row.size >= tokens.size and np.array_equal(row[: tokens.size], tokens) and (rest == rest[:1]).all()
-
-
-def _crop(part: Rows, row: int, length: int) -> None:
-    """What comes after the sample is padding, now that it is known."""
-    if part.tokens is None or part.slots is None:
-        return
-    padding = part.tokens[row][length:]
-    if padding.size:
-        part.pad_id = int(padding[0])
-    part.tokens[row], part.slots[row], part.lengths[row] = part.tokens[row][:length], part.slots[row][:length], length
 
 
 def _key(tokens: Array) -> bytes:

@@ -34,7 +34,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "kl": (
         "kl *", "kl_loss *", "actor/kl_loss verl", "train/kl_loss slime", "policy/policy_kl SkyRL",
-        "mean_kl seed-002 k1", "kl_penalty seed-002 k1", "objective/kl2_avg open-instruct k2",
+        "mean_kl grpo_notes k1", "kl_penalty grpo_notes k1", "objective/kl2_avg open-instruct k2",
         "objective/kl3_avg open-instruct k3", "objective/kl_avg open-instruct k1",
     ),
     "policy_kl": (
@@ -71,11 +71,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "reward": (
         "reward *", "critic/score/mean verl", "critic/rewards/mean verl", "rollout/raw_reward slime",
-        "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean seed-002", "mean_reward seed-002",
+        "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean grpo_notes", "mean_reward grpo_notes",
         "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
     ),
     "reward_std": (
-        "reward_std TRL within-group", "rewards_std seed-002 whole-batch", "std_reward seed-002 whole-batch",
+        "reward_std TRL within-group", "rewards_std grpo_notes whole-batch", "std_reward grpo_notes whole-batch",
     ),
     "reward_max": ("critic/score/max verl", "critic/rewards/max verl"),
     "reward_min": ("critic/score/min verl", "critic/rewards/min verl"),
@@ -103,13 +103,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
-    "num_masked": ("num_masked seed-002",),
-    "masks_in_input": ("masks_in_X seed-002",),
-    "micro_loss": ("total seed-002",),
+    "num_masked": ("num_masked grpo_notes",),
+    "masks_in_input": ("masks_in_X grpo_notes",),
+    "micro_loss": ("total grpo_notes",),
     "step_seconds": (
         "step_time TRL", "timing_s/step verl", "perf/step_time slime", "timing/step SkyRL", "Time prime-rl",
     ),
-    "iter_ms": ("time_ms seed-002", "elapsed time per iteration (ms) Megatron"),
+    "iter_ms": ("time_ms grpo_notes", "elapsed time per iteration (ms) Megatron"),
     "memory_gb": (
         "perf/max_memory_allocated_gb verl", "perf/max_memory_reserved_gb verl", "memory(GiB) ms-swift",
         "perf/peak_memory prime-rl", "Peak Mem. prime-rl", "memory torchtitan",
@@ -119,7 +119,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "perf/throughput prime-rl",
     ),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
-    "value_loss": ("critic/vf_loss verl", "critic_loss OpenRLHF", "critic seed-002"),
+    "value_loss": ("critic/vf_loss verl", "critic_loss OpenRLHF", "critic grpo_notes"),
 }  # fmt: skip
 
 #: Signals of which a run logs many: one series each, known by what stands in the middle.
@@ -129,8 +129,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
     (re.compile(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (re.compile(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
-    (re.compile(r"^time\.\w+$"), "phase_seconds", "seed-002"),
-    (re.compile(r"^mem\.\w+$"), "phase_memory_mb", "seed-002"),
+    (re.compile(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
+    (re.compile(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
 )
 
 _ASIDE = re.compile(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
@@ -163,7 +163,7 @@ def _names() -> dict[str, Name]:
 
 _FRAMEWORKS = (
     "*", "TRL", "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL", "NexRL",
-    "open-instruct", "tinker", "ms-swift", "seed-002", "Megatron", "torchtitan",
+    "open-instruct", "tinker", "ms-swift", "grpo_notes", "Megatron", "torchtitan",
 )  # fmt: skip
 
 

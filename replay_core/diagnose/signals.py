@@ -1,28 +1,21 @@
 """Signals: what a run logged, as one series over its steps per signal, under the frameworks' own names.
 
-    signals = Signals.of(run)                     from a log, a metrics file, or a dump's recorded metrics
-    for part in signals.parts:                    one per run that the path holds: two logs side by side are two
-        part.get("grad_norm").points              a value per step: step, value, line, file
-        part.micros("pg_loss")                    the values of the micro-batches
-        part.events("oom")                        what the log tells beside numbers
-    signals.series_block()                        JSON-ready, for documents and the trends view
-
-`series_block` is a list with one entry per run and signal: {signal, name, framework, formula, run, steps, values,
-marks, sparkline, expected, share}; `marks` are the positions that stand out (`trends.outliers`), non-finite values
-included; `expected` are rows of `expectations.seen`; `share` is a phase's share of the time that phases take.
+signals = Signals.of(run)                     from a log, a metrics file, or a dump's recorded metrics
+for log in signals.logs:                      one per run that the path holds: two logs side by side are two
+    log.get("grad_norm").points               a value per step: step, value, line, file
+    log.micros("pg_loss")                     the values of the micro-batches
+    log.events("oom")                         what the log tells beside numbers
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from replay_core.diagnose import signal_names
-from replay_core.diagnose.finding import Finding, Where
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.documents.diagnosis import ExpectedRow, Link, SeriesEntry
+from replay_core.diagnose import signal_names, trends
+from replay_core.diagnose.finding import Evidence, Where
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
@@ -46,6 +39,11 @@ class Point:
     rank: int | None = None
     line: int | None = None
     path: str | None = None
+
+    @property
+    def place(self) -> tuple[int | None, int | None, int | None]:
+        """Which micro-batch it is of: what other signals say of it has the same place."""
+        return self.step, self.micro, self.rank
 
     def where(self, name: str | None = None) -> Where:
         return Where(
@@ -81,6 +79,23 @@ class Series:
         named = f"{self.name} ({self.framework})" if self.framework else self.name
         return f"{named} = {self.formula}" if self.formula else named
 
+    def shown(self, value: float, expected: str | None = None) -> Evidence:
+        """What the series has come to, as evidence: cited by its source and its last line."""
+        line = self.last.line
+        return Evidence(self.name, value, expected, f"{self.source}, line {line}" if line else self.source)
+
+    def shown_at(self, point: Point, expected: str | None = None, name: str | None = None) -> Evidence:
+        """One of its points as evidence, cited by its line in the log."""
+        return Evidence(name or self.name, point.value, expected, f"line {point.line}" if point.line else self.source)
+
+    def steps(self, over: float = -math.inf, under: float = math.inf) -> list[int]:
+        """The steps whose value lies between."""
+        return [point.step for point in self.points if point.step is not None and over < point.value < under]
+
+    def first(self, over: float = -math.inf, under: float = math.inf) -> Where:
+        """Where a value first lies between."""
+        return next(point for point in self.points if over < point.value < under).where(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -92,8 +107,8 @@ class Told:
 
 
 @dataclass(slots=True)
-class Part:
-    """The signals of one run."""
+class RunLog:
+    """The signals of one run, and what its log tells beside numbers."""
 
     paths: list[str] = field(default_factory=list)
     is_counted: bool = False
@@ -104,6 +119,9 @@ class Part:
     _series: dict[str, list[Series]] | None = None
 
     def has(self, signal: str) -> bool:
+        """Whether it has the signal; `event:KIND` asks for what a log tells beside numbers."""
+        if signal.startswith("event:"):
+            return bool(self.events(signal.removeprefix("event:")))
         return any(known == signal for known, _ in self._points)
 
     def all(self, signal: str) -> list[Series]:
@@ -121,6 +139,12 @@ class Part:
     def get(self, signal: str) -> Series | None:
         """The signal under its preferred name, or None."""
         return next(iter(self.all(signal)), None)
+
+    def level(self, signal: str) -> Iterator[tuple[Series, float]]:
+        """The signal, and what it has come to (`trends.level`), where it has a finite value at all."""
+        series = self.get(signal)
+        if series is not None and series.finite:
+            yield series, trends.level(series.finite)
 
     def at(self, signal: str, step: int | None) -> Point | None:
         """The signal's value of a step."""
@@ -147,8 +171,9 @@ class Part:
     def events(self, *kinds: str) -> list[Told]:
         return [told for told in self.told if told.kind in kinds]
 
-    def warnings(self) -> list[Told]:
-        return self.events("warning")
+    def warnings(self, *words: str) -> list[Told]:
+        """The trainer's own warnings that hold any of these words."""
+        return [told for told in self.events("warning") if any(word in told.text for word in words)]
 
     def add(self, ref_name: str, point: Point, trl: bool = False) -> None:
         """A value of the run. Names of nothing known are passed over."""
@@ -159,7 +184,7 @@ class Part:
             self._points.setdefault(key, {})[point.step, point.micro, point.rank] = point
             self._series = None
 
-    def contradicts(self, other: Part) -> bool:
+    def contradicts(self, other: RunLog) -> bool:
         """Whether both tell different values of one thing: then they are two runs, not two files of one."""
         for key in self._points.keys() & other._points.keys():
             mine, theirs = self._points[key], other._points[key]
@@ -170,7 +195,7 @@ class Part:
                     return True
         return False
 
-    def join(self, other: Part) -> None:
+    def join(self, other: RunLog) -> None:
         self.paths += other.paths[: _SHOWN_PATHS - len(self.paths)]
         self.is_counted = self.is_counted or other.is_counted
         self.told += other.told
@@ -203,8 +228,8 @@ def _by_step(points: Iterable[Point]) -> list[Point]:
 class Signals:
     """The signals of everything under one path."""
 
-    def __init__(self, parts: list[Part]) -> None:
-        self.parts = parts
+    def __init__(self, logs: list[RunLog]) -> None:
+        self.logs = logs
 
     @classmethod
     def of(cls, run: Run, step: Selection | None = None) -> Signals | None:
@@ -215,44 +240,26 @@ class Signals:
         Raises:
             SelectionError: there is no such step.
         """
-        by_file: dict[str, Part] = {}
+        by_file: dict[str, RunLog] = {}
         for record in run.records if step is None else run.select(step=step):
             if record.key.stage in STAGES:
                 file = str(record.path)
-                part = by_file.setdefault(file, Part([file], not _COUNTED.isdisjoint(run.notes)))
-                _take(part, record)
+                log = by_file.setdefault(file, RunLog([file], not _COUNTED.isdisjoint(run.notes)))
+                _take(log, record)
                 record.release()  # a log of a million values is kept as numbers, not as fields
-        parts: list[Part] = []
-        for part in by_file.values():
-            if not part._points and not part.told:
+        logs: list[RunLog] = []
+        for log in by_file.values():
+            if not log._points and not log.told:
                 continue
-            home = next((known for known in parts if not known.contradicts(part)), None)
+            home = next((known for known in logs if not known.contradicts(log)), None)
             if home is None:
-                parts.append(part)
+                logs.append(log)
             else:
-                home.join(part)
-        return cls(parts) if parts else None
-
-    def has(self, signal: str) -> bool:
-        """Whether any part has the signal; `event:KIND` asks for what a log tells beside numbers."""
-        return any(_has(part, signal) for part in self.parts)
-
-    def series_block(self) -> list[SeriesEntry]:
-        """Every series as JSON-ready data, with what stands out marked; see the module."""
-        from replay_core.diagnose import expectations, log_time, trends
-
-        block: list[SeriesEntry] = []
-        for part in self.parts:
-            rows = expectations.seen(part)
-            shares = log_time.phase_shares(part)
-            for series in part.signals():
-                expected = [cast(ExpectedRow, row) for row in rows if row["signal"] == series.name]
-                share = shares.get(series.name)
-                block.append(trends.described(series, part.paths[0], expected, share))
-        return block
+                home.join(log)
+        return cls(logs) if logs else None
 
 
-def _take(part: Part, record: Record) -> None:
+def _take(log: RunLog, record: Record) -> None:
     try:
         refs = record.tensors()
     except RldbgError:
@@ -260,11 +267,11 @@ def _take(part: Part, record: Record) -> None:
     trl = signal_names.is_trl(ref.name for ref in refs)
     for ref in refs:
         if ref.dtype == "text":
-            _tell(part, record, ref)
+            _tell(log, record, ref)
         elif ref.shape == () and ref.dtype != "bool":
             value = _number(ref)
             if value is not None:
-                part.add(ref.name, _point(record, ref, value), trl)
+                log.add(ref.name, _point(record, ref, value), trl)
 
 
 def _point(record: Record, ref: TensorRef, value: float) -> Point:
@@ -272,15 +279,15 @@ def _point(record: Record, ref: TensorRef, value: float) -> Point:
     return Point(key.step, value, key.micro, key.rank, ref.line, str(record.path))
 
 
-def _tell(part: Part, record: Record, ref: TensorRef) -> None:
+def _tell(log: RunLog, record: Record, ref: TensorRef) -> None:
     if not isinstance(ref.source, Inline):
         return
     if ref.name == "warnings":
         texts = ref.source.value if isinstance(ref.source.value, list) else [ref.source.value]
-        part.told += [Told("warning", str(text), _point(record, ref, math.nan)) for text in texts]
+        log.told += [Told("warning", str(text), _point(record, ref, math.nan)) for text in texts]
     elif ref.name.startswith("event."):
         kind = ref.name.split(".")[1]
-        part.told.append(Told(kind, str(ref.source.value), _point(record, ref, math.nan)))
+        log.told.append(Told(kind, str(ref.source.value), _point(record, ref, math.nan)))
 
 
 def _number(ref: TensorRef) -> float | None:
@@ -293,43 +300,3 @@ def _number(ref: TensorRef) -> float | None:
         return float(array(ref).reshape(-1)[0])
     except (RldbgError, ValueError, TypeError, IndexError):
         return None
-
-
-def _has(part: Part, need: str) -> bool:
-    if need.startswith("event:"):
-        return bool(part.events(*need.removeprefix("event:").split(",")))
-    return part.has(need)
-
-
-def signal_rule(
-    id: str, title: str, *, link: Link, needs: tuple[str, ...], source: str
-) -> Callable[[Callable[[Part], Iterable[Finding]]], Callable[[Part], Iterable[Finding]]]:
-    """Register a rule over one run's signals (`rule.rule` of scope signals). It looks at every part that has its needs.
-
-    A function that tells several findings apart is registered once for each; a rule hands out those of its own id.
-    """
-
-    def register(check: Callable[[Part], Iterable[Finding]]) -> Callable[[Part], Iterable[Finding]]:
-        def look(signals: Signals) -> list[Finding]:
-            found: list[Finding] = []
-            whys: list[str] = []
-            looked = False
-            for part in signals.parts:
-                missing = [need for need in needs if not any(_has(part, name) for name in need.split("|"))]
-                if missing:
-                    whys.append("needs " + ", ".join(missing).replace("|", " or "))
-                    continue
-                try:
-                    found += [one for one in check(part) if one.id == id]
-                    looked = True
-                except Skip as skip:
-                    whys.append(str(skip))
-            if not looked:
-                raise Skip(whys[0] if whys else "there is no log and no metrics")
-            return found
-
-        look.__doc__ = check.__doc__
-        rule(id, title, link=link, scope="signals", needs=needs, source=source)(look)
-        return check
-
-    return register

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from replay_core.diagnose.finding import Evidence, Finding, Where
-from replay_core.diagnose.rule import RULES, Scope
 from replay_core.documents.diagnosis import Severity
 
 
@@ -17,21 +16,20 @@ def shown(name: str, value: Any, expected: str | None = None, source: str | None
 
 
 def finding(
-    id: str,
-    severity: Severity,
-    claim: str,
-    *,
-    evidence: Iterable[Evidence],
-    cause: str,
-    next_step: str,
-    where: Where | None = None,
-    steps: tuple[int, ...] = (),
-    scope: Scope = "batch",
-) -> Finding:
-    """A finding of the registered rule of that id and scope: its link and its source are the rule's."""
-    rule = RULES[id, scope]
+    severity: Severity, claim: str, where: Where | None = None, *, evidence: Iterable[Evidence], cause: str,
+    next_step: str | None = None, steps: Iterable[int] = (), id: str = "", link: str = "",
+) -> Finding:  # fmt: skip
+    """A finding of the rule that yields it, which gives it its id, link and source.
+
+    Args:
+        next_step: what to do; looking at `where` unless it says more.
+        id: which of the rules that the function is registered for, if it is for several.
+        link: where in the chain it is, if not at the rule's own link.
+    """
     place = where or Where()
-    return Finding(id, severity, claim, tuple(evidence), cause, next_step, rule.link, rule.source, place, steps)
+    return Finding(
+        id, severity, claim, tuple(evidence), cause, next_step or look_at(place), link, "", place, tuple(steps)
+    )
 
 
 def listed(numbers: Iterable[Any], most: int = 6) -> str:

@@ -13,10 +13,9 @@ import math
 from itertools import pairwise
 from statistics import median
 
-from replay_core.diagnose.signals import Series
-from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
-
 MIN_STEPS = 8
+#: Iterations that compile: static, then once more for any length.
+WARM_UP = 2
 OUTLIER_SIGMAS = 6.0
 #: Normal quantile of p = 0.005, one-sided.
 DRIFT_Z = 2.576
@@ -57,6 +56,11 @@ def drift(values: list[float]) -> float:
     return (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
 
 
+def rises(values: list[float]) -> bool:
+    """Whether the values rise by more than chance explains."""
+    return drift(values) > DRIFT_Z
+
+
 def level(values: list[float], last: int = 10) -> float:
     """The median of the last values: what the run has come to."""
     return median(values[-last:])
@@ -87,20 +91,3 @@ def _bar(value: float, low: float, high: float) -> str:
     # Halves: the difference of two numbers of opposite sign may be none.
     share = (value / 2 - low / 2) / (high / 2 - low / 2)
     return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
-
-
-def described(series: Series, run: str, expected: list[ExpectedRow], share: float | None) -> SeriesEntry:
-    """A series as JSON-ready data; `marks` are positions in `steps` and `values`."""
-    return {
-        "expected": expected,
-        "share": share,
-        "signal": series.signal,
-        "name": series.name,
-        "framework": series.framework,
-        "formula": series.formula or None,
-        "run": run,
-        "steps": [point.step for point in series.points],
-        "values": [*series.values],
-        "marks": outliers(series.values),
-        "sparkline": sparkline(series.values),
-    }

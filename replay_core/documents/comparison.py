@@ -12,9 +12,9 @@ from replay_core.documents.parts import (
     ProblemEntry,
     Settings,
     Shape,
-    Stamp,
     Value,
     VerdictWord,
+    Versioned,
 )
 
 
@@ -276,7 +276,7 @@ class _Tolerance(TypedDict, total=False):
     """What a person had it judged by; null: the table alone. Not in documents written before it was kept."""
 
 
-class ComparisonDocument(Stamp, _Tolerance):
+class ComparisonDocument(Versioned, _Tolerance):
     """Two runs, tensor by tensor."""
 
     kind: Literal["comparison"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from replay_core.documents.parts import Count, Stamp
+from replay_core.documents.parts import Count, Versioned
 
 
 class GpuEntry(TypedDict):
@@ -16,7 +16,7 @@ class GpuEntry(TypedDict):
     driver: str
 
 
-class InfoDocument(Stamp):
+class InfoDocument(Versioned):
     """Versions, paths, devices and the terminal."""
 
     kind: Literal["info"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from replay_core.documents.comparison import DivergenceEntry, VerdictCounts
-from replay_core.documents.parts import Count, NamedTensor, Number, Pair, Says, Settings, Shape, Stamp, Untyped
+from replay_core.documents.parts import Count, NamedTensor, Number, Pair, Says, Settings, Shape, Untyped, Versioned
 
 ParityCause = Literal[
     "equal", "noise", "offset", "scale", "dropout", "padding", "weights", "positions", "attention", "order", "norm"
@@ -213,7 +213,7 @@ class RandomSource(TypedDict):
     """Null where one was not read back."""
 
 
-class ParityDocument(Stamp):
+class ParityDocument(Versioned):
     """Two critics on the same tokens."""
 
     kind: Literal["parity"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from replay_core.documents.parts import Count, KeyEntry, Number, ProblemEntry, Shape, Stamp, Value
+from replay_core.documents.parts import Count, KeyEntry, Number, ProblemEntry, Shape, Value, Versioned
 
 Alignment = Literal["full", "response", "next", "packed", "prompt", "sample"]
 
@@ -46,7 +46,7 @@ class FieldEntry(TypedDict):
     sentinel: str | None
 
 
-class RecordDocument(Stamp):
+class RecordDocument(Versioned):
     """A record and its fields."""
 
     kind: Literal["record"]

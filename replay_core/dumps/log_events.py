@@ -32,6 +32,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("traceback", re.compile(r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception): ")),
 )
+KINDS = tuple(kind for kind, _ in _PATTERNS)
 #: A cheap look before the patterns: most lines of a log hold none of these.
 _ANY = re.compile(
     r"out of memory|OutOfMemory|allocate memory|oom-kill|torch\._dynamo hit|Recompiling|[Gg]raph [Bb]reak"

@@ -23,13 +23,13 @@ name = "open_instruct"
 _FILE = "packed_sequences.pt"
 _KEYS = ("query_responses", "attention_masks", "response_masks")
 WORDS: Words = {
-    "query_responses": ("input_ids", "packed"),
-    "attention_masks": ("segment_ids", "packed"),
-    "response_masks": ("response_mask", "packed"),
-    "position_ids": (None, "packed"),
-    "vllm_logprobs": ("rollout_logprobs", "packed"),
-    "advantages": (None, "packed"),
-    "dones": (None, "packed"),
+    "query_responses": ("input_ids", "full"),
+    "attention_masks": ("segment_ids", "full"),
+    "response_masks": ("response_mask", "full"),
+    "position_ids": (None, "full"),
+    "vllm_logprobs": ("rollout_logprobs", "full"),
+    "advantages": (None, "full"),
+    "dones": (None, "full"),
     "packed_seq_lens": ("sample_lengths", None),
     "num_actions": (None, None),
     "original_responses": ("response_ids", None),

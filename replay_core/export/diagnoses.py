@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
-from replay_core.documents.diagnosis import DiagnosisDocument, EvidenceEntry, FindingEntry, PlaceEntry, SeriesEntry
+from replay_core.documents.diagnosis import (
+    DiagnosisDocument,
+    EvidenceEntry,
+    FindingEntry,
+    Link,
+    PlaceEntry,
+    SeriesEntry,
+)
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 
@@ -17,17 +25,18 @@ if TYPE_CHECKING:
 
 def diagnosis_document(run: Run, diagnosis: Diagnosis, series: Sequence[SeriesEntry] = ()) -> DiagnosisDocument:
     """A diagnosis document; `series` are the signals over steps that a trends view draws."""
-    causes = [finding for finding in diagnosis.findings if finding.echo_of is None]
+    causes = [finding.severity for finding in diagnosis.findings if finding.downstream_of is None]
     doc = DiagnosisDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="diagnosis",
+        **stamp(),
         path=str(run.path),
         dialect=run.dialect,
         steps=run.steps(),
         counts={
-            "error": sum(one.severity == "error" for one in causes),
-            "warning": sum(one.severity == "warning" for one in causes),
-            "info": sum(one.severity == "info" for one in causes),
+            "error": causes.count("error"),
+            "warning": causes.count("warning"),
+            "info": causes.count("info"),
             "echoes": len(diagnosis.findings) - len(causes),
         },
         findings=[_finding(one) for one in diagnosis.findings],
@@ -47,9 +56,9 @@ def _finding(one: Finding) -> FindingEntry:
         "evidence": [cast(EvidenceEntry, asdict(evidence)) for evidence in one.evidence],
         "cause": one.cause,
         "next_step": one.next_step,
-        "link": one.link,
+        "link": cast(Link, one.link),
         "source": one.source,
         "where": cast(PlaceEntry, asdict(one.where)),
         "steps": list(one.steps),
-        "echo_of": one.echo_of,
+        "echo_of": one.downstream_of,
     }

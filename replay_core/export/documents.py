@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 def stamp() -> Stamp:
     """What every document begins with: who wrote it, and when."""
     return {
-        "schema_version": SCHEMA_VERSION,
         "tool": f"rldbg {replay_core.__version__}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -59,8 +58,9 @@ def run_document(
     marked = marks(run)
     listed = None if only is None else {id(record) for record in only}
     doc = RunDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="run",
+        **stamp(),
         path=str(run.path),
         dialect=run.dialect,
         steps=run.steps(),
@@ -87,8 +87,9 @@ def run_document(
 def following_document(run: Run, came: list[Record], pulse: Pulse, *, changed: bool, whole: bool) -> FollowingDocument:
     """What has come to a run that is followed: `run` lists the records of `came`, or all where they are `whole`."""
     return FollowingDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="following",
+        **stamp(),
         path=str(run.path),
         run=run_document(run, "names", None if whole else came) if changed else None,
         whole=whole,
@@ -126,8 +127,9 @@ def record_document(record: Record, statistics: dict[str, Statistics] | None = N
     """One record's fields; `statistics` by field name where somebody looked."""
     looked = statistics or {}
     doc = RecordDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="record",
+        **stamp(),
         key=record.key.to_mapping(),
         path=str(record.path),
         fields=[field(ref, looked.get(ref.name)) for ref in record.tensors()],
@@ -186,8 +188,9 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
     if comparison.numbers_absent is not None:
         coverage["numbers_absent"] = comparison.numbers_absent
     doc = ComparisonDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="comparison",
+        **stamp(),
         a=_side(comparison.a),
         b=_side(comparison.b),
         counts=comparison.counts,

@@ -14,6 +14,7 @@ from replay_core.documents.parity import (
     ParityStep,
     RegionMeasures,
 )
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.export.documents import first_divergence, stamp
 from replay_core.export.numbers import clean
 from replay_core.parity.correlation import Measures
@@ -28,8 +29,9 @@ def parity_document(found: Parity) -> ParityDocument:
     batches = [_batch(one) for one in found.batches]
     shown = batches[found.batches.index(about)]
     doc = ParityDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="parity",
+        **stamp(),
         a=_side(found.a),
         b=_side(found.b),
         backends=[found.a.backend, found.b.backend],

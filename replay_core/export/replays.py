@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.documents.replay import (
     AgreementEntry,
     CellEntry,
@@ -57,8 +58,9 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
     results = replayed.results
     notes = list(dict.fromkeys(note for result in results for note in result.cell["notes"]))
     doc = ReplayDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="replay",
+        **stamp(),
         baseline=replayed.baseline,
         plan=cast(PlanEntry, asked),
         cells=[_cell(result) for result in results],

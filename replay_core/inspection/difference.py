@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from replay_core.compare.differences import difference
 from replay_core.documents.difference import DifferenceDocument
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
@@ -24,4 +25,8 @@ def difference_document(a: Subject, b: Subject, *, axis: str = "row", cells: int
         if not one.has_numbers:
             raise RequestError("there are no numbers to take a difference of", tensor=one.ref.name, found=one.ref.dtype)
     found = difference(a.micro_batch(), b.micro_batch(), a.ref, b.ref, axis=axis, cells=cells)
-    return clean(DifferenceDocument(**stamp(), kind="difference", a=a.named(), b=b.named(), **found))
+    return clean(
+        DifferenceDocument(
+            schema_version=SCHEMA_VERSION, kind="difference", **stamp(), a=a.named(), b=b.named(), **found
+        )
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from replay_core.compare import TensorVerdict, compare_runs
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.documents.tensor import TensorDocument, TensorSide
 from replay_core.errors import RldbgError
 from replay_core.export import documents
@@ -98,8 +99,9 @@ def _document(
     chunks: int | None,
 ) -> TensorDocument:
     return TensorDocument(
-        **documents.stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="tensor",
+        **documents.stamp(),
         a=_side(a, chunks),
         b=None if b is None else _side(b, chunks),
         verdict=None if row is None else documents.tensor_row(row),

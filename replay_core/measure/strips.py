@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
+from replay_core.documents.parts import Number
 from replay_core.documents.tensor import DifferenceStrips
 from replay_core.records import TensorRef
 
@@ -61,7 +62,7 @@ def difference_strips(a: TensorRef, b: TensorRef) -> DifferenceStrips | None:
         exponents, counts = np.unique(np.frexp(magnitudes)[1] - 1, return_counts=True)
         bins.update(dict(zip(exponents.tolist(), counts.tolist(), strict=True)))
     return {
-        "axes": [{"axis": axis, "size": shape[axis], "rel_l2": [*_relative(sums[axis])]} for axis in axes],
+        "axes": [{"axis": axis, "size": shape[axis], "rel_l2": _relative(sums[axis])} for axis in axes],
         "histogram": {
             "zeros": equal,
             "nonfinite": nonfinite,
@@ -76,7 +77,7 @@ def _wide(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return block.astype(np.complex128 if np.iscomplexobj(block) else np.float64)
 
 
-def _relative(sums: np.ndarray[Any, Any]) -> list[float | None]:
+def _relative(sums: np.ndarray[Any, Any]) -> list[Number | None]:
     squares, base, seen = sums
     whole = base.sum() / max(1.0, seen.sum())
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,13 +1,14 @@
-"""The samples of one record: which tokens each has, who it is, and which token a row of a tensor speaks of.
+"""The samples of one record: which tokens each has, who it is, and which token every row of a tensor speaks of.
 
-Padded left or right, packed end to end, ragged rows, prompt and response apart, a response slice, values said of
-the next token: whatever the layout, a token is (sample, position), and `place` says where a tensor speaks of it.
+Padded on either side, packed end to end, ragged rows, prompt and response apart, a response slice, values said of the
+next token: whatever the layout, a token is (sample, position). `place` says where a tensor speaks of which token, and
+`values` what it says, flat over all tokens of all samples (`_N`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,11 +18,19 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.errors import DumpError
-from replay_core.records import Record, TensorRef
-from replay_core.samples.layout import Bools, Ints, Said, TokenAxes, TokenLayout
+from replay_core.records import Inline, Record, TensorRef
+from replay_core.samples.layout import (
+    Bools,
+    Ints,
+    Said,
+    TokenAxes,
+    TokenLayout,
+    positions_of,
+    samples_of,
+    token_numbers,
+)
 
-#: A token is one rising number: its sample, then its position in these bits.
-POSITION_BITS = 40
+Array = NDArray[Any]
 
 #: Fields that together name a sample across runs, the stablest first: a group's id may be new in every run.
 IDENTITIES = (("task_id", "sample_id"), ("group_id", "sample_id"), ("sample_id",), ("uid",))
@@ -29,26 +38,17 @@ IDENTITIES = (("task_id", "sample_id"), ("group_id", "sample_id"), ("sample_id",
 #: What a sample says where a record holds its texts and no tokens.
 _TEXTS = ("prompt_text", "prompt", "raw_prompt", "response_text", "response")
 
+#: Names under which a record says how many samples it has, where nothing has a token axis.
+_PER_SAMPLE = ("reward", "token_scores", "token_rewards", "normalised_reward", "group_id", "advantages", "prompt_text")
+
 #: Stages whose tensors are not laid out by sample, whatever their first axis happens to be.
 _NOT_BY_SAMPLE = frozenset({"modules", "gradient", "param", "optimizer", "training_metrics", "loss"})
 
+#: Of which part of a sample a tensor speaks, where only its name says so.
+_PART = {"prompt_ids": "prompt", "prompt_mask": "prompt", "response_ids": "response"}
 
-def token_numbers(samples: Any, positions: Any) -> Ints:
-    """Tokens as rising numbers, (sample, position) in one."""
-    numbers: Ints = (np.asarray(samples, np.int64) << POSITION_BITS) + np.asarray(positions, np.int64)
-    return numbers
-
-
-def samples_of(tokens: Ints) -> Ints:
-    """The sample of every token number."""
-    samples: Ints = tokens >> POSITION_BITS
-    return samples
-
-
-def positions_of(tokens: Ints) -> Ints:
-    """The position of every token number within its sample."""
-    positions: Ints = tokens & ((1 << POSITION_BITS) - 1)
-    return positions
+#: What says which tokens were generated, the surest first.
+_GENERATED = ("response_mask", "loss_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,100 +65,232 @@ class Placed:
     by_token: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a tensor says of a batch's tokens [N]: float64, NaN where it says nothing, and whether it says something.
+
+    A NaN that was computed is said; a token nobody spoke of is not.
+    """
+
+    values_N: Array
+    said_N: Bools
+
+
+def find(fields: Iterable[TensorRef], *names: str) -> TensorRef | None:
+    """The first readable numeric field of one of these canonical names, the first name that has any."""
+    usable = [ref for ref in fields if ref.is_readable and not ref.is_text]
+    return next((ref for name in names for ref in usable if (ref.canonical or ref.name) == name), None)
+
+
 class Batch:
     """The samples of one record, as far as its fields tell.
 
-    layout: the token axis of `input_ids`; ragged rows are one row laid end to end. None where no tokens are known.
-    rows: the lengths of the ragged rows, padding included; None of a dense or packed batch.
+    fields: its own, and those of records of the same micro-batch that speak of the same samples.
+    layout: the slots of the token ids; rows end to end are one row. None where neither tokens nor a mask are known.
+    siblings: records of the same micro-batch that it lays out as well: its losses.
+    count: how many samples there are, empty ones included. 0 where the fields know of none.
+    rows: the lengths of ragged rows, padding included; None of a dense or packed batch.
+    packs: which pack each sample lies in; None where nothing is packed.
+    padding_known: False where nothing says which tokens are padding: then every slot counts as a token.
+    problem: what the record says of its own layout, and what cannot be true.
     """
 
-    def __init__(self, record: Record, fields: Sequence[TensorRef]) -> None:
+    def __init__(self, record: Record, fields: Sequence[TensorRef], *, by_shape: bool = False) -> None:
+        """`by_shape`: where no tokens and no mask are known, let the shape of values per token tell the samples."""
         self.record = record
         self._fields = [ref for ref in fields if ref.is_readable]
         self._known: dict[str, Said] = {}
-        self.ids = self._find("input_ids")
-        self.rows = self.ids.rows if self.ids is not None else None
-        #: Nothing says which tokens are padding: every one counts, until `trimmed` finds runs of one id.
-        self.is_unmasked = False
+        self.siblings: list[Record] = []
+        self.rows: tuple[int, ...] | None = None
+        self.packs: list[int] | None = None
+        self.padding_known = True
+        self.problem: str | None = None
+        self.count = 0
+        self.ids = find(fields, "input_ids")
         self.layout = self._layout()
-        self.count = self._count()
+        if self.layout is None and by_shape:
+            self.layout = self._by_shape()
+        if self.layout is None and not self.count:
+            self.count = self._count_by_sample(by_shape)
 
-    def _find(self, name: str) -> TensorRef | None:
-        return next((ref for ref in self._fields if (ref.canonical or ref.name) == name), None)
+    def __len__(self) -> int:
+        return self.count
+
+    # ---- what the record holds
+
+    def fields(self) -> list[TensorRef]:
+        """What can be read of the record and of those that speak of the same samples."""
+        return self._fields
+
+    def take_in(self, record: Record) -> None:
+        """Lay out a record of the same micro-batch that holds no tokens of its own."""
+        self.siblings.append(record)
+        self._fields += [ref for ref in record.tensors() if ref.is_readable]
+
+    def find(self, *names: str) -> TensorRef | None:
+        """The first readable numeric field of one of these canonical names."""
+        return find(self._fields, *names)
+
+    def _numbers(self, name: str) -> Array | None:
+        ref = self.find(name)
+        return None if ref is None else pages.array(ref)
+
+    # ---- the layout
 
     def _layout(self) -> TokenLayout | None:
-        ids, mask, bounds = self.ids, self._numbers("attention_mask"), self._find("cu_seqlens")
-        response = self._find("response_mask")
-        if bounds is not None and bounds.rows is None:
-            total = ids.shape[-1] if ids is not None and ids.shape else None
-            return TokenLayout.packed(pages.array(bounds), total)
+        ids, bounds = self.ids, self._bounds()
+        if bounds is not None:
+            total = None if ids is None else ids.numel
+            try:
+                return self._packed(TokenLayout.packed(bounds, total), bounds.size - 1)
+            except ValueError as error:
+                self.problem = str(error)
         if ids is not None and ids.rows is not None:
-            return _ragged_layout(ids, self._sample_lengths(ids), mask)
-        if mask is None and ids is not None and len(ids.shape) in (1, 2) and ids.numel:
-            mask = self._mask_of(ids)
-            if isinstance(mask, TokenLayout):
-                return mask
-        if mask is None or mask.ndim != 2:
-            return self._apart() if ids is None and mask is None else None
-        layout = TokenLayout.padded(mask)
-        batch, width = layout.shape
-        fits = response is not None and len(response.shape) == 2 and response.shape[0] == batch
-        if response is not None and fits and response.shape[1] < width - 1:
-            layout = replace(layout, response_width=response.shape[1])
+            return self._ragged_ids(ids)
+        mask = self._numbers("attention_mask")
+        if ids is not None and len(ids.shape) in (1, 2) and ids.numel:
+            shape = ids.shape if len(ids.shape) == 2 else (1, *ids.shape)
+            if mask is not None and mask.shape not in (ids.shape, shape):
+                if mask.ndim == 2:
+                    self.problem = f"attention_mask {list(mask.shape)} does not fit input_ids {list(ids.shape)}"
+                mask = None
+            if mask is None:
+                packed = self._by_positions(shape)
+                if packed is not None:
+                    return packed
+                mask = self._by_lengths(shape)
+            return self._grid(mask.reshape(shape))
+        if ids is None and mask is not None and mask.ndim == 2:
+            return self._grid(mask)
+        return self._apart() if ids is None and mask is None else None
+
+    def _bounds(self) -> Array | None:
+        """cu_seqlens, where they can be about the ids: one row, or no ids at all."""
+        ref, ids = self.find("cu_seqlens"), self.ids
+        if ref is None or (ref.rows is not None and len(ref.rows) > 1):
+            return None
+        rows = 1 if ids is None else ids.numel // max(1, ids.shape[-1]) if ids.rows is None else len(ids.rows)
+        return pages.array(ref).reshape(-1) if rows == 1 else None
+
+    def _packed(self, layout: TokenLayout, count: int) -> TokenLayout:
+        self.count, self.packs = count, [0] * count
+        order = self._numbers("sample_order")
+        return layout if order is None or order.size != count else layout.reordered(order.reshape(-1).astype(np.int64))
+
+    def _grid(self, mask_BS: Array) -> TokenLayout:
+        layout = TokenLayout.padded(mask_BS)
+        self.count, width = layout.shape
+        for name in ("response_mask", "response_ids"):
+            ref = self.find(name)
+            if ref is not None and len(ref.shape) == 2 and ref.shape[0] == self.count and ref.shape[1] < width - 1:
+                return replace(layout, response_width=ref.shape[1])
         return layout
 
-    def _numbers(self, name: str) -> NDArray[Any] | None:
-        ref = self._find(name)
-        return None if ref is None or ref.is_text else pages.array(ref)
-
-    def _sample_lengths(self, ids: TensorRef) -> Ints:
-        """Lengths of the samples in ragged rows: a row is a sample, or a pack of several whose lengths are known."""
-        lengths = self._numbers("sample_lengths")
-        rows = np.asarray(ids.rows, np.int64)
-        if lengths is not None and lengths.size > rows.size and int(lengths.sum()) == ids.numel:
-            self.rows = None
-            return lengths.reshape(-1).astype(np.int64)
-        return rows
-
-    def _mask_of(self, ids: TensorRef) -> Any:
-        """A mask, or a whole layout, for dense ids that came without one."""
-        shape = ids.shape if len(ids.shape) == 2 else (1, *ids.shape)
+    def _by_lengths(self, shape: tuple[int, ...]) -> Array:
+        """The mask of dense ids that came without one: by the samples' lengths, else every slot."""
         lengths = self._numbers("sample_lengths")
         if lengths is not None and lengths.size == shape[0]:
-            return np.arange(shape[1]) < lengths.reshape(-1, 1)
-        positions = self._numbers("position_ids")
-        if positions is not None and shape[0] == 1 and positions.size == shape[1]:
-            flat = positions.reshape(-1)
-            if flat[0] == 0 and (np.diff(flat)[flat[1:] != 0] == 1).all():
-                return TokenLayout.from_position_resets(flat)
-        self.is_unmasked = True
+            by_lengths: Array = np.arange(shape[1]) < lengths.reshape(-1, 1)
+            return by_lengths
+        self.padding_known = False
         return np.ones(shape, dtype=bool)
+
+    def _by_positions(self, shape: tuple[int, ...]) -> TokenLayout | None:
+        """A pack known by its position ids alone: they rise by one, and begin again with every sample."""
+        positions = self._numbers("position_ids")
+        if positions is None or shape[0] != 1 or positions.size != shape[1]:
+            return None
+        flat = positions.reshape(-1)
+        if flat[0] != 0 or not (np.diff(flat)[flat[1:] != 0] == 1).all():
+            return None
+        layout = TokenLayout.from_position_resets(flat)
+        return self._packed(layout, layout.samples)
+
+    def _ragged_ids(self, ids: TensorRef) -> TokenLayout:
+        """Rows end to end: a row is a sample, or a pack of several whose lengths are known."""
+        counts, lengths = np.asarray(ids.rows, np.int64), self._numbers("sample_lengths")
+        if lengths is not None and lengths.size > counts.size:
+            each = lengths.reshape(-1).astype(np.int64)
+            if (each >= 0).all() and int(each.sum()) == ids.numel:
+                self.packs = np.searchsorted(np.cumsum(counts), np.cumsum(each) - each, side="right").tolist()
+                self.count = each.size
+                return TokenLayout.end_to_end(each)
+        self.rows, self.count = ids.rows, counts.size
+        if self._targets() is not None:
+            # Inputs without their last token beside targets without their first: the sample is both.
+            return TokenLayout.end_to_end(counts + (counts > 0))
+        mask = self._numbers("attention_mask")
+        fits = mask is not None and mask.size == ids.numel and mask.ndim == 1
+        return TokenLayout.end_to_end(counts, mask if fits else None)
+
+    def _targets(self) -> TensorRef | None:
+        targets = self.find("target_ids")
+        return targets if targets is not None and self.rows is not None and targets.rows == self.rows else None
 
     def _apart(self) -> TokenLayout | None:
         """Prompt and response that were never joined: side by side, as a trainer would join them."""
-        prompts, responses = self._find("prompt_ids"), self._find("response_ids")
-        if prompts is None or responses is None or prompts.is_text or responses.is_text:
+        prompts, responses = self.find("prompt_ids"), self.find("response_ids")
+        if prompts is None or responses is None:
+            return None
+        if prompts.rows is not None and responses.rows is not None:
+            if len(prompts.rows) != len(responses.rows):
+                return None
+            self.count = len(prompts.rows)
+            return TokenLayout.end_to_end(np.add(prompts.rows, responses.rows, dtype=np.int64))
+        if prompts.rows is not None or responses.rows is not None:
             return None
         if len(prompts.shape) != 2 or len(responses.shape) != 2 or prompts.shape[0] != responses.shape[0]:
             return None
         masks = []
         for ref, name in ((prompts, "prompt_mask"), (responses, "response_mask")):
             mask = self._numbers(name)
-            masks.append(mask if mask is not None and mask.shape == ref.shape else np.ones(ref.shape, bool))
-        layout = TokenLayout.padded(np.concatenate([mask.astype(bool) for mask in masks], axis=1))
+            fits = mask is not None and mask.shape == ref.shape
+            self.padding_known &= fits
+            masks.append(mask != 0 if mask is not None and fits else np.ones(ref.shape, bool))
+        self.count = prompts.shape[0]
+        layout = TokenLayout.padded(np.concatenate(masks, axis=1))
         return replace(layout, response_width=responses.shape[1])
 
-    def _count(self) -> int:
-        if self.layout is not None:
-            if self.rows is not None:
-                return len(self.rows)
-            return self.layout.samples if self.layout.shape[0] == 1 else self.layout.shape[0]
+    def _by_shape(self) -> TokenLayout | None:
+        """Samples known by values alone: a slot is then called a token."""
+        for ref in self._fields:
+            known = naming.meaning(ref.canonical or ref.name).alignment in ("next", "full")
+            if ref.is_text or not known or (ref.rows is None and len(ref.shape) != 2):
+                continue
+            self.padding_known = False
+            if ref.rows is not None:
+                self.rows, self.count = ref.rows, len(ref.rows)
+                return TokenLayout.end_to_end(np.asarray(ref.rows, np.int64))
+            self.count = ref.shape[0]
+            return TokenLayout.padded(np.ones(ref.shape, bool))
+        return None
+
+    def _count_by_sample(self, by_shape: bool) -> int:
+        if by_shape:
+            self.padding_known = False
+            named = (ref for ref in self._fields if (ref.canonical or ref.name) in _PER_SAMPLE)
+            return next((ref.shape[0] for ref in named if len(ref.shape) == 1 and ref.rows is None), 0)
         sizes = {ref.shape[0] for ref in self._fields if ref.alignment == "sample" and ref.shape}
         return sizes.pop() if len(sizes) == 1 else 0
 
+    @property
+    def width(self) -> int | None:
+        """S of rows [B, S] that are a sample each; None of packs and of rows end to end."""
+        layout = self.layout
+        is_grid = layout is not None and self.packs is None and layout.shape[0] == self.count
+        return layout.shape[1] if layout is not None and is_grid and self.rows is None and not self._is_joined else None
+
+    @property
+    def _is_joined(self) -> bool:
+        """Whether one ragged sample has the shape of a grid of one row."""
+        prompts = self.find("prompt_ids")
+        return self.ids is None and prompts is not None and prompts.rows is not None
+
+    # ---- tokens
+
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens of each sample; zeros where the record holds none."""
+        """Tokens of each sample [B]; zeros where the record holds none."""
         lengths = np.zeros(self.count, np.int64)
         if self.layout is not None:
             known = self.layout.lengths
@@ -166,52 +298,371 @@ class Batch:
         return lengths
 
     @cached_property
-    def contents(self) -> list[NDArray[np.int64]] | None:
-        """The token ids of every sample, without padding; None where the record holds none."""
+    def starts(self) -> Ints:
+        """Where each sample's tokens begin in what is flat over all tokens [B]."""
+        starts: Ints = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.contents is not None
+
+    @cached_property
+    def _ids_of_slots(self) -> Array | None:
+        """The id in every slot of the layout, padding included."""
+        ids = self.ids
         if self.layout is None:
             return None
-        values = self._id_values()
-        if values is None or values.size != self.layout.sample_BS.size:
-            return None
-        slots = self.layout.slots()
-        if not self.count:
-            return []
-        content = list(np.split(values.reshape(-1)[slots].astype(np.int64), np.cumsum(self.lengths)[:-1]))
-        last = self._last_targets()
-        return content if last is None else [np.append(row, one) for row, one in zip(content, last, strict=True)]
+        if ids is None:
+            parts = [self.find(name) for name in ("prompt_ids", "response_ids")]
+            read = [pages.array(ref) for ref in parts if ref is not None]
+            if len(read) < 2 or self.find("attention_mask", "cu_seqlens") is not None:
+                return None
+            if read[0].ndim == 2:
+                return np.concatenate(read, axis=1).reshape(-1)
+            return _alternating(read, [np.asarray(ref.rows) for ref in parts if ref is not None])
+        flat = pages.array(ids).reshape(-1)
+        if not np.issubdtype(flat.dtype, np.integer):
+            whole = flat == np.rint(flat)
+            if not whole.all():
+                self.problem = f"input_ids holds {flat[~whole][0]}: token ids are whole numbers"
+                return None
+        targets = self._targets()
+        if targets is not None and self.rows is not None:
+            first = np.asarray(self.rows) > 0
+            begins = flat[(np.cumsum(self.rows) - self.rows)[first]]
+            flat = _alternating([begins, pages.array(targets)], [first.astype(np.int64), np.asarray(self.rows)])
+        return flat if flat.size == self.layout.sample_BS.size else None
 
-    def _id_values(self) -> NDArray[Any] | None:
-        if self.ids is not None:
-            return None if self.ids.is_text else pages.array(self.ids)
-        apart = [self._numbers(name) for name in ("prompt_ids", "response_ids")]
-        if apart[0] is None or apart[1] is None or apart[0].ndim != 2:
+    @cached_property
+    def tokens_N(self) -> Ints | None:
+        """The token ids of all samples, one after the other; None where the record holds none."""
+        if self._ids_of_slots is None or self.layout is None:
             return None
-        return np.concatenate([part for part in apart if part is not None], axis=1)
+        tokens_N: Ints = self._ids_of_slots[self.layout.slots()].astype(np.int64)
+        return tokens_N
 
-    def _last_targets(self) -> Ints | None:
-        """The last target of each row: inputs that lack their last token, which the targets have."""
-        targets = self._find("target_ids")
-        if targets is None or self.rows is None or targets.rows != self.rows or 0 in self.rows:
+    @cached_property
+    def contents(self) -> list[Ints] | None:
+        """The token ids of every sample, without padding; None where the record holds none."""
+        if self.tokens_N is None:
             return None
-        return np.asarray(pages.array(targets)[np.cumsum(self.rows) - 1], np.int64)
+        return list(np.split(self.tokens_N, self.starts[1:])) if self.count else []
+
+    @cached_property
+    def _ids_of_nobody(self) -> Array:
+        """The ids in slots that hold no token."""
+        ids, layout = self._ids_of_slots, self.layout
+        return np.zeros(0, np.int64) if ids is None or layout is None else ids[layout.sample_BS.reshape(-1) < 0]
+
+    @property
+    def pad_id(self) -> int | None:
+        """The id that fills most slots that hold no token; None where none is empty."""
+        ids, counts = np.unique(self._ids_of_nobody, return_counts=True)
+        return int(ids[counts.argmax()]) if ids.size else None
+
+    @property
+    def tails(self) -> list[Array] | None:
+        """The ids in a row's slots after its sample's last token; None where samples are no rows of a grid."""
+        ids, layout = self._ids_of_slots, self.layout
+        if ids is None or layout is None or self.width is None:
+            return None
+        ends = [int(at[-1]) + 1 if (at := np.flatnonzero(row >= 0)).size else self.width for row in layout.sample_BS]
+        return [row[end:] for row, end in zip(ids.reshape(layout.shape), ends, strict=True)]
+
+    @property
+    def left_pads(self) -> Ints | None:
+        """Empty slots before each sample's first token [B]; None where samples are no rows, or padding is not known."""
+        if self.layout is None or self.width is None or not self.padding_known:
+            return None
+        first: Ints = (self.layout.sample_BS >= 0).argmax(axis=1)
+        return first
+
+    # ---- who a sample is
 
     @cached_property
     def digests(self) -> list[bytes] | None:
         """A digest of what each sample says: its tokens, or its texts where there are none."""
         if self.contents is not None:
             return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in self.contents]
-        texts = [self._texts(name) for name in _TEXTS]
-        columns = [column for column in texts if column is not None]
+        columns = [column for column in map(self._texts, _TEXTS) if column is not None]
         if not columns or not self.count:
             return None
         said = ("\x1f".join(map(repr, row)) for row in zip(*columns, strict=True))
         return [hashlib.blake2b(row.encode("utf-8", "replace"), digest_size=16).digest() for row in said]
 
     def _texts(self, name: str) -> list[Any] | None:
-        ref = self._find(name)
+        ref = next((ref for ref in self._fields if (ref.canonical or ref.name) == name), None)
         if ref is None or not ref.is_text or ref.shape != (self.count,):
             return None
         return list(pages.array(ref).tolist())
+
+    def identity(self, names: Sequence[str]) -> list[tuple[Any, ...]] | None:
+        """Each sample's values of these fields; None where the record lacks one."""
+        columns = []
+        for name in names:
+            ref = next((ref for ref in self._fields if (ref.canonical or ref.name) == name), None)
+            if ref is None or ref.shape != (self.count,):
+                return None
+            columns.append([str(value) for value in pages.array(ref).tolist()])
+        return list(zip(*columns, strict=True))
+
+    # ---- what was generated
+
+    @cached_property
+    def response(self) -> tuple[Ints, Bools] | None:
+        """Tokens as rising numbers, and whether each was generated; None where no mask says so."""
+        ref = self.find("response_mask")
+        placed = None if ref is None else self.place(ref)
+        if ref is None or placed is None or not placed.by_token:
+            return None
+        return placed.tokens, pages.array(ref).reshape(-1)[placed.rows].astype(bool)
+
+    def is_response(self, tokens: Ints) -> Bools | None:
+        """Whether each of the tokens was generated; None where that is not known."""
+        if self.response is None:
+            return None
+        known, flags = self.response
+        if not known.size:
+            return np.zeros(tokens.size, bool)
+        at = np.minimum(np.searchsorted(known, tokens), known.size - 1)
+        return np.asarray((known[at] == tokens) & flags[at])
+
+    @cached_property
+    def response_starts(self) -> Ints | None:
+        """The first response token of each sample [B], by what lies apart from the prompts; None where nothing does."""
+        prompts, responses = self.find("prompt_ids"), self.find("response_ids")
+        layout, ids = self.layout, self._ids_of_slots
+        if prompts is not None and responses is not None and layout is not None and ids is not None:
+            if self.ids is None and prompts.rows is not None:
+                return np.asarray(prompts.rows, np.int64)
+            if self.width is not None and len(prompts.shape) == 2 and len(responses.shape) == 2:
+                begin, grid_BS = prompts.shape[1], ids.reshape(layout.shape)
+                # Some frameworks shift a sample left after joining: then the columns no longer tell.
+                whole = begin + responses.shape[1] == self.width
+                if whole and np.array_equal(grid_BS[:, begin:], pages.array(responses)):
+                    before: Ints = (layout.sample_BS[:, :begin] >= 0).sum(axis=1)
+                    return before
+        counts = self.find("response_length")
+        if counts is not None and counts.numel == self.count and counts.rows is None:
+            each = pages.array(counts).reshape(-1).astype(np.int64)
+            stated: Ints = np.maximum(0, self.lengths - each)
+            return stated
+        return self._starts_by_rows(find(self._fields, *_GENERATED)) if self.width is None else None
+
+    def _starts_by_rows(self, mask: TensorRef | None) -> Ints | None:
+        """Of rows that hold responses alone, each as long as its response."""
+        if mask is None or mask.rows is None or self.packs is not None or len(mask.rows) != self.count:
+            return None
+        if mask.alignment not in ("response", "packed", None):
+            return None
+        starts: Ints = self.lengths - np.asarray(mask.rows)
+        return starts if starts.any() and (starts >= 0).all() else None
+
+    @property
+    def generated_N(self) -> Bools | None:
+        """Whether each token was generated: by the recorded mask, else by where responses begin; None if not known."""
+        for name in _GENERATED:
+            ref = self.find(name)
+            marks = None if ref is None else self.values(ref)
+            if marks is not None:
+                generated: Bools = marks.said_N & (np.nan_to_num(marks.values_N) > 0)
+                return generated
+        if self.response_starts is None:
+            return None
+        responses = self.find("response_ids")
+        if responses is None:
+            return None
+        position_N = np.arange(int(self.lengths.sum())) - np.repeat(self.starts, self.lengths)
+        from_start: Bools = position_N >= np.repeat(self.response_starts, self.lengths)
+        return from_start
+
+    # ---- which token a tensor speaks of
+
+    def place(self, ref: TensorRef, *, by_shape: bool = False) -> Placed | None:
+        """Which token each row of the tensor speaks of; None where it is not laid out by token or sample.
+
+        `by_shape`: take a tensor that nothing is known of for what its shape looks like.
+        """
+        name = ref.canonical or ref.name
+        meaning = naming.meaning(name)
+        stated = ref.alignment if ref.alignment not in (None, "packed") else _PART.get(name)
+        alignment = stated or meaning.alignment
+        if alignment == "sample" or ref.is_text:
+            return self._by_sample(ref)
+        if ref.rows is not None:
+            return self._ragged(ref, alignment, stated)
+        by_token = alignment in ("full", "next", "response", "prompt") or meaning.region != "all"
+        if self.layout is not None and (by_token or by_shape):
+            axes = self._axes(ref, alignment, meaning)
+            if axes is None or (axes.offset and not stated):
+                # Rows [B, A] that speak of responses: the last columns of a grid, unless its own masks say otherwise.
+                starts = self._slice_starts(ref) if by_token else None
+                if starts is not None:
+                    return self._slice(ref, starts)
+            if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
+                said = self._says(_said(alignment, axes, self.layout))
+                rows = axes.rows(said.slots, self.layout)
+                inside = rows >= 0
+                return Placed(said.tokens[inside], rows[inside], axes.axes)
+        return self._by_sample(ref) if by_shape and self.record.key.stage not in _NOT_BY_SAMPLE else None
+
+    def _says(self, alignment: str) -> Said:
+        """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""
+        if alignment not in self._known:
+            assert self.layout is not None
+            self._known[alignment] = self.layout.said(alignment)
+        return self._known[alignment]
+
+    def _axes(self, ref: TensorRef, alignment: str, meaning: naming.Meaning) -> TokenAxes | None:
+        assert self.layout is not None
+        batch, width = self.layout.shape
+        shape = ref.shape
+        fits = len(shape) >= 2 and shape[0] == batch and shape[1] <= width and self.packs is None
+        if alignment in ("response", "prompt") and fits:
+            return TokenAxes(2, width - shape[1] if alignment == "response" else 0, shape[1])
+        if meaning.region == "response" and fits and len(shape) == 2 and shape[1] < width - 1:
+            return TokenAxes(2, width - shape[1], shape[1])
+        return self.layout.token_axes(shape)
+
+    def _slice_starts(self, ref: TensorRef) -> Ints | None:
+        """The token that the first column of rows [B, A] is about [B], where they begin with the response itself; None
+        where they do not.
+        """
+        layout, mask = self.layout, self.find("response_mask")
+        if layout is None or len(ref.shape) != 2 or ref.shape[0] != self.count:
+            return None
+        if self.width is None:
+            return self.response_starts
+        apart = self.find("response_ids")
+        if mask is None or mask.rows is not None or (apart is not None and apart.shape == ref.shape):
+            return None
+        if mask.shape == ref.shape:
+            marked_BA = pages.array(mask).astype(bool)
+            in_tail = not (marked_BA & (layout.sample_BS[:, self.width - ref.shape[1] :] < 0)).any()
+            counts = marked_BA.sum(axis=1)
+            from_first = np.array_equal(marked_BA, np.arange(ref.shape[1]) < counts[:, None])
+            starts: Ints = self.lengths - counts
+            return starts if from_first and not in_tail and (starts >= 0).all() else None
+        if mask.shape != layout.shape or self.response is None:
+            return None
+        tokens, flags = self.response
+        marked = tokens[flags]
+        sample, first, counts = np.unique(samples_of(marked), return_index=True, return_counts=True)
+        starts = self.lengths.copy()
+        starts[sample] = positions_of(marked[first])
+        tail_BA = (slice(None), slice(self.width - ref.shape[1], None))
+        reached = np.isin(marked, token_numbers(layout.sample_BS[tail_BA], layout.position_BS[tail_BA]))
+        return starts if not reached.all() and (counts <= ref.shape[1]).all() else None
+
+    def _slice(self, ref: TensorRef, starts: Ints) -> Placed:
+        counts = np.minimum(self.lengths - starts, ref.shape[1])
+        sample = np.repeat(np.arange(self.count), counts)
+        column = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return Placed(token_numbers(sample, starts[sample] + column), sample * ref.shape[1] + column, 2)
+
+    def _by_sample(self, ref: TensorRef) -> Placed | None:
+        if not ref.shape or ref.shape[0] != self.count or ref.rows is not None:
+            return None
+        every = np.arange(self.count)
+        return Placed(token_numbers(every, 0), every, 1, by_token=False)
+
+    def _ragged(self, ref: TensorRef, alignment: str, stated: str | None) -> Placed | None:
+        rows = np.asarray(ref.rows, np.int64)
+        layout = self.layout
+        if layout is None:
+            return None
+        slot_for_slot = layout.shape == (1, ref.shape[0]) and (self.packs is not None or ref.rows == self.rows)
+        if slot_for_slot and alignment != "response":
+            said = self._says("next" if alignment == "next" else "full")
+            return Placed(said.tokens, said.slots, 1)
+        if rows.size != self.count:
+            return None
+        starts = self._row_starts(rows, alignment, stated)
+        if (starts < 0).any():
+            return None
+        sample = np.repeat(np.arange(rows.size), rows)
+        position = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows) + starts[sample]
+        inside = np.flatnonzero(position < self.lengths[sample])
+        return Placed(token_numbers(sample[inside], position[inside]), inside, 1)
+
+    def _row_starts(self, rows: Ints, alignment: str, stated: str | None) -> Ints:
+        """The token that the first entry of each row is about: rows shorter than their samples end where those do."""
+        lacking = self.lengths - rows
+        if alignment == "prompt" or stated == "full":
+            return np.zeros_like(rows)
+        if alignment == "next" and ((lacking == 0) | (lacking == 1)).all():
+            return np.ones_like(rows)
+        return lacking
+
+    def values(self, ref: TensorRef) -> Values | None:
+        """What the tensor says of every token; one value per sample is said of all its tokens.
+
+        None where the tensor has more axes than tokens or samples, is a text, or does not fit the samples.
+        """
+        placed = None if ref.is_text else self.place(ref, by_shape=True)
+        if placed is None or placed.axes != len(ref.shape):
+            return self._spread(ref)
+        if not placed.by_token:
+            return self._spread(ref)
+        values_N, said_N = np.full(int(self.lengths.sum()), np.nan), np.zeros(int(self.lengths.sum()), bool)
+        at = self.starts[samples_of(placed.tokens)] + positions_of(placed.tokens)
+        values_N[at] = pages.array(ref).reshape(-1)[placed.rows]
+        said_N[at] = True
+        return Values(values_N, said_N)
+
+    def _spread(self, ref: TensorRef) -> Values | None:
+        each = self.per_sample(ref)
+        if each is None:
+            return None
+        return Values(np.repeat(each.astype(np.float64), self.lengths), np.ones(int(self.lengths.sum()), bool))
+
+    def per_sample(self, ref: TensorRef) -> Array | None:
+        """One value per sample [B], or None where the tensor has another shape, or holds texts."""
+        if ref.is_text or ref.rows is not None or ref.shape[:1] != (self.count,) or ref.numel != self.count:
+            return None
+        return np.asarray(pages.array(ref)).reshape(-1)
+
+    def texts(self, ref: TensorRef) -> list[str] | None:
+        """One text per sample, or None."""
+        if not ref.is_text or not isinstance(ref.source, Inline) or len(ref.source.value) != self.count:
+            return None
+        return [str(text) for text in ref.source.value]
+
+    def index_of(self, ref: TensorRef, sample: int, position: int | None = None) -> list[int] | None:
+        """The raw index of a sample's token in a tensor, or of where the sample begins; None where it has none.
+
+        A token that the tensor does not speak of leads to the nearest one of its sample that it does.
+        """
+        if not ref.shape or not 0 <= sample < self.count:
+            return None
+        placed = self.place(ref, by_shape=True)
+        mine = np.zeros(0, np.int64) if placed is None else np.flatnonzero(samples_of(placed.tokens) == sample)
+        is_there = position is not None and 0 <= position < self.lengths[sample]
+        if placed is None or not placed.by_token or (ref.rows is None and not is_there and self.width is not None):
+            return [sample, *[0] * (len(ref.shape) - 1)] if ref.shape[0] == self.count and ref.rows is None else None
+        if not mine.size:
+            return None
+        wanted = position if position is not None and is_there else 0
+        row = int(placed.rows[mine[np.abs(positions_of(placed.tokens[mine]) - wanted).argmin()]])
+        return [*map(int, np.unravel_index(row, ref.shape[: placed.axes])), *[0] * (len(ref.shape) - placed.axes)]
+
+    def outside(self, mask: TensorRef) -> tuple[int, int] | None:
+        """Entries of a mask that are set where the batch holds no token, and the first one's sample; None if none."""
+        has_holes = self.layout is not None and bool((self.layout.sample_BS < 0).any())
+        is_whole = mask.rows is None or (mask.rows == self.rows and has_holes)
+        placed = self.place(mask) if is_whole and self.packs is None else None
+        if placed is None or not placed.by_token or placed.axes != len(mask.shape):
+            return None
+        is_set = pages.array(mask).reshape(-1) != 0
+        is_set[placed.rows] = False
+        strays = np.flatnonzero(is_set)
+        if not strays.size:
+            return None
+        ends = np.cumsum(mask.rows) if mask.rows is not None else np.arange(1, self.count + 1) * mask.shape[1]
+        return strays.size, int(np.searchsorted(ends, strays[0], side="right"))
+
+    # ---- numbers that tell copies of a sample apart
 
     @cached_property
     def computed(self) -> dict[str, TensorRef]:
@@ -230,133 +681,43 @@ class Batch:
         values: bytes = pages.array(ref).reshape(-1)[rows].astype(np.float64).tobytes()
         return values
 
-    def identity(self, names: Sequence[str]) -> list[tuple[Any, ...]] | None:
-        """Each sample's values of these fields; None where the record lacks one."""
-        columns = []
-        for name in names:
-            ref = self._find(name)
-            if ref is None or ref.shape != (self.count,):
-                return None
-            columns.append([str(value) for value in pages.array(ref).tolist()])
-        return list(zip(*columns, strict=True))
+    # ---- padding that no mask names
 
-    @cached_property
-    def response(self) -> tuple[Ints, Bools] | None:
-        """Tokens as rising numbers, and whether each was generated; None where no mask says so."""
-        ref = self._find("response_mask")
-        placed = None if ref is None or ref.is_text else self.place(ref)
-        if ref is None or placed is None or not placed.by_token:
-            return None
-        return placed.tokens, pages.array(ref).reshape(-1)[placed.rows].astype(bool)
-
-    def is_response(self, tokens: Ints) -> Bools | None:
-        """Whether each of the tokens was generated; None where that is not known."""
-        if self.response is None:
-            return None
-        known, flags = self.response
-        if not known.size:
-            return np.zeros(tokens.size, bool)
-        at = np.minimum(np.searchsorted(known, tokens), known.size - 1)
-        return np.asarray((known[at] == tokens) & flags[at])
-
-    def place(self, ref: TensorRef, *, by_shape: bool = False) -> Placed | None:
-        """Which token each row of the tensor speaks of; None where it is not laid out by token or sample.
-
-        `by_shape`: take a tensor that nothing is known of for what its shape looks like.
-        """
-        meaning = naming.meaning(ref.canonical or ref.name)
-        alignment = ref.alignment if ref.alignment not in (None, "packed") else meaning.alignment
-        if alignment == "sample" or ref.is_text:
-            return self._by_sample(ref)
-        if ref.rows is not None:
-            return self._ragged(ref, alignment)
-        by_token = alignment in ("full", "next", "response", "prompt") or meaning.region != "all"
-        if self.layout is not None and (by_token or by_shape):
-            axes = self._axes(ref, alignment)
-            if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
-                said = self._says(_said(alignment, axes, self.layout))
-                rows = axes.rows(said.slots, self.layout)
-                inside = rows >= 0
-                return Placed(said.tokens[inside], rows[inside], axes.axes)
-        return self._by_sample(ref) if by_shape and self.record.key.stage not in _NOT_BY_SAMPLE else None
-
-    def _says(self, alignment: str) -> Said:
-        """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""
-        if alignment not in self._known:
-            assert self.layout is not None
-            self._known[alignment] = self.layout.said(alignment)
-        return self._known[alignment]
-
-    def _axes(self, ref: TensorRef, alignment: str) -> TokenAxes | None:
+    def with_mask(self, mask_BS: Bools) -> Batch:
+        """The batch whose padding is now known: its rows hold tokens where `mask_BS` says so."""
         assert self.layout is not None
-        batch, width = self.layout.shape
-        shape = ref.shape
-        if alignment in ("response", "prompt") and len(shape) >= 2 and shape[0] == batch and shape[1] <= width:
-            return TokenAxes(2, width - shape[1] if alignment == "response" else 0, shape[1])
-        return self.layout.token_axes(shape)
-
-    def _by_sample(self, ref: TensorRef) -> Placed | None:
-        if not ref.shape or ref.shape[0] != self.count or ref.rows is not None:
-            return None
-        every = np.arange(self.count)
-        return Placed(token_numbers(every, 0), every, 1, by_token=False)
-
-    def _ragged(self, ref: TensorRef, alignment: str) -> Placed | None:
-        rows = np.asarray(ref.rows, np.int64)
-        if self.layout is None:
-            return None
-        if ref.rows == self.rows and alignment != "response" and (self.layout.sample_BS < 0).any():
-            said = self._says("next" if alignment == "next" else "full")
-            return Placed(said.tokens, said.slots, 1)
-        if rows.size != self.count:
-            return None
-        start = self.lengths - rows if alignment == "response" else np.full(rows.size, int(alignment == "next"))
-        sample = np.repeat(np.arange(rows.size), rows)
-        position = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows) + start[sample]
-        # The last value about a next token is about one the inputs lack, where the targets have it.
-        end = self.lengths + (self._last_targets() is not None and alignment == "next")
-        if (start < 0).any():
-            return None
-        inside = np.flatnonzero(position < end[sample])
-        return Placed(token_numbers(sample[inside], position[inside]), inside, 1)
+        other = Batch.__new__(Batch)
+        # What was worked out from the old layout is worked out again.
+        kept = {name: value for name, value in vars(self).items() if not hasattr(getattr(Batch, name, None), "func")}
+        vars(other).update(kept)
+        other.layout = replace(TokenLayout.padded(mask_BS), response_width=self.layout.response_width)
+        other._known = {}
+        other.padding_known = True
+        return other
 
     def trimmed(self) -> Batch | None:
         """The batch without its runs of one id at either end, where no mask said that they are padding.
 
         Only where the response mask ends before such a run in every row, and the id is the same in all of them.
         """
-        if not self.is_unmasked or self.layout is None or self.response is None or self.ids is None:
+        if self.padding_known or self.width is None or self.response is None or self.ids is None:
             return None
-        ids_BS = pages.array(self.ids).reshape(self.layout.shape)
-        pads = self._padding(ids_BS)
-        if pads is None:
-            return None
-        other = Batch.__new__(Batch)
-        # What was worked out from the old layout is worked out again.
-        kept = {name: value for name, value in vars(self).items() if not hasattr(getattr(Batch, name, None), "func")}
-        vars(other).update(kept)
-        other.layout = replace(TokenLayout.padded(~pads), response_width=self.layout.response_width)
-        other._known = {}
-        other.is_unmasked = False
-        return other
-
-    def _padding(self, ids_BS: NDArray[Any]) -> Bools | None:
-        assert self.response is not None
         tokens, flags = self.response
-        pads: Bools = np.zeros(ids_BS.shape, bool)
+        ids_BS = pages.array(self.ids).reshape(-1, self.width)
+        pads_BS: Bools = np.zeros(ids_BS.shape, bool)
         found: set[int] = set()
         for row, ids in enumerate(ids_BS):
             own = tokens[(samples_of(tokens) == row) & flags]
             end = int(positions_of(own).max()) + 1 if own.size else ids.size
             found.update(int(value) for value in ids[end:])
-            pads[row, end:] = True
+            pads_BS[row, end:] = True
         if len(found) != 1:
             return None
         pad = found.pop()
         for row, ids in enumerate(ids_BS):
             real = np.flatnonzero(ids != pad)
-            pads[row, : int(real[0]) if real.size else 0] = True
-        return pads
+            pads_BS[row, : int(real[0]) if real.size else 0] = True
+        return self.with_mask(~pads_BS)
 
 
 def batch_of(record: Record, fields: Sequence[TensorRef]) -> tuple[Batch | None, str | None]:
@@ -365,20 +726,16 @@ def batch_of(record: Record, fields: Sequence[TensorRef]) -> tuple[Batch | None,
         batch = Batch(record, fields)
     except (ValueError, DumpError) as error:
         return None, f"no token layout: {error.message if isinstance(error, DumpError) else error}"
+    if batch.problem is not None:
+        return None, f"no token layout: {batch.problem}"
     return (batch if batch.count else None), None
 
 
-def _ragged_layout(ids: TensorRef, lengths: Ints, mask: NDArray[Any] | None) -> TokenLayout:
-    layout = TokenLayout.packed(np.concatenate(([0], np.cumsum(lengths))) if lengths.size else [0, 0], ids.numel)
-    if mask is None or mask.size != ids.numel or mask.ndim != 1 or mask.astype(bool).all():
-        return layout
-    valid = mask.astype(bool)[None]
-    sample_BS = np.where(valid, layout.sample_BS, -1)
-    before = np.cumsum(valid, axis=1) - valid
-    starts = np.concatenate(([0], np.cumsum(lengths)))[:-1]
-    offset = before[0][np.minimum(starts, ids.numel - 1)] if ids.numel else starts
-    position_BS = np.where(valid, before - offset[layout.sample_BS], -1)
-    return TokenLayout(layout.shape, sample_BS, position_BS)
+def _alternating(parts: Sequence[Array], lengths: Sequence[Ints]) -> Array:
+    """Ragged columns joined row by row: the first row of each, then the second."""
+    rows = np.concatenate([np.repeat(np.arange(each.size), each) for each in lengths])
+    joined: Array = np.concatenate([part.reshape(-1) for part in parts])[np.argsort(rows, kind="stable")]
+    return joined
 
 
 def _said(alignment: str, axes: TokenAxes, layout: TokenLayout) -> str:

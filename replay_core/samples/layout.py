@@ -6,7 +6,7 @@ counts, the slot it has in either tensor; padded and packed hidden states then c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,28 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+#: A token is one rising number: its sample, then its position in these bits.
+POSITION_BITS = 40
+
+
+def token_numbers(samples: Any, positions: Any) -> Ints:
+    """Tokens as rising numbers, (sample, position) in one."""
+    numbers: Ints = (np.asarray(samples, np.int64) << POSITION_BITS) + np.asarray(positions, np.int64)
+    return numbers
+
+
+def samples_of(tokens: Ints) -> Ints:
+    """The sample of every token number."""
+    samples: Ints = tokens >> POSITION_BITS
+    return samples
+
+
+def positions_of(tokens: Ints) -> Ints:
+    """The position of every token number within its sample."""
+    positions: Ints = tokens & ((1 << POSITION_BITS) - 1)
+    return positions
 
 
 @dataclass(frozen=True)
@@ -89,9 +111,22 @@ class TokenLayout:
             raise ValueError("position_ids of a pack must start at 0")
         return cls.packed(np.append(starts, positions.size), positions.size, response_mask_T)
 
-    @property
-    def is_packed(self) -> bool:
-        return self.shape[0] == 1 and self.samples > 1
+    @classmethod
+    def end_to_end(cls, lengths_B: Ints, mask_T: Any = None) -> TokenLayout:
+        """Layout of ragged rows stored one after the other; slots where `mask_T` is 0 hold no token."""
+        bounds = np.concatenate(([0], np.cumsum(lengths_B))).astype(np.int64)
+        layout = cls.packed(bounds if bounds.size > 1 else [0, 0])
+        if mask_T is None:
+            return layout
+        valid_T = np.asarray(mask_T).astype(bool)
+        before_T = np.cumsum(valid_T) - valid_T
+        position_T = before_T - np.repeat(np.append(before_T, 0)[bounds[:-1]], lengths_B)
+        sample_BS = np.where(valid_T, layout.sample_BS, -1)
+        return cls(layout.shape, sample_BS, np.where(valid_T, position_T, -1)[None])
+
+    def reordered(self, order: Ints) -> TokenLayout:
+        """The layout of a pack whose i-th sample is sample `order[i]`."""
+        return replace(self, sample_BS=np.where(self.sample_BS >= 0, order[self.sample_BS], -1))
 
     @property
     def samples(self) -> int:
@@ -134,12 +169,11 @@ class TokenLayout:
         every = self.slots("full")
         about = every[
             np.searchsorted(
-                _token_number(sample[every], position[every]),
-                _token_number(sample[slots], position[slots] + (alignment == "next")),
+                token_numbers(sample[every], position[every]),
+                token_numbers(sample[slots], position[slots] + (alignment == "next")),
             )
         ]
-        response = None if self.response_BS is None else self.response_BS.reshape(-1)[about]
-        return Said(_token_number(sample[about], position[about]), slots, response)
+        return Said(token_numbers(sample[about], position[about]), slots)
 
     def at(self, slot: int) -> tuple[int, int]:
         """(sample, position) of a flat slot; (-1, -1) in padding."""
@@ -163,16 +197,10 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Said:
-    """tokens: the token spoken about, (sample, position) as one rising number; slots: where it is said;
-    response: whether that token was generated (None: not known)."""
+    """tokens: the token spoken about, (sample, position) as one rising number; slots: where it is said."""
 
     tokens: Ints
     slots: Ints
-    response: Bools | None
-
-
-def _token_number(sample: Ints, position: Ints) -> Ints:
-    return sample * 2**40 + position
 
 
 @dataclass(frozen=True, slots=True)

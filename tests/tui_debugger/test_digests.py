@@ -136,7 +136,7 @@ async def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -
         await press(app, pilot, "p", "r")
         before = app.session.state.comparison["counts"]
         assert before["skipped"] > same["counts"].get("skipped", 0)
-        await app.session.judge_by(Tolerance(atol=2.0))
+        await app.session.comparing.judge_by(Tolerance(atol=2.0))
         assert app.session.state.comparison is not same
         assert app.session.state.comparison["counts"] == before
 

@@ -15,7 +15,7 @@ from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, snapshot
 from tui_debugger.commands.ui import require_terminal
-from tui_debugger.replaying import agreement
+from tui_debugger.flows.replaying import agreement
 from tui_debugger.state import Cell, State
 
 #: Documents of the engine, recorded for the pictures.

@@ -12,6 +12,7 @@ import click
 
 import replay_core
 from replay_core.documents.info import InfoDocument
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from tui_debugger.commands import document_output, finish
 
@@ -30,8 +31,9 @@ def _info() -> InfoDocument:
     from tui_debugger import paths
 
     return InfoDocument(
-        **stamp(),
+        schema_version=SCHEMA_VERSION,
         kind="info",
+        **stamp(),
         rldbg=replay_core.__version__,
         python=platform.python_version(),
         platform=platform.platform(),

@@ -75,7 +75,7 @@ class FlagsPane(Rows):
         return text
 
     def _recorded(self) -> str:
-        models = (self._state.a or {}).get("models") or {}
+        models = self._state.a["models"] if self._state.a else {}
         step = str(self._state.scope.step)
         found = models.get(step) or models.get("*") or next(iter(models.values()), None)
         return str(found) if found else f"none recorded: press {self._model_key}"

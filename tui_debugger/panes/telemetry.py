@@ -82,13 +82,13 @@ class TelemetryPane(VerticalScroll, can_focus=True):
                     text.append(f"  {label} ", paint(self, "muted"))
                     text.append(value)
             text.append("\n")
-        segments = (state.comparison or {}).get("segments") or []
+        segments = (state.comparison["segments"] if state.comparison else None) or []
         if segments:
             text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
         for segment in segments:
-            worst = segment.get("worst_token") or {}
+            worst = segment["worst_token"]
             text.append(
-                f"{segment.get('sample')!s:>6}  {segment.get('tokens')!s:>6}  {worst.get('position')!s:>11}"
-                f"  {fmt.number(worst.get('rel_l2'), 3):>7}\n"
+                f"{segment['sample']!s:>6}  {segment['tokens']!s:>6}  {(worst and worst['position'])!s:>11}"
+                f"  {fmt.number(worst and worst['rel_l2'], 3):>7}\n"
             )
         return text

@@ -58,14 +58,14 @@ class Asking(Screen[None]):
             return
 
         def go(text: str) -> None:
-            self.work(self.session.compare_with(Path(text).expanduser()), "job")
+            self.work(self.session.comparing.compare_with(Path(text).expanduser()), "job")
 
         value = str(self.session.state.b_path or "")
         self._ask("Compare with", "a dump: directory or file", go, value, path=True)
 
     def action_open_dump(self) -> None:
         def go(text: str) -> None:
-            self.work(self.session.open_another(Path(text).expanduser()), "job")
+            self.work(self.session.opening.open_another(Path(text).expanduser()), "job")
 
         self._ask("Open", "a dump (directory or file), or a saved document (.json)", go, path=True)
 
@@ -85,14 +85,14 @@ class Asking(Screen[None]):
         def go(text: str) -> None:
             text = text.replace("[", "").replace("]", "").replace(" ", "")
             if ":" in text:
-                self.work(self.session.inspect(part=text), "inspect")
+                self.work(self.session.looking.inspect(part=text), "inspect")
                 return
             try:
                 at = [int(part) for part in text.split(",")]
             except ValueError:
                 self.say(f"not an index: {text} (expected e.g. 0,12 or 0:4,:8)", "error")
                 return
-            self.work(self.session.inspect(at), "inspect")
+            self.work(self.session.looking.inspect(at), "inspect")
 
         self._ask("Values from index", "one number per dimension (0,12), or a slice of any rank (0:4,:8)", go)
 
@@ -114,7 +114,7 @@ class Asking(Screen[None]):
         self._ask("Judge by", hint, go, session.state.tolerance.typed, path=True)
 
     def action_loosen(self, factor: str) -> None:
-        tolerance = (self.session.judging_by or self.session.state.tolerance).scaled(float(factor))
+        tolerance = (self.session.comparing.judging_by or self.session.state.tolerance).scaled(float(factor))
         if tolerance is None:
             self.say("R sets a tolerance first: + and - then make it ten times looser or tighter")
             return
@@ -122,12 +122,12 @@ class Asking(Screen[None]):
 
     def _judge_by(self, tolerance: Tolerance) -> None:
         busy = self.session.state.busy
-        if busy is not None and self.session.judging_by is None:
+        if busy is not None and self.session.comparing.judging_by is None:
             self.say(f"{busy} · ctrl+c cancels")
             return
         # Now, not once the worker begins: of keys that are read together each goes on from the one before.
-        self.session.judging_by = tolerance
-        self.work(self.session.judge_by(tolerance), "judge")
+        self.session.comparing.judging_by = tolerance
+        self.work(self.session.comparing.judge_by(tolerance), "judge")
 
     def action_parity(self) -> None:
         state = self.session.state
@@ -137,7 +137,7 @@ class Asking(Screen[None]):
                 return
             b = state.b_path or state.a_path
             request = {"recorded": True, "a": str(state.a_path), "b": str(b)}
-            self.work(self.session.parity(request), "job")
+            self.work(self.session.parities.run(request), "job")
             return
         self.show_parity()
 
@@ -149,7 +149,7 @@ class Asking(Screen[None]):
 
     def action_step(self) -> None:
         state = self.session.state
-        steps = (state.a or {}).get("steps") or []
+        steps = state.a["steps"] if state.a else []
         if not steps:
             self.say("the run has no steps" if state.a else f"{NO_DUMP}: o opens one")
             return
@@ -165,14 +165,14 @@ class Asking(Screen[None]):
     def go_to_step(self, step: int) -> bool:
         """Compare a step of a pair, or show the first record of a run's; False where there is none."""
         state = self.session.state
-        records = (state.a or {}).get("records") or []
-        index = next((i for i, record in enumerate(records) if record["key"].get("step") == step), None)
+        records = state.a["records"] if state.a else []
+        index = next((i for i, record in enumerate(records) if record["key"]["step"] == step), None)
         if index is None:
             return False
         if state.b is not None:
-            self.work(self.session.compare(Scope(step)), "job")
+            self.work(self.session.comparing.compare(Scope(step)), "job")
         else:
-            self.work(self.session.show_record(index), "look")
+            self.work(self.session.looking.show_record(index), "look")
         return True
 
 

@@ -233,9 +233,9 @@ class DebuggerScreen(Finding, Examining, Taking):
         if self.active == "flags":
             self._flags.press()
         elif self.active == "inspect":
-            if self.session.strip_place is None:
+            if self.session.looking.closer.place is None:
                 self.say("arrow left and right move along the strip; enter then goes to the stretch")
-            self.work(self.session.open_strip(), "inspect")
+            self.work(self.session.looking.open_strip(), "inspect")
 
     # ── replay, compare, flags ───────────────────────────────────────────────────────────────────
 
@@ -243,7 +243,7 @@ class DebuggerScreen(Finding, Examining, Taking):
         if self.state.busy is not None:
             self.say(f"{self.state.busy} · ctrl+c cancels")
             return
-        self.work(self.session.replay(), "job")
+        self.work(self.session.replaying.replay(), "job")
 
     def action_matrix(self) -> None:
         from tui_debugger.screens.matrix import MatrixScreen  # 5 ms that nobody waits for who never opens it
@@ -277,7 +277,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             self._mark(Mark("record", str(spot.scope), spot.scope.params()))
         elif self.active == "tensors" and self.state.row is not None and not self.query_one(StartList).display:
             row = self.state.row
-            sides = self.session.sides(row)
+            sides = self.session.looking.sides(row)
             side = sides.get("a") or sides.get("b")
             if side is None:
                 self.say("nothing of it can be read: it cannot be compared")
@@ -298,13 +298,13 @@ class DebuggerScreen(Finding, Examining, Taking):
             return
         one, other = self.state.marks
         if one.kind == "tensor":
-            self.work(self.session.inspect_pair(one, other), "inspect")
+            self.work(self.session.looking.inspect_pair(one, other), "inspect")
             self._focus_pane("inspect")
         elif one.kind == "record":
-            self.work(self.session.compare_scopes(Scope(**one.what), Scope(**other.what)), "job")
+            self.work(self.session.comparing.compare_scopes(Scope(**one.what), Scope(**other.what)), "job")
             self._focus_pane("tensors")
         else:
-            self.work(self.session.compare_cells(dict(one.what), dict(other.what)), "job")
+            self.work(self.session.replaying.compare_cells(dict(one.what), dict(other.what)), "job")
 
     def action_cancel(self) -> None:
         if self.state.busy is None and self.state.health.doing:
@@ -314,7 +314,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             self.say("nothing runs; q quits")
         for group in ("job", "judge"):
             self.workers.cancel_group(self, group)
-        self.session.judging_by = None  # of a judging that had not begun nobody else would say so
+        self.session.comparing.judging_by = None  # of a judging that had not begun nobody else would say so
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────
 
@@ -344,7 +344,7 @@ class DebuggerScreen(Finding, Examining, Taking):
     @on(TensorHighlighted)
     def _tensor_highlighted(self, event: TensorHighlighted) -> None:
         self.state.selected = event.index
-        self.work(self.session.inspect(), "inspect")
+        self.work(self.session.looking.inspect(), "inspect")
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
@@ -354,24 +354,24 @@ class DebuggerScreen(Finding, Examining, Taking):
     def _record_highlighted(self, event: RecordHighlighted) -> None:
         # With a pair open the list stays on the comparison until enter asks for another.
         if self.state.b is None and event.index is not None:
-            self.work(self.session.show_record(event.index), "look")
+            self.work(self.session.looking.show_record(event.index), "look")
 
     @on(RecordOpened)
     def _record_opened(self, event: RecordOpened) -> None:
         if self.state.b is not None and self.state.snapshot is None:
-            self.work(self.session.compare(event.scope), "job")
+            self.work(self.session.comparing.compare(event.scope), "job")
         elif event.index is not None:
-            self.work(self.session.show_record(event.index), "look")
+            self.work(self.session.looking.show_record(event.index), "look")
             self._focus_pane("tensors")
 
     @on(StartChosen)
     def _start_chosen(self, event: StartChosen) -> None:
         if not event.paths:
-            self.work(self.session.demo(), "job")
+            self.work(self.session.replaying.demo(), "job")
             return
         more = [Path(path[1:]) for path in event.paths if path.startswith(remembered.TOGETHER)]
         a, *others = (Path(path) for path in event.paths if not path.startswith(remembered.TOGETHER))
-        self.work(self.session.open_another(a, others[0] if others else None, more), "job")
+        self.work(self.session.opening.open_another(a, others[0] if others else None, more), "job")
 
     @on(FlagPressed)
     def _flag_pressed(self, event: FlagPressed) -> None:

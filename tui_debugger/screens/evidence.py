@@ -152,7 +152,7 @@ class EvidenceScreen(ModalScreen[None]):
         self._debugger.work(self._explain(), "explain")
 
     async def _explain(self) -> None:
-        self._explained = await self._debugger.session.explain(self._finding["id"])
+        self._explained = await self._debugger.session.diagnosing.explain(self._finding["id"])
         if self.is_attached:
             self.query_one("#evidence-text", Static).update(self._text())
             self.query_one("#evidence", VerticalScroll).scroll_end(animate=False)

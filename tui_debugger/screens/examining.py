@@ -28,7 +28,7 @@ class Examining(Moving, Asking):
 
     def begin_behind(self) -> None:
         """Let the session run what nobody waits for."""
-        self.session.behind = self._behind
+        self.session.diagnosing.behind = self._behind
 
     def _behind(self, work: Coroutine[Any, Any, Any]) -> None:
         self.run_worker(quietly(work), group="diagnose", exclusive=True)
@@ -39,7 +39,7 @@ class Examining(Moving, Asking):
         if self.session.state.a is None:
             self.say(f"{NO_DUMP}: o opens one")
             return
-        self._behind(self.session.diagnose())
+        self._behind(self.session.diagnosing.diagnose())
 
     def action_finding(self) -> None:
         finding = self._findings.finding if self.active == "findings" else None
@@ -76,7 +76,9 @@ class Examining(Moving, Asking):
     async def _go_to(self, where: Mapping[str, Any], finding: Mapping[str, Any]) -> None:
         steps = finding.get("steps") or []
         place = {**where, "step": where.get("step") if where.get("step") is not None else next(iter(steps), None)}
-        if any(place.get(name) is not None for name in ("step", "path")) and await self.session.show_place(place):
+        if any(place.get(name) is not None for name in ("step", "path")) and await self.session.looking.show_place(
+            place
+        ):
             named = self.session.state.row is not None and place.get("tensor") is not None
             self._focus_pane("inspect" if named and place.get("sample") is not None else "tensors")
             self.redraw(Part.TENSORS, Part.RUNS)
@@ -98,12 +100,12 @@ class Examining(Moving, Asking):
             return False
         verb, words, options = asked
         if verb == "compare" and len(words) > 1:
-            self.work(self.session.compare_with(Path(words[1]).expanduser()), "job")
+            self.work(self.session.comparing.compare_with(Path(words[1]).expanduser()), "job")
             return True
         if verb != "replay":
             return False
         numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdigit()}
-        index = self.session.record_at(numbers) if numbers else None
+        index = self.session.looking.record_at(numbers) if numbers else None
         if index is not None:
             state.scope = Scope.of(state.a["records"][index]["key"])
         for name, value in flags_of(options).items():
@@ -155,7 +157,7 @@ class Examining(Moving, Asking):
             self.follow(state.a_path)
 
     def follow(self, path: Path) -> None:
-        self.run_worker(quietly(self.session.follow(path)), group="follow", exclusive=True)
+        self.run_worker(quietly(self.session.following.follow(path)), group="follow", exclusive=True)
 
 
 def parsed(command: str) -> tuple[str, list[str], dict[str, str]] | None:

@@ -46,7 +46,7 @@ class Finding(Moving, Asking):
     def _select(self, index: int) -> None:
         self.state.selected = index
         self.redraw(Part.TENSORS)
-        self.work(self.session.inspect(), "inspect")
+        self.work(self.session.looking.inspect(), "inspect")
 
     def action_view(self) -> None:
         state = self.state
@@ -57,26 +57,26 @@ class Finding(Moving, Asking):
         elif not state.shows_record and state.a and state.a.get("records"):
             keys = [record["key"] for record in state.a["records"]]
             here = next((i for i, key in enumerate(keys) if key.get("step") == state.scope.step), 0)
-            self.work(self.session.show_record(here), "look")
+            self.work(self.session.looking.show_record(here), "look")
             return
         else:
             self.say(NEXT)
             return
         self.redraw(Part.TENSORS, Part.ANSWER)
-        self.work(self.session.inspect(), "inspect")
+        self.work(self.session.looking.inspect(), "inspect")
 
     def action_strip(self, direction: str) -> None:
         if not (self.state.closer or {}).get("strip"):
             self.say("no strip: it stands under a pair that differs")
             return
-        self.session.move_strip(1 if direction == "right" else -1)
+        self.session.looking.closer.move(1 if direction == "right" else -1)
 
     def action_strip_axis(self) -> None:
-        self.work(self.session.turn_strip(), "inspect")
+        self.work(self.session.looking.closer.turn(), "inspect")
 
     def action_sheet(self) -> None:
         self.state.sheet = "tokens" if self.state.sheet == "values" else "values"
-        self.work(self.session.inspect(), "inspect")
+        self.work(self.session.looking.inspect(), "inspect")
 
     def action_sort(self) -> None:
         self.state.sort = SORTS[(SORTS.index(self.state.sort) + 1) % len(SORTS)]

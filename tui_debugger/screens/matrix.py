@@ -253,7 +253,7 @@ class MatrixScreen(Watching):
         if state.busy is not None:
             self.debugger.say(f"{state.busy} · ctrl+c cancels")
             return
-        self.debugger.work(self.debugger.session.run_matrix(), "job")
+        self.debugger.work(self.debugger.session.replaying.run_matrix(), "job")
 
     def action_axes(self) -> None:
         def go(text: str | None) -> None:
@@ -281,7 +281,7 @@ class MatrixScreen(Watching):
             self.debugger.say("the baseline agrees with itself: choose another cell, or mark two and press =")
             return
         self._leave_for_tensors()
-        self.debugger.work(self.debugger.session.compare_cells(baseline, cell), "job")
+        self.debugger.work(self.debugger.session.replaying.compare_cells(baseline, cell), "job")
 
     def _leave_for_tensors(self) -> None:
         """Back to the debugger, at the list that the answer will stand in: a narrow screen shows one pane."""

@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
-from tui_debugger import keymap, paths
+from tui_debugger import keymap, paths, snapshot
 from tui_debugger.actions import PARITY_PARTS
 from tui_debugger.panes import parity_sheets as sheets
 from tui_debugger.parity_view import ParityView
@@ -318,7 +318,7 @@ class ParityScreen(Watching):
             self.debugger.say("no token that counts differs")
             return
         self.app.pop_screen()
-        self.debugger.work(self.debugger.session.open_value(batch, worst), "job")
+        self.debugger.work(self.debugger.session.parities.open_value(batch, worst), "job")
         self.debugger.action_pane("inspect")
 
     def action_run_parity(self) -> None:
@@ -329,7 +329,7 @@ class ParityScreen(Watching):
             debugger.say("a saved document is not run again: rldbg parity CONFIG_A CONFIG_B")
         else:
             request = {name: value for name, value in self.view.request.items() if name != "out"}
-            debugger.work(debugger.session.parity(request), "job")
+            debugger.work(debugger.session.parities.run(request), "job")
 
     def action_cancel(self) -> None:
         self.debugger.action_cancel()
@@ -348,7 +348,8 @@ class ParityScreen(Watching):
 
     async def _export(self) -> None:
         try:
-            written = await asyncio.to_thread(self.debugger.session.export_parity, paths.here())
+            documents = [self.view.document] if self.view.document is not None else []
+            written = await asyncio.to_thread(snapshot.write_each, paths.here(), documents)
         except (OSError, ValueError) as error:
             self.debugger.say(f"cannot export: {error}", "error")
             return

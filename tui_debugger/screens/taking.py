@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tui_debugger import paths
+from tui_debugger import paths, snapshot
 from tui_debugger.answer import answer_of
 from tui_debugger.screens.asking import Asking
 from tui_debugger.screens.moving import Moving
@@ -57,9 +57,10 @@ class Taking(Moving, Asking):
             await self._export(findings)
 
     async def _export(self, findings: bool) -> None:
+        documents = snapshot.documents(self.session.state, findings=findings)
         try:
             # A long list takes a second to write: the keys go on meanwhile.
-            written = await asyncio.to_thread(self.session.export, paths.here(), findings=findings)
+            written = await asyncio.to_thread(snapshot.write_each, paths.here(), documents)
         except (OSError, ValueError) as error:
             self.say(f"cannot export: {error}", "error")
             return

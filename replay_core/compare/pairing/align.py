@@ -13,8 +13,8 @@ from replay_core.compare.pairing.facing import Facing, Pairing, Side, face
 from replay_core.compare.pairing.shapes import explain_shapes, padding_between
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
-from replay_core.samples.batch import Batch, Placed, positions_of, samples_of, token_numbers
-from replay_core.samples.layout import Bools, Ints
+from replay_core.samples.batch import Batch, Placed
+from replay_core.samples.layout import Bools, Ints, positions_of, samples_of, token_numbers
 
 __all__ = ["Facing", "Rowwise", "ShapesDifferError", "Side", "TensorPair", "face", "is_layout_only",
            "lays_out", "pair_tensors"]  # fmt: skip

@@ -54,7 +54,7 @@ def seen(directory: Path, fields: Fields, *rules: str) -> Diagnosis:
 
 def causes(diagnosis: Diagnosis) -> list[Finding]:
     """Findings of warning and above that nothing else explains."""
-    return [one for one in diagnosis.findings if one.severity != "info" and one.echo_of is None]
+    return [one for one in diagnosis.findings if one.severity != "info" and one.downstream_of is None]
 
 
 def of(diagnosis: Diagnosis, id: str) -> Finding | None:

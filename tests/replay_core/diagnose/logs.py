@@ -8,7 +8,7 @@ from pathlib import Path
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
 from replay_core.diagnose.finding import Diagnosis, Finding
-from replay_core.diagnose.signals import Part, Signals
+from replay_core.diagnose.signals import RunLog, Signals
 from replay_core.dumps import open_run
 
 #: None leaves a metric out.
@@ -68,10 +68,10 @@ def diagnosed_path(path: Path) -> Diagnosis:
     return diagnose(Case(run, Signals.of(run)))
 
 
-def part_of(folder: Path, text: str) -> Part:
+def part_of(folder: Path, text: str) -> RunLog:
     signals = Signals.of(open_run(written(folder, text)))
     assert signals is not None
-    (part,) = signals.parts
+    (part,) = signals.logs
     return part
 
 

@@ -4,65 +4,80 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from replay_core.diagnose import engine
+from replay_core.diagnose.batch import WORDS
 from replay_core.diagnose.finding import LINKS, Finding
+from replay_core.diagnose.merging import merged
 from replay_core.diagnose.rule import RULES, Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.errors import RequestError
 from tests.replay_core.diagnose.batches import healthy, of, save, seen, why_skipped
 
 
+@pytest.fixture(autouse=True)
+def catalogue() -> None:
+    """Rules are registered when they are first asked for."""
+    engine.rules()
+
+
 def one(id: str, severity: str = "error", link: str = "loss", steps: tuple[int, ...] = ()) -> Finding:
     return Finding(id, severity, f"{id} is wrong", (), "a cause", "rldbg ls RUN", link, "source", steps=steps)  # type: ignore[arg-type]
 
 
-def test_causes_stand_before_echoes_and_worse_before_milder() -> None:
-    found = engine.ranked([
+def ranked(found: list[Finding]) -> list[Finding]:
+    return engine.chain().ranked(found)
+
+
+def test_causes_stand_before_what_is_downstream_and_worse_before_milder() -> None:
+    found = ranked([
         one("D24", "error", "ratio"), one("D20", "info", "tokens"), one("D09", "warning", "logprobs"),
         one("D08", "error", "rollout_logprobs"),
     ])  # fmt: skip
-    assert [(each.id, each.echo_of) for each in found] == [
+    assert [(each.id, each.downstream_of) for each in found] == [
         ("D08", None), ("D20", None), ("D24", "D08"), ("D09", "D08"),
     ]  # fmt: skip
 
 
 def test_of_one_severity_the_earlier_link_comes_first() -> None:
-    found = engine.ranked([one("D28", link="reduction"), one("D04", link="advantages"), one("D18", link="masks")])
-    assert [each.id for each in found if each.echo_of is None] == ["D04", "D18"]
-    assert [each.id for each in found if each.echo_of] == ["D28"]
+    found = ranked([one("D28", link="reduction"), one("D04", link="advantages"), one("D18", link="masks")])
+    assert [each.id for each in found if each.downstream_of is None] == ["D04", "D18"]
+    assert [each.id for each in found if each.downstream_of] == ["D28"]
 
 
 def test_an_explanation_shares_a_step_unless_it_lasts() -> None:
     assert (
-        engine.ranked([one("D01", link="rewards", steps=(1,)), one("D23", link="gradient", steps=(2,))])[1].echo_of
+        engine.chain()
+        .ranked([one("D01", link="rewards", steps=(1,)), one("D23", link="gradient", steps=(2,))])[1]
+        .downstream_of
         is None
     )
-    lasting = engine.ranked([one("D10", link="rollout_logprobs", steps=(1,)), one("D09", link="logprobs", steps=(2,))])
-    assert lasting[1].echo_of == "D10"
+    lasting = ranked([one("D10", link="rollout_logprobs", steps=(1,)), one("D09", link="logprobs", steps=(2,))])
+    assert lasting[1].downstream_of == "D10"
 
 
 def test_a_milder_finding_explains_no_worse_one() -> None:
-    found = engine.ranked([one("D09", "warning", "logprobs"), one("D24", "error", "ratio")])
-    assert all(each.echo_of is None for each in found)
+    found = ranked([one("D09", "warning", "logprobs"), one("D24", "error", "ratio")])
+    assert all(each.downstream_of is None for each in found)
 
 
 def test_two_that_explain_each_other_leave_a_cause() -> None:
-    found = engine.ranked([one("D19", link="masks"), one("D07", link="masks")])
-    assert [(each.id, each.echo_of) for each in found] == [("D07", None), ("D19", "D07")]
+    found = ranked([one("D19", link="masks"), one("D07", link="masks")])
+    assert [(each.id, each.downstream_of) for each in found] == [("D07", None), ("D19", "D07")]
 
 
 def test_an_info_explains_nothing() -> None:
-    assert engine.ranked([one("D20", "info", "tokens"), one("D01", "info", "rewards")])[1].echo_of is None
+    assert ranked([one("D20", "info", "tokens"), one("D01", "info", "rewards")])[1].downstream_of is None
 
 
 def test_one_finding_per_rule_with_all_its_steps() -> None:
-    kept = engine.merged([one("D09", "warning", steps=(1,)), one("D09", "warning", steps=(3,)), one("D09", steps=(2,))])
+    kept = merged([one("D09", "warning", steps=(1,)), one("D09", "warning", steps=(3,)), one("D09", steps=(2,))])
     assert [(each.severity, each.steps) for each in kept] == [("error", (2,))]
-    kept = engine.merged([one("D09", steps=(3,)), one("D09", steps=(1,))])
+    kept = merged([one("D09", steps=(3,)), one("D09", steps=(1,))])
     assert kept[0].steps == (1, 3)
 
 
@@ -75,31 +90,65 @@ def test_ids_are_asked_for_in_either_case() -> None:
     assert {each.id for each in engine.chosen_rules(["d08"])} == {"D08"}
 
 
-def test_every_rule_explains_itself_and_what_explains_is_a_rule() -> None:
+def test_every_rule_explains_itself() -> None:
     catalogue = engine.rules()
-    ids = {each.id for each in catalogue}
-    assert len(ids) >= 30
+    assert len({each.id for each in catalogue}) >= 30
     for each in catalogue:
         assert each.explain
         assert each.source
         assert each.link in LINKS
-    assert set(engine.EXPLAINS) <= ids
-    assert ids >= engine.LASTING
 
 
-def test_a_rule_without_a_reason_or_with_a_taken_id_is_refused() -> None:
-    with pytest.raises(ValueError, match="unique"):
+def nothing(_subject: object) -> Iterator[Finding]:
+    """Explained."""
+    yield from ()
 
-        @rule("D08", "again", link="masks", scope="batch", source="none")
-        def again(_batch: object) -> Iterator[Finding]:
-            """Explained."""
-            yield from ()
 
-    with pytest.raises(ValueError, match="explains itself"):
+def silent(_subject: object) -> Iterator[Finding]:
+    yield from ()
 
-        @rule("D98", "silent", link="masks", scope="batch", source="none")
-        def silent(_batch: object) -> Iterator[Finding]:
-            yield from ()
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"id": "D08"}, "rule D08: ids are unique within a scope"),
+        ({"link": "mask"}, "rule D98: there is no link 'mask'; links are .*masks"),
+        ({"scope": "bacth"}, "rule D98: there is no scope 'bacth'; scopes are batch"),
+        ({"needs": ("mask|rollout_logprob",)}, "called 'rollout_logprob'; needs may be .*rollout_logprobs"),
+        ({"scope": "signals", "needs": ("grad_norms",)}, "called 'grad_norms'; needs may be .*grad_norm"),
+        ({"scope": "signals", "needs": ("event:oomm",)}, "called 'event:oomm'; needs may be .*event:oom"),
+        ({"scope": "case", "needs": ("mask",)}, "needs may be none at all"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_is_misspelt_is_refused_with_its_name_and_what_it_may_be(
+    asked: dict[str, Any], expected: str
+) -> None:
+    wanted: dict[str, Any] = {"id": "D98", "link": "masks", "scope": "batch", "source": "none", **asked}
+    before = dict(RULES)
+    try:
+        with pytest.raises(ValueError, match=expected):
+            rule(title="again", **wanted)(nothing)
+    finally:
+        RULES.clear()
+        RULES.update(before)
+
+
+def test_a_rule_without_a_reason_is_refused() -> None:
+    with pytest.raises(ValueError, match="rule D98: a rule explains itself"):
+        rule("D98", "silent", link="masks", scope="batch", source="none")(silent)
+
+
+def test_a_rule_that_explains_what_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, ("D08", "batch"), replace(RULES["D08", "batch"], explains=("D09", "D77")))
+    with pytest.raises(ValueError, match="rule D08: it explains D77, which is no rule"):
+        engine.rules()
+
+
+def test_a_word_of_a_batch_that_a_rule_may_need_is_one_that_a_batch_answers() -> None:
+    needed = {
+        name for each in engine.rules() if each.scope == "batch" for need in each.needs for name in need.split("|")
+    }
+    assert set(WORDS) <= needed
 
 
 def test_a_rule_that_cannot_judge_is_skipped_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +224,20 @@ def test_the_next_step_quotes_what_a_shell_would_split() -> None:
 def test_evidence_holds_plain_numbers() -> None:
     import numpy as np
 
-    stated = finding("D08", "error", "x", evidence=[shown("r", np.float64(0.5))], cause="c", next_step="n")
+    stated = finding("error", "x", evidence=[shown("r", np.float64(0.5))], cause="c", next_step="n")
     assert type(stated.evidence[0].value) is float
-    assert stated.link == "rollout_logprobs"
+
+
+def test_a_finding_is_given_its_rules_id_link_and_source() -> None:
+    def says(_subject: object) -> Iterator[Finding]:
+        yield finding("error", "mine", evidence=[], cause="c")
+        yield finding("error", "another's", id="D09", evidence=[], cause="c")
+        yield finding("error", "elsewhere", link="gradient", evidence=[], cause="c")
+
+    known = RULES["D08", "batch"]
+    found = replace(known, check=says).findings(None)
+    assert [(each.id, each.claim, each.link) for each in found] == [
+        ("D08", "mine", "rollout_logprobs"), ("D08", "elsewhere", "gradient"),
+    ]  # fmt: skip
+    assert {each.source for each in found} == {known.source}
+    assert found[0].next_step == "rldbg ls RUN"

@@ -198,7 +198,7 @@ def test_ten_point_eight_gib_of_logits_are_the_tokens_of_the_report(tmp_path: Pa
     ],
 )  # fmt: skip
 def test_a_size_is_read_in_any_unit(text: str, size: float | None) -> None:
-    from replay_core.diagnose.log_memory import _TRIED, gib
+    from replay_core.diagnose.rules.memory import _TRIED, gib
 
     assert gib(f"CUDA out of memory. Tried to allocate {text}. GPU 0", _TRIED) == size
 
@@ -295,13 +295,14 @@ def test_what_genuine_runs_logged_raises_no_false_alarm(path: str) -> None:
     signals = Signals.of(open_run(FIXTURES / path))
     if signals is None:
         return
-    for rule in rules():
-        if rule.scope == "signals":
-            with suppress(Skip):
-                assert [one for one in rule.check(signals) if one.severity != "info"] == []
+    for rule in (rule for rule in rules() if rule.scope == "signals"):
+        for log in signals.logs:
+            if all(any(log.has(name) for name in need.split("|")) for need in rule.needs):
+                with suppress(Skip):
+                    assert [one for one in rule.findings(log) if one.severity != "info"] == []
 
 
-def test_the_zero_loss_of_seed_002_is_named_and_its_fix_is_clean_of_it() -> None:
+def test_the_zero_loss_of_the_grpo_notes_is_named_and_its_fix_is_clean_of_it() -> None:
     first = diagnosed_path(FIXTURES / "grpo_notes" / "train_1da2900_normal.log").findings[0]
     assert first.id == "D07"
     assert first.claim == "logits/mask lengths disagree: masked-position count 0 while masks exist"
@@ -312,15 +313,15 @@ def test_the_zero_loss_of_seed_002_is_named_and_its_fix_is_clean_of_it() -> None
 
 
 def test_two_runs_in_one_folder_stay_two() -> None:
-    from replay_core.diagnose.log_masks import no_token_counts
+    from replay_core.diagnose.rules.masks import no_token_counts
     from replay_core.diagnose.signals import Signals
     from replay_core.dumps import open_run
 
     signals = Signals.of(open_run(FIXTURES / "grpo_notes"))
     assert signals is not None
-    assert sorted(sorted(Path(path).name for path in part.paths) for part in signals.parts) == [
+    assert sorted(sorted(Path(path).name for path in log.paths) for log in signals.logs) == [
         ["metrics_1da2900_normal.json", "train_1da2900_normal.log"],
         ["metrics_547c4bf_normal.json", "train_547c4bf_normal.log"],
     ]
-    found = {Path(part.paths[0]).name[-18:]: list(no_token_counts(part)) for part in signals.parts}
+    found = {Path(log.paths[0]).name[-18:]: list(no_token_counts(log)) for log in signals.logs}
     assert [len(findings) for findings in found.values()].count(0) == 1

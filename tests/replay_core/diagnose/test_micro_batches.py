@@ -316,7 +316,7 @@ def test_all_nan_is_one_finding(tmp_path: Path) -> None:
 
 def test_the_numbers_of_a_mismatch_are_those_of_its_formulas(tmp_path: Path) -> None:
     from replay_core.diagnose.case import Case
-    from replay_core.diagnose.mismatch import gap
+    from replay_core.diagnose.gap import gap
     from replay_core.dumps import open_run
 
     path = record(tmp_path / "run", fields=_rollout({0: 0.5}))

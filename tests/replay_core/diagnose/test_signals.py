@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replay_core.diagnose.series import series_block
 from replay_core.diagnose.signal_names import ORDER, SIGNALS, named
 from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
@@ -84,22 +85,22 @@ def test_a_metrics_file_and_a_log_of_one_run_are_one_part(tmp_path: Path) -> Non
     written(tmp_path, "{'loss': 0.1235, 'reward': 0.5, 'step': 1}\n")
     signals = Signals.of(open_run(tmp_path))
     assert signals is not None
-    (part,) = signals.parts
+    (part,) = signals.logs
     assert part.has("grad_norm")
     assert part.has("reward")
     written(tmp_path, "{'loss': 0.9, 'reward': 0.5, 'step': 1}\n")
     signals = Signals.of(open_run(tmp_path))
     assert signals is not None
-    assert len(signals.parts) == 2
+    assert len(signals.logs) == 2
 
 
 def test_a_dumps_recorded_metrics_are_signals(tmp_path: Path) -> None:
     fields = {"metrics": {"grad_norm": 0.5, "actor/entropy": 0.25, "note": "x"}}
     signals = Signals.of(open_run(write_dump(tmp_path / "dump", {"training_metrics": fields}, micro=None)))
     assert signals is not None
-    assert signals.has("grad_norm")
-    assert signals.has("entropy")
-    assert not signals.has("kl")
+    assert signals.logs[0].has("grad_norm")
+    assert signals.logs[0].has("entropy")
+    assert not signals.logs[0].has("kl")
 
 
 def test_a_dump_without_metrics_has_no_signals(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_the_series_of_a_document_are_json(tmp_path: Path) -> None:
     steps[5]["actor/grad_norm"] = float("nan")
     signals = Signals.of(open_run(written(tmp_path, verl(steps))))
     assert signals is not None
-    block = {one["name"]: one for one in signals.series_block()}
+    block = {one["name"]: one for one in series_block(signals)}
     norm = block["actor/grad_norm"]
     assert (norm["signal"], norm["framework"], norm["marks"]) == ("grad_norm", "verl", [5])
     assert norm["steps"] == list(range(1, 13))
@@ -127,7 +128,7 @@ def test_the_series_of_a_document_are_json(tmp_path: Path) -> None:
 def test_seed_002s_expectations_stand_beside_what_was_seen_corrected() -> None:
     signals = Signals.of(open_run(FIXTURES / "grpo_notes" / "train_547c4bf_normal.log"))
     assert signals is not None
-    rows = {row["what"]: row for one in signals.series_block() for row in one["expected"]}
+    rows = {row["what"]: row for one in series_block(signals) for row in one["expected"]}
     assert rows["sampling, per micro-batch"]["expected"] == [0.5, 1.0]
     # 4 micro-batches are logged; the seed's range is for 16.
     assert rows["iteration without compile"]["expected"] == [8000, 16000]
@@ -142,6 +143,6 @@ def test_signals_of_genuine_runs_are_found() -> None:
     ):  # fmt: skip
         signals = Signals.of(open_run(FIXTURES / path))
         assert signals is not None
-        series = signals.parts[0].get(signal)
+        series = signals.logs[0].get(signal)
         assert series is not None
         assert len(series.points) >= steps

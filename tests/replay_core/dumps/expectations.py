@@ -87,8 +87,8 @@ TABLE = [
     ),
     Expected(
         "open_instruct/packed_sequences.pt", "open_instruct", {"batch_inputs": 1}, "batch_inputs",
-        {"input_ids": ((520,), "packed"), "segment_ids": ((520,), "packed"), "response_mask": ((520,), "packed"),
-         "rollout_logprobs": ((520,), "packed"), "position_ids": ((520,), "packed"), "sample_lengths": ((16,), None)},
+        {"input_ids": ((520,), "full"), "segment_ids": ((520,), "full"), "response_mask": ((520,), "full"),
+         "rollout_logprobs": ((520,), "full"), "position_ids": ((520,), "full"), "sample_lengths": ((16,), None)},
         {"input_ids": (107, 123, 103, 107, 80)},
     ),
     Expected(

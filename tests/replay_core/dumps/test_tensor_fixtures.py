@@ -174,7 +174,7 @@ def responses_of(path: str, stage: str, name: str) -> list[np.ndarray[Any, Any]]
     if ref.rows is not None and ref.alignment == "response":
         return rows(ref)
     mask = pages.array(found["response_mask"]).astype(bool)
-    if ref.alignment == "packed":
+    if ref.rows is not None:
         flat = pages.array(ref)[mask]
         counts = [len(sample["loss_mask"]) for sample in load("slime/rollout_data/0.pt")["samples"]]
         return np.split(flat, np.cumsum(counts)[:-1])

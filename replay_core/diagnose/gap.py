@@ -1,0 +1,271 @@
+"""How rollout and trainer disagree about the same tokens: one set of figures, which the rules tell apart by.
+
+d = trainer - rollout, in nats, over tokens that count in the loss. A leaking pack has a signature: the first sample of
+every pack agrees with its reference, no later one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given
+from replay_core.measure.lag import Lag, detect_lag
+
+#: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which badly (slime CI: 0.1).
+DISAGREE, BADLY = 0.03, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """From where on a figure of the mismatch is a warning, and an error; `side` +1 where large is bad, else -1."""
+
+    warning: float
+    error: float
+    side: int = 1
+
+    def is_past(self, value: float, limit: float) -> bool:
+        return (value - limit) * self.side > 0
+
+
+#: Figures of d = trainer - rollout, by the signal that a log has them under. NeMo-RL's docs have the band of mean e^|d|
+#: and "KL errors below this are fine"; miles' and slime's CI mean |d|; verl-omni#637 the probabilities.
+LIMITS = {
+    "logprob_diff": Limit(DISAGREE, BADLY),
+    "mult_prob_error": Limit(1.05, 1.2),
+    "rollout_k3": Limit(1e-3, 1e-1),
+    # A bf16 mixture of experts lies at 4e-3 and 0.998 when healthy; five times its distance is none of that.
+    "prob_diff": Limit(0.02, 0.1),
+    "prob_pearson": Limit(0.98, 0.9, -1),
+}
+
+
+#: Fewer tokens say nothing.
+FEWEST = 8
+
+
+@dataclass
+class Gap:
+    """Rollout against trainer over the tokens of a batch that both say."""
+
+    batch: Batch
+    rollout: Column
+    trainer: Column
+    both_N: Array
+
+    @cached_property
+    def d(self) -> Array:
+        """trainer - rollout of each compared token."""
+        return self.trainer.values_N[self.both_N] - self.rollout.values_N[self.both_N]
+
+    @cached_property
+    def mean(self) -> float:
+        """mean |d|, nats."""
+        return float(np.abs(self.d).mean())
+
+    @cached_property
+    def p99(self) -> float:
+        """99th percentile of |d|, nats."""
+        return float(np.quantile(np.abs(self.d), 0.99))
+
+    @cached_property
+    def multiplier(self) -> float:
+        """mean e^|d|: NeMo-RL's token_mult_prob_error."""
+        return float(np.exp(np.minimum(np.abs(self.d), 50.0)).mean())
+
+    @cached_property
+    def k3(self) -> float:
+        """mean(e^d - d - 1), an estimate of KL(rollout || trainer)."""
+        return float((np.expm1(np.clip(self.d, -50, 50)) - self.d).mean())
+
+    @cached_property
+    def slope(self) -> float:
+        """Least squares slope of rollout on trainer: 1 / T of a rollout at temperature T beside a trainer at 1."""
+        x, y = self._pair
+        centred = x - x.mean()
+        spread = float((centred * centred).sum())
+        return float((centred * (y - y.mean())).sum() / spread) if spread > 0 else float("nan")
+
+    @cached_property
+    def correlation(self) -> float:
+        x, y = self._pair
+        return float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else float("nan")
+
+    @cached_property
+    def one_sided(self) -> float:
+        """Share of tokens that the rollout gives more than the trainer does."""
+        return float((self.d < 0).mean())
+
+    @cached_property
+    def residual(self) -> float:
+        """Rms of what a line leaves of the difference, over the rms of the difference."""
+        x, y = self._pair
+        left = (y - y.mean()) - self.slope * (x - x.mean())
+        return float(np.sqrt((left * left).mean()) / max(np.sqrt((self.d * self.d).mean()), 1e-12))
+
+    @property
+    def _pair(self) -> tuple[Array, Array]:
+        return self.trainer.values_N[self.both_N], self.rollout.values_N[self.both_N]
+
+    @cached_property
+    def by_sample_B(self) -> Array:
+        """mean |d| of each sample, NaN where nothing is compared."""
+        d_N = np.zeros(self.both_N.size)
+        d_N[self.both_N] = np.abs(self.d)
+        return self.batch.mean(d_N, self.both_N)
+
+    @cached_property
+    def lag(self) -> Lag:
+        """Which shift of the rollout faces the trainer. Both are looked at over the whole response."""
+        rows_a, rows_b = [], []
+        inside_N = self.batch.response_N if self.batch.response_N is not None else self.both_N
+        for start, length in zip(self.batch.starts_B, self.batch.lengths_B, strict=True):
+            inside = inside_N[start : start + length]
+            rows_a.append(self.trainer.values_N[start : start + length][inside])
+            rows_b.append(self.rollout.values_N[start : start + length][inside])
+        return detect_lag(rows_a, rows_b)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether another lag than 0 fits, and by far."""
+        return self.lag.settled and self.lag.lag != 0
+
+    @property
+    def is_tempered(self) -> bool:
+        """Whether one gain explains most of the difference."""
+        return (
+            not self.is_shifted
+            and self.mean > DISAGREE
+            and abs(self.slope - 1) > 0.1
+            and self.correlation > 0.9
+            and self.residual < 0.6
+        )
+
+    @cached_property
+    def from_reference(self) -> float | None:
+        """mean |rollout - ref| over the compared tokens, or None without a reference."""
+        ref = self.batch.column("ref_logprobs")
+        if ref is None:
+            return None
+        known_N = self.both_N & ref.said_N & np.isfinite(ref.values_N)
+        if known_N.sum() < FEWEST:
+            return None
+        return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the rollout was sampled by the reference (the initial weights) and not by this policy."""
+        reference = self.from_reference
+        if self.is_shifted or self.mean <= DISAGREE or reference is None or reference >= 0.2 * self.mean:
+            return False
+        return self.leak is None
+
+    @cached_property
+    def leak(self) -> tuple[Array, str] | None:
+        """Which samples agree, and how packs are known, where the differences lie as a leaking pack's; else None."""
+        if self.is_shifted or self.is_tempered:
+            return None
+        return packed_signature(self.batch, self.by_sample_B)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept."""
+        return (
+            not self.is_shifted
+            and not self.is_tempered
+            and not self.is_stale
+            and self.leak is None
+            and -float(self.d.mean()) > 0.005
+            and self.one_sided > 0.9
+            and abs(self.slope - 1) <= 0.1
+        )
+
+
+def gap(batch: Batch) -> Gap:
+    """The gap between rollout and trainer.
+
+    Raises:
+        Skip: fewer than 8 tokens have both, or they are one tensor.
+    """
+    rollout, trainer = given(batch.column("rollout_logprobs")), given(batch.trainer)
+    both_N = batch.pair(rollout, trainer)
+    if both_N.sum() < FEWEST:
+        raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
+    if not np.ptp(trainer.values_N[both_N]) > 0:
+        raise Skip("the trainer's log-probabilities are all one number")
+    return Gap(batch, rollout, trainer, both_N)
+
+
+#: How far apart clean and leaking samples are.
+APART = 5.0
+
+
+#: A leak moves what it touches by this much at least, in fp32 too.
+LEAKS = 1e-3
+
+
+#: One clean sample is chance among fewer than this.
+FEWEST_ALONE = 6
+
+
+#: A clean sample's mean |d| stays below this however noisy the precision.
+CLEAN = 0.015
+
+
+def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | None:
+    """(samples that agree, how packs are known) where mean |d| per sample lies as a leak's does, else None.
+
+    Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
+    """
+    for order in batch.orders:
+        values_B = by_sample_B[order]
+        known_B = ~np.isnan(values_B)
+        if known_B.sum() < 4 or not known_B[0]:
+            continue
+        for starts_B, how in _starts(batch, order, values_B):
+            later_B = known_B & ~starts_B
+            first_B = known_B & starts_B
+            if not later_B.any() or not first_B.any():
+                continue
+            # Of two samples of equal tokens, records may disagree which is which: a first one may then be off, too.
+            clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
+            # A short later sample may see little of what it should not: a few may pass, the most may not.
+            off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
+            apart = float(np.median(dirty)) > max(APART * clean, LEAKS)
+            # Of those that agree, most are first ones: else something other than packing spares them.
+            agree = values_B <= max(APART * clean, 1e-5)
+            if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
+                agree_B = np.zeros(len(values_B), dtype=bool)
+                agree_B[order[starts_B]] = True
+                return agree_B, how
+    return None
+
+
+def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
+    """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
+    total = len(order)
+    recorded_B = batch.pack_B
+    if recorded_B is not None:
+        packs_B = recorded_B[order]
+        return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
+    found = [(np.arange(total) % size == 0, f"every {size} samples (inferred)") for size in range(2, total // 2 + 1)]
+    if total >= FEWEST_ALONE:
+        found.append((np.arange(total) == 0, "all samples in one (inferred)"))
+    clean_B = values_B < CLEAN
+    lengths_B = batch.lengths_B[order]
+    if clean_B[0] and clean_B.sum() >= 2 and not clean_B.all() and _is_filling(clean_B, lengths_B):
+        found.append((clean_B, "rows filled up to one length (inferred)"))
+    return found
+
+
+def _is_filling(starts_B: Array, lengths_B: Array) -> bool:
+    """Whether one length of row explains these starts: every pack fits it, and none would with the sample after it."""
+    packs = np.cumsum(starts_B) - 1
+    sums = np.bincount(packs, weights=lengths_B)
+    following = lengths_B[starts_B][1:]
+    return bool(sums.max() < (sums[:-1] + following).min())

@@ -1,0 +1,387 @@
+"""Groups and advantages: who is measured against whom, recomputed and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.broken import first_broken
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, listed, share, shown
+from replay_core.documents.diagnosis import Severity
+from replay_core.objectives import advantages
+
+#: How close a recomputed advantage has to be, by the precision it was stored in.
+CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+
+
+_EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
+
+
+@rule("D05", "groups of one response: no baseline", link="groups", scope="batch", needs=("group",),
+      explains=("D01", "D03", "D04", "D24"), lasts=True,
+      source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
+def groups_of_one(batch: Batch) -> Iterator[Finding]:
+    """Groups with a single response. All of them is an error where their prompts repeat or the advantage is the raw
+    reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), and where
+    groups are inferred from prompts alone.
+    """
+    group_B = given(batch.group_B)
+    if not batch.group_is_named or len(group_B) < 2:
+        raise Skip("groups are not named in the dump" if len(group_B) >= 2 else "there is one sample")
+    sizes_G = np.bincount(group_B)
+    lone = int((sizes_G == 1).sum())
+    if not lone:
+        return
+    if batch.ref("values") is not None:
+        raise Skip("a critic's values are the baseline")
+    prompt_B, raw = batch.prompt_B, _is_raw(batch)
+    repeat = prompt_B is not None and int(prompt_B.max()) + 1 < len(prompt_B)
+    every = lone == sizes_G.size
+    evidence = [shown("groups of one", lone, "0", f"group ids of {batch.name}"), shown("groups", sizes_G.size)]
+    if prompt_B is not None:
+        evidence.append(shown("different prompts", int(prompt_B.max()) + 1))
+    if raw is not None:
+        evidence.append(shown("advantages equal the raw rewards", raw, "False"))
+    place = batch.where(
+        "group_id" if batch.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
+    )
+    if every and (repeat or raw):
+        cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
+        claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
+        yield finding("error", claim, place, evidence=evidence, cause=cause)
+    elif every:
+        claim = "one response per prompt: a baseline within groups is impossible"
+        cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
+        yield finding("warning", claim, place, evidence=evidence, cause=cause)
+    else:
+        claim = f"{share(lone, sizes_G.size)} groups have a single response"
+        cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
+        yield finding("warning", claim, place, evidence=evidence, cause=cause)
+
+
+def _is_raw(batch: Batch) -> bool | None:
+    """Whether advantages are the rewards themselves; None where that cannot be told."""
+    advantage_B, reward_B = batch.advantage_B, batch.reward_B
+    if advantage_B is None or reward_B is None:
+        return None
+    both_B = np.isfinite(advantage_B) & np.isfinite(reward_B)
+    if not both_B.any() or not np.abs(reward_B[both_B]).max() > 0:
+        return None
+    return bool(np.allclose(advantage_B[both_B], reward_B[both_B], rtol=1e-4, atol=1e-6))
+
+
+@rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
+      needs=("group", "advantage"),
+      explains=("D04", "D05", "D21", "D23", "D28"),
+      source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
+def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
+    """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.
+
+    A NaN in any other group has another cause and is D21's.
+    """
+    column, group_B, reward_B = given(batch.column("advantages")), given(batch.group_B), batch.reward_B
+    if not batch.group_is_named:
+        raise Skip("groups are not named in the dump")
+    bad_B = batch.count(column.said_N & ~np.isfinite(column.values_N)) > 0
+    if not bad_B.any():
+        return
+    sizes_G = np.bincount(group_B)
+    flat_G = sizes_G == 1
+    if reward_B is not None and np.isfinite(reward_B).all():
+        low_G, high_G = np.full(sizes_G.size, np.inf), np.full(sizes_G.size, -np.inf)
+        np.minimum.at(low_G, group_B, reward_B)
+        np.maximum.at(high_G, group_B, reward_B)
+        flat_G = flat_G | (high_G == low_G)
+    bad_G = np.unique(group_B[bad_B])
+    if not flat_G[bad_G].all():
+        return
+    place = batch.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
+    lone = bool((sizes_G[bad_G] == 1).all())
+    yield finding(
+        "error",
+        f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "
+        + ("each of one response" if lone else "each without a spread of rewards"),
+        place,
+        evidence=[
+            shown("samples with a non-finite advantage", int(bad_B.sum()), "0", column.source),
+            shown("size of the first such group", int(sizes_G[bad_G[0]]), ">= 2"),
+        ],
+        cause="the std of one value with n - 1 is 0 / 0" if lone else "a std of 0 is divided by, without an epsilon",
+    )
+
+
+_SPREAD_CAUSES = {
+    "reward_std": "a group of one sample: its unbiased std is 0/0; n must be at least 2",
+    "reward_function_std": "a reward over fewer than two samples: its unbiased std is 0/0",
+    "advantage_max": "a group of one sample (unbiased std is 0/0), or a reward that is no number",
+    "advantage_min": "a group of one sample (unbiased std is 0/0), or a reward that is no number",
+}
+
+
+@rule("D06", "the spread of rewards is not a number", link="advantages", scope="signals",
+      needs=("reward_std|reward_function_std|advantage_max",), source="DeepAnalyze#116")  # fmt: skip
+def spread_is_nan(log: RunLog) -> Iterator[Finding]:
+    """NaN in the spread of rewards, as the first signal that is not finite, is a group of one: an error, info where
+    nothing but single reward functions is broken.
+    """
+    broken = first_broken(log)
+    if broken is None or not broken.is_spread:
+        return
+    yield finding(
+        "info" if {series.signal for series, _ in broken.every} == {"reward_function_std"} else "error",
+        f"{broken.series.name} is NaN",
+        broken.point.where(broken.series.name),
+        evidence=broken.evidence,
+        cause=_SPREAD_CAUSES[broken.series.signal],
+        next_step="sample at least two completions per prompt, or use a biased std; "
+        "rldbg record -- YOUR COMMAND shows the groups",
+        steps=broken.steps,
+    )
+
+
+def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> Iterator[tuple[str, Array]]:
+    """Every advantage a framework computes from rewards, groups and numbers of tokens, by what it is called."""
+    for unbiased in (True, False):
+        divisor = "n - 1" if unbiased else "n"
+        for epsilon in _EPSILONS:
+            add = f" + {epsilon:g}" if epsilon else ""
+            scaled: list[tuple[str, Callable[..., Array]]] = [
+                (f"(r - group mean) / (group std{add}), std over {divisor}", advantages.group_normalised),
+                (f"(r - group mean) / (batch std{add}), std over {divisor}", advantages.group_centred_over_batch_std),
+                (f"r - group mean, over its batch std{add}, std over {divisor}", advantages.group_centred_batch_scaled),
+            ]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                for name, compute in scaled:
+                    yield name, compute(reward_B, group_B, unbiased=unbiased, epsilon=epsilon)
+                yield (
+                    f"(r - batch mean) / (batch std{add}), std over {divisor}",
+                    advantages.normalised(reward_B, unbiased=unbiased, epsilon=epsilon),
+                )
+    centred_B = advantages.group_centred(reward_B, group_B)
+    yield "r - group mean (Dr. GRPO)", centred_B
+    yield "r - mean of the group's others (RLOO)", advantages.leave_one_out(reward_B, group_B)
+    yield (
+        "(r - group mean) x responses / responses with a reward (GPG)",
+        advantages.group_centred_upweighted(reward_B, group_B),
+    )
+    yield "the lead of a group's best over its second (pass@k)", advantages.best_margin(reward_B, group_B)
+    if tokens_B is None or not tokens_B.sum() > 1:
+        return
+    yield "r - group mean weighted by length (OPO)", advantages.length_weighted_centred(reward_B, group_B, tokens_B)
+    others_B = advantages.leave_one_out(reward_B, group_B)
+    for unbiased in (True, False):
+        for what, scores_B in (
+            ("r", reward_B),
+            ("r - group mean", centred_B),
+            ("r - mean of the group's others", others_B),
+        ):
+            name = f"{what}, whitened over the tokens of the batch, std over {'n - 1' if unbiased else 'n'}"
+            yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
+
+
+def _rewards(batch: Batch) -> Iterator[tuple[str, Array]]:
+    """What the advantages may have been computed from."""
+    if batch.reward_B is not None:
+        yield "rewards", batch.reward_B
+    for name in ("token_rewards", "token_scores"):
+        scores_B = batch.summed(name)
+        if scores_B is not None:
+            yield name, scores_B
+
+
+def _matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: Array) -> str | None:
+    for name, other_B in candidates:
+        if _agree(advantage_B, other_B, close):
+            return name
+    return None
+
+
+def _agree(a_B: Array, b_B: Array, close_B: Array) -> bool:
+    # Where a group has no spread, 0 / 0 without an epsilon is no reason to refuse a variant: frameworks skip it.
+    b_B = np.where(np.isfinite(b_B) | (close_B < 1), b_B, 0.0)
+    return bool(np.isfinite(b_B).all() and (np.abs(a_B - b_B) <= close_B * np.maximum(1, np.abs(b_B))).all())
+
+
+def _tolerance(reward_B: Array, group_B: Array, close: float) -> Array:
+    """How close each advantage has to be: float32 rounds a mean, and a small std makes that large."""
+    centred_B = advantages.group_centred(reward_B, group_B)
+    count_G = np.bincount(group_B)
+    std_B = np.sqrt(np.bincount(group_B, weights=centred_B**2) / count_G)[group_B]
+    rounding_B = 2**-22 * np.maximum(np.abs(reward_B), 1e-12)
+    # Equal rewards: what is left after subtracting the mean is rounding, whatever it is divided by.
+    return np.where(std_B <= 4 * rounding_B, 1.0, close + rounding_B / np.maximum(std_B, 1e-12))
+
+
+def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[tuple[str, Array]]:
+    for name, values_B in candidates:
+        yield name, values_B[kept_B]
+
+
+@rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
+      needs=("rewards", "group", "advantage"),
+      explains=("D02", "D23", "D28"),
+      source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ "
+      "2501.03262")  # fmt: skip
+def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
+    """Recomputes (r - mean) / (std + e) for e in {1e-4, 1e-6, 1e-8, 0}, std over n and n - 1, in the group and in the
+    batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
+    whitened over tokens, each as it is or clipped: one must agree to 1e-4 (2e-2 in bf16).
+
+    Where one does, it is named (info). Where none does: a warning, and an error where a known mistake does agree:
+    the sign turned, another grouping, another sample's advantage, zeros although rewards differ.
+    Skipped where advantages change from token to token (GAE), and where all groups are of one (D05).
+    """
+    advantage_B, group_B, reward_B = batch.advantage_B, given(batch.group_B), given(batch.reward_B)
+    if advantage_B is None:
+        raise Skip("advantages change from token to token: a critic's (GAE)")
+    kept_B = np.isfinite(advantage_B)
+    if not kept_B.all() and batch.trained_N is not None:
+        # Samples without a counted token have no advantage; their rewards still belong to their group.
+        unheard_B = batch.count(batch.trained_N) == 0
+        if (~kept_B & ~unheard_B).any():
+            raise Skip("some advantages are not finite (D21)")
+    if not kept_B.any() or not np.isfinite(reward_B).all():
+        raise Skip("advantages or rewards are not finite (D21)")
+    if np.bincount(group_B).max() < 2:
+        raise Skip("every group has one response (D05)")
+    column = batch.column("advantages")
+    stored = CLOSE.get(column.dtype if column else "float32", 1e-4)
+    close = _tolerance(reward_B, group_B, stored)[kept_B]
+    heard_B = advantage_B[kept_B]
+    named = batch.group_is_named
+    for what, candidate_B in _rewards(batch):
+        known = list(_zeroed(_known(batch, candidate_B, group_B), kept_B))
+        name = _matching(heard_B, iter(known), close) or _matching(heard_B, _clipped(heard_B, known), close)
+        if name is not None:
+            if not np.abs(heard_B).max() > 0:
+                return  # zeros agree with every variant
+            yield finding(
+                "info",
+                f"advantages are {name}",
+                batch.where("advantages"),
+                evidence=[shown("computed from", what), shown("agree to", stored)],
+                cause="the variant that was recomputed and agrees; nothing is wrong",
+                next_step="rldbg diagnose --explain D04",
+            )
+            return
+    place = batch.where("advantages", sample=int(np.flatnonzero(kept_B)[0]))
+    severity, claim, cause = (_mistake if named else _turned)(batch, heard_B, kept_B, close)
+    if severity is None:
+        raise Skip(cause or "groups are not named in the dump, and equal prompts as groups explain no known variant")
+    expected_B = advantages.group_normalised(reward_B, group_B)[kept_B]
+    worst = int(np.abs(heard_B - expected_B).argmax())
+    yield finding(
+        severity,
+        claim,
+        place,
+        evidence=[
+            shown(
+                "largest |A - recomputed|",
+                float(np.abs(heard_B - expected_B).max()),
+                f"<= {stored:g}",
+                column.source if column else None,
+            ),
+            shown("sample", int(np.flatnonzero(kept_B)[worst])),
+            shown("advantage there", float(heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
+            shown("groups", listed(np.bincount(group_B), 4)),
+        ],
+        cause=cause,
+    )
+
+
+def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
+    """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    if not np.abs(heard_B).max() > 0:
+        return (
+            "error",
+            "all advantages are 0 although rewards differ within groups",
+            "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
+        )
+    if _is_raw(batch):
+        return "error", "advantages are the raw rewards: nothing is subtracted", "no baseline is computed"
+    turned = _turned(batch, heard_B, kept_B, close)
+    if turned[0] is not None:
+        return turned
+    for how, other_B in _groupings(batch):
+        found = _matching(heard_B, _zeroed(_known(batch, reward_B, other_B), kept_B), close)
+        if found is not None:
+            return (
+                "error",
+                f"advantages are computed in the wrong groups: {found}, with {how}",
+                "samples are grouped by their place in a batch that was reordered, not by their prompt",
+            )
+    for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B):
+        if (
+            np.isfinite(values_B).all()
+            and _agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min()))
+            and len(heard_B) > 2
+        ):
+            return (
+                "error",
+                f"advantages belong to other samples: as {name} they are right, in another order",
+                "the batch was reordered after the advantages were computed",
+            )
+    if np.unique(np.bincount(group_B)).size > 1:
+        return None, "", "groups have different sizes: part of the batch may not be in the dump"
+    return (
+        "warning",
+        "advantages are none of the variants that rewards and groups give",
+        "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
+    )
+
+
+def _turned(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
+    """Severity, claim and cause of advantages that are a known variant with the sign turned; else None first."""
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    flipped = _matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
+    if flipped is None or not np.abs(heard_B).max() > 0:
+        return None, "", ""
+    return (
+        "error",
+        f"advantages have the wrong sign: they are -1 x {flipped}",
+        "the sign is turned twice, or not at all",
+    )
+
+
+def _known(batch: Batch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
+    trained_N = batch.trained_N
+    yield from variants(reward_B, group_B, None if trained_N is None else batch.count(trained_N).astype(np.float64))
+    baseline_B = batch.per_sample("reward_baselines")
+    if baseline_B is not None:
+        yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
+
+
+def _clipped(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+    """Variants cut off at the largest and smallest advantage, where most of the batch lies between the two."""
+    low, high = float(heard_B.min()), float(heard_B.max())
+    moving_B = heard_B[heard_B != 0]
+    inside_B = (moving_B > low) & (moving_B < high)
+    if not low < 0 < high or float(inside_B.mean()) < 0.5 or np.unique(moving_B[inside_B]).size < 3:
+        return
+    for name, values_B in known:
+        yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
+
+
+def _groupings(batch: Batch) -> Iterator[tuple[str, Array]]:
+    """Other ways the same samples may have been put into groups."""
+    group_B = given(batch.group_B)
+    total, groups = len(group_B), int(group_B.max()) + 1
+    if batch.prompt_B is not None:
+        yield "equal prompts as groups", batch.prompt_B
+    yield "the whole batch as one group", np.zeros(total, dtype=np.int64)
+    if total % groups == 0:
+        size = total // groups
+        yield f"every {size} rows in a row as a group", np.arange(total) // size
+        yield f"every {groups}th row as a group", np.arange(total) % groups
+    for size in (2, 4, 8, 16):
+        if total % size == 0 and size < total:
+            yield f"every {size} rows in a row as a group", np.arange(total) // size
+            yield f"every {total // size}th row as a group", np.arange(total) % (total // size)

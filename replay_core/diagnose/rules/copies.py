@@ -1,0 +1,123 @@
+"""One tensor recorded twice in a step: the same, other in padding only, other by a cast, or other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, shown
+from replay_core.dtypes import EPS, coarsest
+from replay_core.naming import MEANINGS
+
+#: Tensors whose second copy has to be the first: computed once, then handed on.
+_COPIED = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+#: Casting leaves at most half of an eps, and arithmetic a little more.
+A_CAST = 0.51
+
+
+def _copies(batch: Batch) -> Iterator[tuple[Column, Column]]:
+    for name in _COPIED:
+        assert name in MEANINGS
+        yield from combinations(list(batch.columns(name)), 2)
+
+
+def _apart(batch: Batch, a: Column, b: Column) -> tuple[Array, Array]:
+    """Tokens both say something of, and where they are not bitwise one number.
+
+    Samples of equal tokens are left out: which of them is which, two records need not agree on.
+    """
+    both_N = a.said_N & b.said_N & ~np.repeat(batch.twin_B, batch.lengths_B)
+    same_N = (a.values_N == b.values_N) | (np.isnan(a.values_N) & np.isnan(b.values_N))
+    return both_N, both_N & ~same_N
+
+
+def _pairs(batch: Batch) -> list[tuple[Column, Column]]:
+    found = list(_copies(batch))
+    if not found:
+        raise Skip("no tensor is recorded twice in the step; rldbg compare takes two dumps")
+    return found
+
+
+def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
+    """Whether the differences are what rounding to the narrower of the two dtypes leaves."""
+    limit = A_CAST * EPS[coarsest(a.dtype, b.dtype)]
+    x, y = a.values_N[apart_N], b.values_N[apart_N]
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return False
+    return bool((np.abs(x - y) <= limit * np.maximum(np.abs(x), np.abs(y)) + 1e-12).all())
+
+
+@rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch",
+      source="slime and verl determinism guides")  # fmt: skip
+def not_the_same(batch: Batch) -> Iterator[Finding]:
+    """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
+    same tokens: any difference on a token that counts beyond a cast is a warning.
+    """
+    for a, b in _pairs(batch):
+        both_N, apart_N = _apart(batch, a, b)
+        counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
+        # What is not finite in one of them is D21's.
+        counted_N = counted_N & np.isfinite(a.values_N) & np.isfinite(b.values_N)
+        if not counted_N.any() or _is_cast(a, b, counted_N):
+            continue
+        difference = np.abs(a.values_N - b.values_N)
+        at = int(np.flatnonzero(counted_N)[0])
+        place = batch.where(a.name, at=at)
+        yield finding(
+            "warning",
+            f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
+            place,
+            evidence=[
+                shown("largest difference", float(difference[counted_N].max()), "0", f"{a.source} and {b.source}"),
+                shown("tokens in both", int(both_N.sum())),
+            ],
+            cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
+        )
+        return
+
+
+@rule("D38", "two copies differ in padding only", link="dump", scope="batch",
+      source="critic parity (text 004)")  # fmt: skip
+def only_padding(batch: Batch) -> Iterator[Finding]:
+    """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
+    if batch.trained_N is None:
+        raise Skip("needs a mask")
+    for a, b in _pairs(batch):
+        _, apart_N = _apart(batch, a, b)
+        if apart_N.any() and not (apart_N & batch.trained_N).any():
+            place = batch.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
+            yield finding(
+                "info",
+                f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
+                place,
+                evidence=[shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}")],
+                cause="padding or prompt is filled in differently; nothing reads it",
+            )
+            return
+
+
+@rule("D40", "two copies differ by a cast", link="dump", scope="batch",
+      source="sglang comparator, diff after downcast")  # fmt: skip
+def only_cast(batch: Batch) -> Iterator[Finding]:
+    """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
+    for a, b in _pairs(batch):
+        _, apart_N = _apart(batch, a, b)
+        counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
+        if counted_N.any() and _is_cast(a, b, counted_N):
+            place = batch.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
+            largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
+            yield finding(
+                "info",
+                f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
+                place,
+                evidence=[shown("largest difference", largest, None, f"{a.source} and {b.source}")],
+                cause="one of them was stored in the narrower dtype",
+            )
+            return

@@ -1,0 +1,55 @@
+"""The policy's entropy over the steps: collapsed, or growing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding
+
+ENTROPY_MIN = 0.05
+
+
+ENTROPY_GROWTH = 2.0
+
+
+@rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
+      source="verl#5953, #2738; rllm#116")  # fmt: skip
+def entropy(log: RunLog) -> Iterator[Finding]:
+    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning and rising, too.
+
+    For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
+    chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
+    """
+    series = log.get("entropy")
+    values = [] if series is None else series.finite
+    if series is None or not any(values):
+        raise Skip("the logged entropy is 0 or not finite in every step: it was not computed")
+    if min(values) < 0:
+        raise Skip(f"{series.name} is negative: a loss term, not an entropy")
+    now = trends.level(values)
+    if now < ENTROPY_MIN:
+        yield finding(
+            "warning",
+            f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
+            series.first(under=ENTROPY_MIN),
+            evidence=[series.shown(now, f"> {ENTROPY_MIN:g}")],
+            cause="entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
+            next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
+            steps=series.steps(under=ENTROPY_MIN),
+        )
+    begun, now = trends.level(values[:3]), trends.level(values, 3)
+    if begun > 0 and now > ENTROPY_GROWTH * begun and trends.rises(values):
+        yield finding(
+            "warning",
+            f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token",
+            series.first(over=ENTROPY_GROWTH * begun),
+            evidence=[series.shown(now, f"< {ENTROPY_GROWTH:g} x {begun:.3g}")],
+            cause="entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
+            next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning "
+            "rate",
+            steps=series.steps(over=ENTROPY_GROWTH * begun),
+        )

@@ -1,0 +1,153 @@
+"""The gradient: exactly 0 where it should not be, never a number, or exploding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+import numpy as np
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.broken import first_broken
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, shown
+
+#: L02: how far the level of the last quarter must lie over the first half's.
+EXPLODED = 5.0
+
+
+@rule("D23", "the gradient is 0 although advantages are not", link="gradient", scope="batch",
+      needs=("advantages", "mask"),
+      explains=("L01",),
+      source="ms-swift#5890")  # fmt: skip
+def no_gradient(batch: Batch) -> Iterator[Finding]:
+    """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
+    cancel to an exact 0 on different tokens.
+    """
+    norms = batch.scalars("grad_norm")
+    if not norms:
+        raise Skip("no gradient norm is recorded; rldbg record keeps one")
+    advantages, trained_N = given(batch.column("advantages")), given(batch.trained_N)
+    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
+    heard = heard[np.isfinite(heard)]
+    if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):
+        return
+    place = batch.where_record(norms[0].record, norms[0].name)
+    yield finding(
+        "error",
+        "the gradient is exactly 0 although advantages are not",
+        place,
+        evidence=[
+            shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
+            shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
+        ],
+        cause="logits are detached, parameters are frozen, the loss scale overflowed, or the mask cuts the graph",
+    )
+
+
+@rule("D23", "gradient 0 although advantages are not", link="gradient", scope="signals",
+      needs=("grad_norm", "frac_zero_std|reward_std|advantage_max"), source="ms-swift#5890")  # fmt: skip
+def zero_gradient(log: RunLog) -> Iterator[Finding]:
+    """grad_norm = 0 while some group's rewards differ: the advantages do not reach the weights.
+
+    Exactly 0 in half of the steps is an error, in a quarter a warning. A run whose completions are all cut and
+    masked (D07) has no trained token, and is not this. A log cannot tell a detached loss from frozen weights, a
+    loss scale from a mask: the gradients can.
+    """
+    known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
+    if not known:
+        raise Skip("no step has both a grad_norm and the spread of its rewards")
+    broken = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
+    if broken:
+        first = broken[0]
+        yield finding(
+            severity_of(len(broken), len(known)),
+            "the gradient is exactly 0 although rewards differ within groups",
+            first.point.where("grad_norm"),
+            evidence=numbers(
+                grad_norm=0.0, loss=first.loss, frac_zero_std=first.frac_zero, reward_std=first.group_std,
+                advantage_max=first.advantage, steps=len(broken),
+            ),
+            cause="the loss does not reach the weights: detached log-probabilities, frozen or wrongly sharded "
+            "parameters, a loss scale of 0, an empty mask",
+            next_step="the log does not say where it is lost; the gradients do: rldbg record --gradients . -- YOUR "
+            "COMMAND, then rldbg diagnose rldbg-dump",
+            steps=steps_of(broken),
+        )  # fmt: skip
+
+
+@rule("D22", "grad_norm is never a number", link="gradient", scope="signals", needs=("grad_norm",),
+      source="verl#2505, #1197")  # fmt: skip
+def never_a_number(log: RunLog) -> Iterator[Finding]:
+    """grad_norm NaN or infinite at every step, from the first on, as the first signal that is, with a finite loss: an
+    accumulation of 0 micro-batches (mini // (micro * dp) = 0). An error.
+    """
+    broken = first_broken(log)
+    if broken is None or not broken.is_gradient_alone:
+        return
+    yield finding(
+        "error",
+        "grad_norm is NaN at every step while the loss is finite",
+        broken.point.where(broken.series.name),
+        evidence=broken.evidence,
+        cause="gradients divided by an accumulation of 0 micro-batches (mini_batch // (micro_batch * data_parallel) = "
+        "0), or an overflow in the backward pass from the start",
+        next_step="check that the micro-batch is no larger than the mini-batch per rank; "
+        "rldbg record --gradients . -- YOUR COMMAND names the first parameter",
+        steps=broken.steps,
+    )
+
+
+@rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
+      source="rldbg; verl#2626")  # fmt: skip
+def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
+    """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
+
+    At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
+    as info: clipping took care of them.
+    """
+    series = log.get("grad_norm")
+    values = series.finite if series else []
+    if series is None or len(values) < trends.MIN_STEPS:
+        raise Skip(f"needs grad_norm of at least {trends.MIN_STEPS} steps")
+    half, quarter = values[: len(values) // 2], values[-(len(values) // 4) :]
+    before, after = median(half), median(quarter)
+    finite = [point for point in series.points if math.isfinite(point.value)]
+    if before > 0 and after > EXPLODED * before and trends.rises(values):
+        begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
+        yield finding(
+            "warning",
+            "the gradient norm grows and stays there",
+            begun.where(series.name),
+            evidence=[
+                shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
+                shown("median of the first half", before, None, series.source),
+            ],
+            cause="the learning rate is too high, the policy has left the data it is trained on, or entropy has "
+            "collapsed",
+            next_step="look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR "
+            "COMMAND",
+            steps=steps_of(finite[-len(quarter) :]),
+        )
+        return
+    middle, sigma = trends.spread(values)
+    spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
+    if spikes and sigma > 0:
+        worst = max(spikes, key=lambda point: point.value)
+        yield finding(
+            "info",
+            "single steps have a far larger gradient norm than the rest",
+            worst.where(series.name),
+            evidence=[
+                series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),
+                shown("such steps", len(spikes), None, series.source),
+            ],
+            cause="a batch with rare tokens or an outlier advantage; clipping bounds its update",
+            next_step="look at the worst micro-batch of that step",
+            steps=steps_of(spikes),
+        )

@@ -1,0 +1,363 @@
+"""The loss, recomputed: which reduction is it, and is 0 a 0.
+
+The chain of a zero: rewards (none differ in a group: `rewards`) -> masks (no token counts: `masks`) -> gradient (0
+although they do: `gradient`). A loss of 0 alone is none of them: with an on-policy ratio of 1 and centred advantages
+it is 0 by construction, while its gradient is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Scalar
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.objectives import policy_loss, reductions
+
+#: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
+CLOSE, FLOOR = 1e-4, 1e-6
+
+
+#: How many times the weight of another a token may have through its micro-batch's own denominator. Micro-batches of
+#: genuine runs lie within 1.6.
+UNEVEN = 3.0
+
+
+#: A displayed loss below this is "0.0000".
+ZERO = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One micro-batch's loss and the samples it was computed from: dense [B, T], padded with zeros."""
+
+    logged: Scalar
+    values_BT: Array
+    mask_BT: Array
+    width: int
+
+
+def reductions_of(
+    part: _Part, step_tokens: int, step_samples: int, extra: dict[str, float]
+) -> Iterator[tuple[str, float]]:
+    """Every reduction a framework uses, by name, of one micro-batch's per-token loss."""
+    values_BT, mask_BT = part.values_BT, part.mask_BT
+    total = float(reductions.masked_sum(values_BT, mask_BT))
+    yield "token-mean over the micro-batch", float(reductions.token_mean(values_BT, mask_BT))
+    yield "seq-mean-token-mean over the micro-batch", float(reductions.sequence_mean(values_BT, mask_BT))
+    yield "seq-mean-token-sum over the micro-batch", float(reductions.sequence_sum_mean(values_BT, mask_BT))
+    yield "token-sum over the tokens of the step", total / max(step_tokens, 1)
+    yield (
+        "seq-mean-token-mean over the samples of the step",
+        (float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT) / max(step_samples, 1)),
+    )
+    yield "seq-mean-token-sum over the samples of the step", total / max(step_samples, 1)
+    yield "token-sum", total
+    for name, constant in extra.items():
+        if constant > 0:
+            yield f"token-sum over {name}", float(reductions.token_sum_over(values_BT, mask_BT, constant))
+
+
+def _wrong(part: _Part) -> Iterator[tuple[str, str, float]]:
+    """Reductions nobody means: what a mask that is left out, or padding that is counted, gives."""
+    values_BT, mask_BT = part.values_BT, part.mask_BT
+    total = float(reductions.masked_sum(values_BT, mask_BT))
+    yield (
+        "the denominator counts every token slot, padding included",
+        "a mean over the padded batch divides a sum over the mask",
+        total / max(values_BT.shape[0] * part.width, 1),
+    )
+    yield (
+        "it is the sum over samples of token means, not their mean",
+        "a division by the samples is missing",
+        float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT),
+    )
+
+
+@rule("D28", "the loss is no known reduction of its tokens", link="reduction", scope="batch",
+      needs=("mask", "advantages|token_loss"),
+      source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, "
+      "open-instruct#1137, SkyRL#1296")  # fmt: skip
+def reduction(batch: Batch) -> Iterator[Finding]:
+    """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio) and reduces it
+    as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
+    step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
+
+    The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
+    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update. An error where only
+    a denominator that counts padding does; a warning where none does. Skipped where `loss` alone is logged (it may hold
+    KL and entropy terms) and agrees with nothing.
+    """
+    parts, exact = _parts(batch)
+    if not parts:
+        raise Skip("needs a logged pg_loss or loss per micro-batch, and the tokens it came from")
+    step_tokens = int(batch.trained_N.sum()) if batch.trained_N is not None else 0
+    extra = {
+        scalar.name: scalar.value
+        for scalar in batch.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
+    }
+    candidates = [
+        {
+            name
+            for name, value in reductions_of(part, step_tokens, len(batch), extra)
+            if _agree(value, part.logged.value)
+        }
+        for part in parts
+    ]
+    agreed = set.intersection(*candidates)
+    # A loss of 0 agrees with everything and tells nothing.
+    if all(abs(part.logged.value) < FLOOR for part in parts):
+        raise Skip("every logged loss is 0: all reductions agree")
+    first = parts[0]
+    place = batch.where_record(first.logged.record, first.logged.name)
+    if agreed:
+        order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
+        name = min(agreed, key=order.index)
+        uneven = _uneven(parts) if name == order[0] else None
+        if uneven is not None:
+            yield uneven
+            return
+        yield finding(
+            "info",
+            f"{first.logged.name} is {name}",
+            place,
+            evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
+            cause="the reduction that was recomputed and agrees; nothing is wrong",
+            next_step="rldbg diagnose --explain D28",
+        )
+        return
+    for wrong, cause, value in _wrong(first):
+        if _agree(value, first.logged.value) and all(
+            any(_agree(other, part.logged.value) for what, _, other in _wrong(part) if what == wrong) for part in parts
+        ):
+            yield finding(
+                "error",
+                f"{first.logged.name} does not divide by what it sums: {wrong}",
+                place,
+                evidence=[
+                    shown(first.logged.name, first.logged.value, None, first.logged.record.path.name),
+                    shown("token-mean", float(reductions.token_mean(first.values_BT, first.mask_BT))),
+                ],
+                cause=cause,
+            )
+            return
+    if not exact:
+        raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
+    worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
+    yield finding(
+        "warning",
+        f"{first.logged.name} is no known reduction of its tokens",
+        place,
+        evidence=[
+            shown(first.logged.name, first.logged.value, "; ".join(worst), first.logged.record.path.name),
+            shown("micro-batches", len(parts)),
+        ],
+        cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
+    )
+
+
+def _uneven(parts: list[_Part]) -> Finding | None:
+    """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
+    counts = [int((part.mask_BT != 0).sum()) for part in parts]
+    heard = [(count, part.logged) for count, part in zip(counts, parts, strict=True) if count]
+    if len(heard) < 2:
+        return None
+    (fewest, small), (most, large) = min(heard, key=lambda each: each[0]), max(heard, key=lambda each: each[0])
+    if most < UNEVEN * fewest:
+        return None
+    key = small.record.key
+    place = Where(step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
+                  tensor=small.name, path=str(small.record.path))  # fmt: skip
+    return finding(
+        "warning",
+        f"{small.name} is a mean over each micro-batch's own tokens: a token of the smallest weighs "
+        f"{most / fewest:.2g} times one of the largest",
+        place,
+        evidence=[
+            shown("tokens of the smallest micro-batch", fewest, f"> {most / UNEVEN:.4g}", small.record.path.name),
+            shown("tokens of the largest", most, None, large.record.path.name),
+            shown("mean of the micro-batches' losses", float(np.mean([part.logged.value for part in parts]))),
+            shown(
+                "token-mean over all of them", float(np.average([part.logged.value for part in parts], weights=counts))
+            ),
+        ],
+        cause="the denominator is the micro-batch's token count, not the update's: accumulated gradients are no "
+        "token-mean, and change with how samples are split into micro-batches",
+        next_step=look_at(place) + "   # divide by the tokens of the whole update instead",
+    )
+
+
+def _agree(a: float, b: float) -> bool:
+    return abs(a - b) <= max(CLOSE * abs(b), FLOOR)
+
+
+def _parts(batch: Batch) -> tuple[list[_Part], bool]:
+    """Micro-batches with a logged policy loss, and whether its per-token values are certain."""
+    logged = {_place(scalar): scalar for scalar in batch.scalars("pg_loss")}
+    exact = bool(logged)
+    if not logged:
+        logged = {_place(scalar): scalar for scalar in batch.scalars("loss") if scalar.record.key.micro is not None}
+    token_N, certain = _token_loss(batch)
+    if token_N is None or batch.trained_N is None:
+        return [], False
+    rows = batch.rows_by_micro()
+    parts = []
+    for place, scalar in logged.items():
+        samples = rows.get(place)
+        if samples is None or not np.isfinite(scalar.value):
+            continue
+        parts.append(_dense(batch, scalar, token_N, np.array(samples)))
+    return parts, exact and certain
+
+
+def _place(scalar: Scalar) -> tuple[int | None, int | None]:
+    return scalar.record.key.rank, scalar.record.key.micro
+
+
+def _token_loss(batch: Batch) -> tuple[Array | None, bool]:
+    """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken
+    as 1.
+    """
+    column = batch.column("token_loss")
+    if column is not None:
+        return np.where(column.said_N, column.values_N, 0.0), True
+    advantages = batch.column("advantages")
+    if advantages is None:
+        return None, False
+    values_N = np.where(advantages.said_N, advantages.values_N, 0.0)
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        return -values_N, False
+    ratio_N = np.where(known_N, ratio_N, 1.0)
+    loss_N: Array = policy_loss.clipped(ratio_N, values_N)
+    return loss_N, bool((np.abs(ratio_N - 1) < 0.1).all())
+
+
+def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _Part:
+    assert batch.trained_N is not None
+    lengths = batch.lengths_B[samples]
+    values_BT = np.zeros((len(samples), int(lengths.max(initial=1))))
+    mask_BT = np.zeros(values_BT.shape)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        start = int(batch.starts_B[sample])
+        values_BT[row, :length] = token_N[start : start + length]
+        mask_BT[row, :length] = batch.trained_N[start : start + length]
+    return _Part(scalar, values_BT, mask_BT, batch.response_width or values_BT.shape[1])
+
+
+@rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),
+      source="trl#3452, open-r1#239: mean-centred advantages at ratio 1")  # fmt: skip
+def zero_and_fine(batch: Batch) -> Iterator[Finding]:
+    """Every logged |loss| < 1e-4 while max |A| > 0 on counted tokens, the ratio is 1 where it is recorded, and no
+    gradient norm is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does
+    not.
+    """
+    losses = batch.scalars("pg_loss") or batch.scalars("loss")
+    if not losses:
+        raise Skip("no loss is logged")
+    advantages, trained_N = given(batch.column("advantages")), given(batch.trained_N)
+    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
+    heard = heard[np.isfinite(heard)]
+    # Written so that a loss that is NaN is no zero.
+    if not max(abs(scalar.value) for scalar in losses) < ZERO or not heard.size or not heard.max() > 1e-6:
+        return
+    norms = batch.scalars("grad_norm")
+    if any(scalar.value == 0 for scalar in norms):
+        return
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+        if np.abs(ratio_N[known_N] - 1).max() > 1e-2:
+            return
+    except Skip:
+        pass
+    place = batch.where_record(losses[0].record, losses[0].name)
+    yield finding(
+        "info",
+        "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
+        place,
+        evidence=[
+            shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
+            shown("largest |advantage|", float(heard.max()), "> 0", advantages.source),
+            *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
+        ],
+        cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",
+        next_step="rldbg diagnose --explain D02",
+    )
+
+
+@rule("D02", "loss 0 while training goes on", link="loss", scope="signals", needs=("loss|pg_loss", "grad_norm"),
+      source="trl#3452, open-r1#239")  # fmt: skip
+def zero_loss_is_expected(log: RunLog) -> Iterator[Finding]:
+    """|loss| < 1e-4 with a gradient norm above 0 is no error.
+
+    With one update per batch the ratio is 1 and the loss is -mean(A) (+ beta * KL, 0 at first): centred advantages
+    make it 0 whatever is learned. The gradient is not 0. Said as info, not as a warning.
+    """
+    some = [
+        step for step in steps_told(log)
+        if step.loss is not None and abs(step.loss) < ZERO and (step.grad or 0) > 0 and not step.is_dead
+    ]  # fmt: skip
+    if some:
+        yield finding(
+            "info",
+            "the loss is 0 by construction, the gradient is not: training goes on",
+            some[0].point.where("loss"),
+            evidence=numbers(loss=some[0].loss, grad_norm=some[0].grad, reward_std=some[0].group_std, steps=len(some)),
+            cause="with one update per batch the ratio is 1, and the mean of centred advantages is 0",
+            next_step="watch reward, grad_norm and KL instead of the loss",
+            steps=steps_of(some),
+        )
+
+
+@rule("L01", "loss 0, and the log does not say why", link="loss", scope="signals", needs=("loss|pg_loss",),
+      source="the causes of a loss of 0: docs/evidence.md#loss-of-zero")  # fmt: skip
+def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
+    """A loss of exactly 0 that the log does not explain: says what would tell the six causes apart.
+
+    The causes: no reward differs (D01, D03), no token counts (D07), the ratio is 1 (D02, no error), the gradient is
+    lost (D23), the displayed loss is one micro-batch's. Looked at only where neither a gradient norm, the spread of
+    rewards nor micro-batches are logged for the step.
+    """
+    told_in_micros = {point.step for point in log.micros("pg_loss")}
+    zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
+    untold = [step for step in zero if step.is_dead is None and not step.grad]
+    normal = [step for step in zero if step.is_dead is False and step.grad is None]
+    if untold:
+        both = untold[0].grad == 0
+        lost = (
+            "a gradient that does not reach the weights"
+            if both
+            else "an on-policy ratio of 1, which is no error, or a gradient that is lost (both need grad_norm)"
+        )
+        yield finding(
+            "warning",
+            f"{'loss and gradient are' if both else 'the loss is'} 0, and the log does not say why",
+            untold[0].point.where("loss"),
+            evidence=numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),
+            cause="one of: equal rewards (needs reward_std or frac_reward_zero_std, per group), no token in the mask "
+            f"(needs the masked count), {lost}, or the last micro-batch's loss shown for the whole step (needs the "
+            "loss per micro-batch)",
+            next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+            steps=steps_of(untold),
+        )
+    if normal:
+        first = normal[0]
+        yield finding(
+            "info",
+            "the loss is 0 while rewards differ: normal if the gradient is not 0, which is not logged",
+            first.point.where("loss"),
+            evidence=numbers(loss=0.0, reward_std=first.group_std, frac_zero_std=first.frac_zero, steps=len(normal)),
+            cause="with one update per batch the ratio is 1 and the mean of centred advantages is 0",
+            next_step="log grad_norm; rldbg record --gradients . -- YOUR COMMAND",
+            steps=steps_of(normal),
+        )

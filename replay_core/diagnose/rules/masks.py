@@ -1,0 +1,364 @@
+"""Which tokens count in the loss: none, padding among them, or never the end of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.tokens import truncated
+from replay_core.diagnose.signals import Point, RunLog
+from replay_core.diagnose.stating import finding, look_at, share, shown
+from replay_core.records import Inline, Record
+
+#: Of a response, the share that a mask may leave out at its end before it ends too early.
+LEFT_OUT = 0.5
+
+
+@rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
+      explains=("D01", "D02", "D03", "D19", "D23", "D28", "L01"),
+      source="GRPO notes (text 002) root cause; trl#3248, TTRL#33")  # fmt: skip
+def empty_loss(batch: Batch) -> Iterator[Finding]:
+    """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
+    those were cut off, which trainers filter on purpose). A mask that ends before the middle of most responses, or
+    counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
+    """
+    trained_N = given(batch.trained_N)
+    if not batch.lengths_B.sum():
+        raise Skip("samples have no tokens")
+    counts_B = batch.count(trained_N)
+    name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+    column = batch.column(name)
+    source = column.source if column else None
+    empty_B = counts_B == 0
+    place = batch.where(name, sample=int(np.flatnonzero(empty_B)[0]) if empty_B.any() else 0)
+    if empty_B.all():
+        yield finding(
+            "error",
+            "the mask keeps no token: the loss is 0 whatever the policy does",
+            place,
+            evidence=[shown("tokens in the loss", 0, "> 0", source), shown("samples", len(batch))],
+            cause="the mask is built for another length than the logits, or every sample was filtered out",
+        )
+        return
+    if empty_B.any():
+        cut_B = truncated(batch)
+        # A trainer that masks them out of its attention too leaves no response to measure, only ids.
+        cut_B = batch.unheard_B if cut_B is None else cut_B | batch.unheard_B
+        on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
+        yield finding(
+            "info" if on_purpose or _dropped(batch, empty_B) else "warning",
+            f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss"
+            + (": those that were cut off" if on_purpose else ""),
+            place,
+            evidence=[shown("samples without a counted token", int(empty_B.sum()), "0", source)],
+            cause="cut-off responses are masked (mask_truncated_completions, overlong filtering)"
+            if on_purpose
+            else "the mask is cut at a length that some prompts alone fill, or it lies at another "
+            "place than the tokens",
+        )
+        return
+    yield from _ends_early(batch, trained_N, counts_B, name, source)
+
+
+def _dropped(batch: Batch, empty_B: Array) -> bool:
+    """Whether the trainer itself says that it left just these samples out."""
+    for name, wanted in (("sample_mask", True), ("remove_sample", False)):
+        kept_B = batch.per_sample(name)
+        if kept_B is not None:
+            return bool((((kept_B != 0) == wanted) == ~empty_B).all())
+    return False
+
+
+def _ends_early(batch: Batch, trained_N: Array, counts_B: Array, name: str, source: str | None) -> Iterator[Finding]:
+    stated_B = batch.per_sample("response_length")
+    place = batch.where(name, sample=0)
+    if stated_B is not None and (counts_B > stated_B).any():
+        worst = int((counts_B - stated_B).argmax())
+        yield finding(
+            "warning",
+            f"the mask counts more tokens than the response has in {int((counts_B > stated_B).sum())} samples",
+            batch.where(name, sample=worst),
+            evidence=[shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source)],
+            cause="the mask covers prompt or padding, or lies shifted against the tokens",
+            next_step=look_at(place),
+        )
+        return
+    if batch.response_N is None:
+        return
+    response_B = batch.count(batch.response_N)
+    after_B = batch.lengths_B - 1 - _last(batch, trained_N)
+    early_B = (response_B >= 4) & (after_B > LEFT_OUT * response_B)
+    if batch.name and early_B.mean() >= 0.8 and (counts_B[early_B] == counts_B[early_B][0]).all() and len(batch) >= 4:
+        yield finding(
+            "error" if counts_B[early_B][0] <= 1 else "warning",
+            f"the mask ends after {int(counts_B[early_B][0])} tokens of every response, however long it is",
+            place,
+            evidence=[
+                shown(
+                    "tokens in the loss of each sample",
+                    int(counts_B[early_B][0]),
+                    "as many as the response has",
+                    source,
+                ),
+                shown("mean response length", float(response_B.mean())),
+            ],
+            cause="mask and logits have different lengths, and both were cut to the shorter",
+        )
+
+
+def _last(batch: Batch, chosen_N: Array) -> Array:
+    """The position of each sample's last chosen token [B], -1 where there is none."""
+    last_B = np.full(len(batch), -1, dtype=np.int64)
+    np.maximum.at(last_B, batch.sample_N[chosen_N], batch.position_N[chosen_N])
+    return last_B
+
+
+@rule("D07", "logits and mask lengths disagree", link="masks", scope="case",
+      source="GRPO notes (text 002): 1da2900, fixed at 547c4bf")  # fmt: skip
+def lengths_disagree(case: Case) -> Iterator[Finding]:
+    """Captured samples with masked positions beside a log whose loss counted none (`num_masked` 0).
+
+    The fallback cut completions and mask to length 1, so what counts is position 0 alone: micros whose
+    position 0 is masked have a loss, all others 0.0000. Skipped without both a capture and its log.
+    """
+    captures = [record for record in case.records() if _masked_at(record)]
+    logs = [record for record in case.records() if _counted(record) is not None]
+    if not captures or not logs:
+        raise Skip("needs captured samples (masked tokens and completions) and the log of the same run")
+    masks = _masked_at(captures[0])
+    for path in sorted({record.path for record in logs}):
+        mine = sorted((record for record in logs if record.path == path), key=lambda record: record.key.order)
+        if len(mine) != len(masks):
+            continue
+        silent = [number for number, record in enumerate(mine) if _counted(record) == 0]
+        if not silent or any(not masks[number][0] for number in silent):
+            continue
+        explained = sum((_counted(record) == 0) != masks[number][1] for number, record in enumerate(mine))
+        yield finding(
+            "error",
+            "logits/mask lengths disagree: masked-position count 0 while masks exist",
+            evidence=[
+                shown("micros whose loss counted no position", len(silent), "0", path.name),
+                shown(
+                    "masked positions captured in the first of them", masks[silent[0]][0], None, captures[0].path.name
+                ),
+                shown("micros explained by position 0 alone", share(explained, len(mine))),
+            ],
+            cause="the forward returned logits of the last position only, and completions and mask "
+            "were cut to length 1",
+            next_step="rldbg show " + str(captures[0].path) + f" sample.{silent[0]}.tokens",
+            steps=tuple(sorted({mine[number].key.step or 0 for number in silent})),
+        )
+
+
+def _masked_at(record: Record) -> list[tuple[int, bool]]:
+    """Of every captured sample: masked positions of its first row, and whether position 0 is one."""
+
+    found = []
+    number = 0
+    while record.get(f"sample.{number}.tokens") is not None and record.get(f"sample.{number}.completions") is not None:
+        tokens, filled = given(record.get(f"sample.{number}.tokens")), given(record.get(f"sample.{number}.completions"))
+        masked_BS = pages.array(tokens) != pages.array(filled)
+        found.append((int(masked_BS[0].sum()), bool(masked_BS[:, 0].any())))
+        number += 1
+    return found
+
+
+def _counted(record: Record) -> float | None:
+    """Positions a logged micro-batch's loss counted: 0 where the log warns so, 1 where it has a loss; None else."""
+    if record.key.stage != "loss" or record.get("pg_loss") is None:
+        return None
+    ref = record.get("num_masked") or record.get("metrics.num_masked")
+    if ref is not None and isinstance(ref.source, Inline):
+        return float(ref.source.value)
+    return 1.0
+
+
+@rule("D07", "no token counts", link="masks", scope="signals",
+      needs=("num_masked|masks_in_input|grad_norm|event:warning",),
+      source="trl#3248; docs/evidence.md#grpo-notes")  # fmt: skip
+def no_token_counts(log: RunLog) -> Iterator[Finding]:
+    """No token of a micro-batch counts in the loss: it is an empty sum.
+
+    num_masked = 0 while the input holds masks (its own count; else other micro-batches of the run that do train)
+    is a lost mask: logits and mask had different lengths and both were cut to the shorter. Without any mask in
+    the input it is the data. A gradient of 0 in a step whose completions are all cut is mask_truncated_completions.
+    Rewards that differ rule out D01.
+    """
+    lost = [point for point in log.micros("num_masked") if point.value == 0]
+    none = log.warnings("No masks in batch", "No masked positions")
+    empty = [point for point in log.micros("masks_in_input") if point.value == 0]
+    if lost:
+        yield _lost_mask(log, lost)
+    if none or (empty and not lost):
+        points = [told.point for told in none] or empty
+        warned = [shown("warning", told.text[:120], None, f"line {told.point.line}") for told in none[:1]]
+        yield finding(
+            "error",
+            "the batch holds no masked position: nothing is trained on",
+            points[0].where("masks_in_X"),
+            evidence=warned or [shown("masks_in_X", 0.0, "> 0", f"line {points[0].line}")],
+            cause="the data mask nothing: mask token, mask probability or dataset are not what the trainer expects",
+            next_step="look at one batch of the data; rldbg record -- YOUR COMMAND",
+            steps=steps_of(points),
+        )
+    known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
+    cut = [step for step in known if step.grad == 0 and not step.is_dead and step.is_cut]
+    if cut:
+        first = cut[0]
+        yield finding(
+            severity_of(len(cut), len(known)),
+            "every completion is cut, and no gradient is left",
+            first.point.where("grad_norm"),
+            evidence=numbers(truncated=first.truncated, grad_norm=0.0, loss=first.loss, reward_std=first.group_std),
+            cause="truncated completions are masked out (mask_truncated_completions): no token is trained",
+            next_step="raise the limit of tokens, or train on truncated completions",
+            steps=steps_of(cut),
+        )
+
+
+def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
+    """Micro-batches whose loss counted no position: whether masks exist says why."""
+    inputs, losses, stds = (
+        {point.place: point for point in log.micros(name)} for name in ("masks_in_input", "pg_loss", "reward_std")
+    )
+    places = {point.place for point in lost}
+    elsewhere = [point for place, point in losses.items() if point.value != 0 and place not in places]
+    first = lost[0]
+    count = inputs.get(first.place)
+    exist = count.value > 0 if count is not None else bool(elsewhere)
+    evidence = [shown("num_masked", 0.0, "> 0", f"line {first.line}")]
+    if count is not None:
+        evidence.append(shown("masks_in_X", count.value, None, f"line {count.line}"))
+    elif elsewhere:
+        evidence.append(shown("micro-batches whose masks count", len(elsewhere), None, f"line {elsewhere[0].line}"))
+    for name, said, expected in (("reward std", stds, "not the cause"), ("pg_loss", losses, None)):
+        if first.place in said:
+            evidence.append(shown(name, said[first.place].value, expected, f"line {said[first.place].line}"))
+    evidence.append(shown("micro-batches", share(len(lost), max(len(losses), len(lost))), None, "log"))
+    return finding(
+        "error",
+        "logits/mask lengths disagree: masked-position count 0 while masks exist"
+        if exist
+        else "masked-position count 0: no token counts in the loss",
+        first.where("num_masked"),
+        evidence=evidence,
+        cause="the forward pass returns logits of the last position only (no targets given), and a fallback cuts "
+        "completions and mask to that length: the loss is 0 unless position 0 is masked"
+        if exist
+        else "the input holds no masked position, or the mask is cut to the length of the logits; the log does not "
+        "say how many masks the input holds",
+        next_step="print logits.shape beside mask.shape before the loss: they must agree in length; "
+        "rldbg record -- YOUR COMMAND shows both",
+        steps=steps_of(lost),
+    )
+
+
+@rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
+      explains=("D07", "D09", "D17", "D19", "D28"), lasts=True,
+      source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "
+      "unchanged")  # fmt: skip
+def padding_trained(batch: Batch) -> Iterator[Finding]:
+    """Mask entries set where attention_mask holds no token, or on pad ids after a response has ended. Any is an error.
+
+    Where the pad id is also the end token, the first one of a response counts as its end.
+    """
+    for name in ("loss_mask", "response_mask"):
+        stray = _stray(batch, name)
+        if stray is not None:
+            count, sample, where_name = stray
+            place = batch.where(where_name, sample=sample)
+            yield _padding(batch, count, place, name)
+            return
+    if batch.tokens_N is None:
+        return
+    beyond_N = batch.padding_held_N
+    trained_N = batch.trained_N
+    if beyond_N is None or trained_N is None:
+        return
+    bad_N = beyond_N & trained_N
+    if bad_N.any():
+        at = int(np.flatnonzero(bad_N)[0])
+        name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+        yield _padding(batch, int(bad_N.sum()), batch.where(name, at=at), name)
+
+
+def _padding(batch: Batch, count: int, place: Where, name: str) -> Finding:
+    trained_N = given(batch.trained_N)
+    return finding(
+        "error",
+        f"{count} padding tokens are in the loss",
+        place,
+        evidence=[
+            shown("padding tokens in the mask", count, "0", f"{name} and attention_mask of {batch.name}"),
+            shown("tokens in the mask", int(trained_N.sum())),
+        ],
+        cause="the mask is made from the padded length, not from where the response ends",
+    )
+
+
+def _stray(batch: Batch, name: str) -> tuple[int, int, str] | None:
+    """(entries, sample, name) of a mask set where the batch holds no token."""
+    for sheet, places in batch.sheets:
+        total, first = 0, None
+        for number, part in enumerate(sheet.parts):
+            ref = part.find(name)
+            found = None if ref is None or not part.padding_known else part.outside(ref)
+            if found is None:
+                continue
+            total += found[0]
+            if first is None:
+                row = sheet.index.index((number, found[1]))
+                first = places.index(row) if row in places else 0
+        if first is not None:
+            return total, first, name
+    return None
+
+
+@rule("D19", "the end of a response is never trained", link="masks", scope="batch", needs=("tokens", "mask"),
+      explains=("D20", "D07"), lasts=True,
+      source="verl#3562, trl#2708: the mask is shifted, or pad and end token share an id")  # fmt: skip
+def end_untrained(batch: Batch) -> Iterator[Finding]:
+    """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
+
+    Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them.
+    """
+    tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
+    name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+    if eos is not None and response_N is not None:
+        ends_N = response_N & (tokens_N == eos)
+        heard_B = batch.count(trained_N) > 0
+        ends_N &= np.repeat(heard_B, batch.lengths_B)
+        count, kept = int(ends_N.sum()), int((ends_N & trained_N).sum())
+        if count >= 2 and not kept:
+            yield _untrained(batch, eos, count, batch.where(name, at=int(np.flatnonzero(ends_N)[0])))
+        if count:
+            return
+    beyond = [after for after in batch.after_B if after is not None and after != batch.pad_id]
+    if len(beyond) >= 2 and len(set(beyond)) == 1 and trained_N.any():
+        sample = next(number for number, after in enumerate(batch.after_B) if after == beyond[0])
+        yield _untrained(batch, beyond[0], len(beyond), batch.where(name, sample=sample))
+        return
+    if eos is None:
+        raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
+
+
+def _untrained(batch: Batch, eos: int, count: int, place: Where) -> Finding:
+    return finding(
+        "error",
+        f"the end token ({eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
+        place,
+        evidence=[
+            shown("end tokens in responses", count, None, f"token ids of {batch.name}"),
+            shown("end tokens in the loss", 0, "> 0", "the mask"),
+        ],
+        cause="the mask ends one token early (shifted by one), or drops the end because pad and end share an id",
+    )

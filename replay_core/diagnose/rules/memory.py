@@ -1,0 +1,216 @@
+"""Memory: what logits over a large vocabulary take, what an out-of-memory line says, and a use that only grows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, shown
+
+#: Logits that take this much of memory are worth knowing of.
+LARGE_GIB = 4.0
+
+
+_FP32 = 4
+
+
+@rule("D36", "logits need much memory", link="memory", scope="batch", needs=("tokens",),
+      source="slime#2253 (11.6k x 248k x 4 B = 10.8 GB), maxtext#4409")  # fmt: skip
+def logits(batch: Batch) -> Iterator[Finding]:
+    """T x V x 4 bytes of the largest micro-batch, T its padded token slots and V at least the largest id seen: one
+    fp32 copy of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying
+    (info).
+    """
+    vocabulary = batch.vocabulary
+    if vocabulary is None:
+        return
+    slots = 0
+    for sheet, _ in batch.sheets:
+        for part in sheet.parts:
+            slots = max(slots, len(part) * part.width if part.width else int(np.sum(part.lengths)))
+    gib = slots * vocabulary * _FP32 / 2**30
+    if gib < LARGE_GIB:
+        return
+    place = batch.where("input_ids", sample=int(batch.lengths_B.argmax()))
+    yield finding(
+        "info",
+        f"whole fp32 logits of the largest record take {gib:.1f} GiB, once",
+        place,
+        evidence=[
+            shown("token slots", slots),
+            shown("vocabulary, at least", vocabulary, None, "largest token id"),
+            shown("longest sample", int(batch.lengths_B.max())),
+        ],
+        cause="logits are materialised over the whole vocabulary; two to three copies live at the loss",
+        next_step=batch.replay_command(place, "--logits chunked"),
+    )
+
+
+_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+          "KB": 2**10, "MB": 2**20, "GB": 2**30}  # fmt: skip
+
+
+_SIZE = r"([\d.]+) ?(bytes|[KMGT]iB|[KMG]B|B)\b"
+
+
+_TRIED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
+
+
+_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
+
+
+_TOTAL = re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
+
+
+_UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+
+
+_OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+
+
+_LOGITS = re.compile(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
+
+
+_OPTIMIZER = re.compile(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
+
+
+_ATTENTION = re.compile(r"attention|softmax\(|sdpa|flash_attn", re.IGNORECASE)
+
+
+_ENGINE = re.compile(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+
+
+#: Vocabulary sizes of families that are trained by RL; only to put a size into words.
+_VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
+
+
+#: D36: growth of the memory level over the run that no allocator warm-up explains.
+GROWTH = 1.2
+
+
+def gib(text: str, pattern: re.Pattern[str]) -> float | None:
+    """The first size the pattern finds, in GiB."""
+    found = pattern.search(text)
+    if not found:
+        return None
+    number, unit = next(
+        (found.group(i), found.group(i + 1)) for i in range(1, len(found.groups()), 2) if found.group(i)
+    )
+    return float(number) * _UNITS[unit] / 2**30
+
+
+@rule("D36", "out of memory", link="memory", scope="signals", needs=("event:oom|event:oom_host",),
+      source="slime#2253; torch's and Ray's own message")  # fmt: skip
+def out_of_memory(log: RunLog) -> Iterator[Finding]:
+    """Reads the allocator's line: what was asked for, free, reserved but unallocated, and the frames above it.
+
+    Asked for more than is free while more than that lies reserved but unallocated is fragmentation. Frames that
+    handle logits or log-probabilities, with a large piece asked for, are the whole-vocabulary logits: T * V * 4 B in
+    fp32, and two to three times that with its gradient. Otherwise the frames name attention, optimizer or engine.
+    """
+    told = log.events("oom", "oom_host")
+    one = told[0]
+    tried, line = gib(one.text, _TRIED), f"line {one.point.line}"
+    size = f" asking for {tried:.3g} GiB" if tried is not None else ""
+    on_host = one.kind == "oom_host"
+    if on_host:
+        evidence = [shown("line", one.text.splitlines()[0][:200], None, line)]
+        cause = "the machine's memory, not the GPU's: offloaded states, dataloader workers, rollouts kept for too long"
+        next_step = "fewer workers or less offloading; watch the resident memory per step"
+    else:
+        evidence, cause, next_step = _on_device(one.text, tried, line)
+    yield finding(
+        "error",
+        f"out of {'host' if on_host else 'GPU'} memory{size}",
+        one.point.where(),
+        evidence=evidence,
+        cause=cause,
+        next_step=next_step,
+        steps=steps_of(each.point for each in told),
+    )
+
+
+def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence], str, str]:
+    """Evidence, cause and next step of the allocator's line and the frames under it."""
+    free, total, spare = (gib(text, pattern) for pattern in (_FREE, _TOTAL, _UNALLOCATED))
+    others = sum(float(n) * _UNITS[u] for n, u in _OTHERS.findall(text)) / 2**30
+    numbers = {"asked for": tried, "free": free, "capacity": total, "reserved, unallocated": spare}
+    cause, next_step = _blamed(text, tried, spare)
+    if others and total and others > 0.3 * total:
+        numbers["other processes on the GPU"] = others
+        cause += "; other processes hold much of the GPU (an inference engine beside the trainer)"
+    evidence = [
+        shown(f"{name} (GiB)", round(value, 3), None, line) for name, value in numbers.items() if value is not None
+    ]
+    frame = next((text for text in reversed(text.splitlines()[1:]) if text.startswith("File ")), None)
+    if frame:
+        evidence.append(shown("last frame", frame[:160], None, line))
+    return evidence, cause, next_step
+
+
+def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
+    """Cause and next step, from what was spare and the frames that lead to it."""
+    frames = "\n".join(text.splitlines()[1:])
+    if tried is not None and spare is not None and spare > tried:
+        return (
+            "fragmentation: more than was asked for lies reserved, in pieces that are too small",
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        )
+    if _LOGITS.search(frames):
+        words = ""
+        if tried is not None and tried >= 0.5:
+            tokens = [f"{tried * 2**30 / 4 / size:,.0f} tokens ({name})" for name, size in _VOCABULARIES.items()]
+            words = f"; {tried:.3g} GiB of fp32 logits are " + ", ".join(tokens)
+        return (
+            "logits of the whole vocabulary in fp32: tokens x vocabulary x 4 B, again for their gradient" + words,
+            "compute log-probabilities in chunks, or over fewer tokens per micro-batch; "
+            "rldbg replay DUMP --logits whole forecasts the same, rldbg replay DUMP --logits chunked does without",
+        )
+    for pattern, cause, step in (
+        (_OPTIMIZER, "the optimizer's state, which its first step allocates", "shard or offload the optimizer state"),
+        (_ENGINE, "the inference engine's cache", "lower the engine's share of GPU memory (gpu_memory_utilization)"),
+        (_ATTENTION, "attention, whose scores grow with the square of the length where no flash kernel runs",
+         "rldbg replay DUMP --matrix shows which attention runs and what it needs"),
+    ):  # fmt: skip
+        if pattern.search(frames):
+            return cause, step
+    return (
+        "activations and logits grow with the longest micro-batch; the log does not show where it happened",
+        "fewer tokens per micro-batch; rldbg record -- YOUR COMMAND, then "
+        "rldbg replay rldbg-dump forecasts T x V x 4 B",
+    )
+
+
+@rule("L04", "memory only grows", link="memory", scope="signals", needs=("memory_gb|phase_memory_mb",),
+      source="rldbg; SkyRL memory snapshots")  # fmt: skip
+def memory_grows(log: RunLog) -> Iterator[Finding]:
+    """A step's peak memory rises over the run (16 steps, p < 0.005), by 20 % from its first third to its last.
+
+    A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
+    must go on in the last half.
+    """
+    series = log.get("memory_gb") or log.get("phase_memory_mb")
+    values = [] if series is None else series.finite
+    if series is None or len(values) < 2 * trends.MIN_STEPS:
+        raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")
+    third = len(values) // 3
+    begun, now = trends.level(values[:third], third), trends.level(values, third)
+    if begun > 0 and now > GROWTH * begun and trends.rises(values[len(values) // 2 :]) and trends.rises(values):
+        yield finding(
+            "warning",
+            f"memory grows from {begun:.4g} to {now:.4g} and goes on",
+            series.last.where(series.name),
+            evidence=[shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source)],
+            cause="something is kept from step to step: tensors with their graph in a list of metrics, a cache, "
+            "longer responses",
+            next_step="look whether the response length grows, too; torch.cuda.memory._dump_snapshot() of two steps",
+            steps=steps_of(series.points[-3:]),
+        )

@@ -1,0 +1,385 @@
+"""Rollout against trainer, told apart by what tells them apart: shift, temperature, top-p, stale weights, packing.
+
+The size of the mismatch names no cause: a stale engine and a leaking pack show the same mean |d|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, listed, look_at, shown
+
+_BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
+_TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
+
+
+#: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#engine-against-trainer
+JUMP = 5.0
+
+
+def _figures(between: Gap) -> list[Evidence]:
+    source = f"{between.trainer.source} - {between.rollout.source}"
+    return [
+        shown("mean |trainer - rollout|", between.mean, "< 0.03 nats", source),
+        shown("tokens compared", int(between.both_N.sum())),
+    ]
+
+
+def _worst(between: Gap) -> int:
+    """The flat token with the largest difference."""
+    tokens = np.flatnonzero(between.both_N)
+    return int(tokens[np.abs(between.d).argmax()])
+
+
+@rule("D08", "log-probabilities are shifted by one token", link="rollout_logprobs", scope="batch", needs=_BOTH,
+      explains=("D09", "D12", "D14", "D15", "D24", "D29", "D35"), lasts=True,
+      source="verl#3562, OpenRLHF#973; measured: lag 0 r 0.03, lag 1 r 1.000")  # fmt: skip
+def shifted(batch: Batch) -> Iterator[Finding]:
+    """Correlation of trainer and rollout at lags -1, 0, 1. An error where the best is not lag 0, is above 0.9 and above
+    every other by 0.3: then one of the two is about the token before or after.
+    """
+    between = gap(batch)
+    if not between.is_shifted:
+        return
+    lag = between.lag
+    place = batch.where("rollout_logprobs", sample=0)
+    lags = [
+        shown(f"correlation at lag {at:+d}", value, "the largest" if at == 0 else None)
+        for at, value in lag.correlations.items()
+    ]
+    yield finding(
+        "error",
+        f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
+        place,
+        evidence=[*lags, *_figures(between)],
+        cause="one side is about the token at its index, the other about the next: a roll or a slice is off by one",
+    )
+
+
+@rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="batch", needs=_BOTH,
+      explains=("D09", "D11", "D12", "D14", "D15", "D24", "D25"), lasts=True,
+      source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
+def tempered(batch: Batch) -> Iterator[Finding]:
+    """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
+    beside a trainer that does not divide its logits. An error where |slope - 1| > 0.1 at a correlation above 0.9
+    and a line takes away at least 40 % of the difference.
+    """
+    between = gap(batch)
+    if not between.is_tempered:
+        return
+    place = batch.where("rollout_logprobs", at=_worst(between))
+    stated = batch.temperature
+    yield finding(
+        "error",
+        f"rollout and trainer differ by a gain of {between.slope:.2f}: one of them is at another temperature",
+        place,
+        evidence=[
+            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+            shown("correlation", between.correlation),
+            shown("temperature that explains it", 1 / between.slope),
+            *([] if stated is None else [shown("temperature the dump states", stated)]),
+            *_figures(between),
+        ],
+        cause=f"the rollout was sampled at about T = {1 / between.slope:.2f} and the trainer's logits "
+        f"are not divided by it"
+        if between.slope > 1
+        else f"the trainer divides its logits by about T = {between.slope:.2f} and the engine returns "
+        f"raw log-probabilities",
+        next_step=batch.replay_command(place, f"--temperature {1 / between.slope:.2f}"),
+    )
+
+
+@rule("D11", "rollout log-probabilities are renormalised over top-p or top-k", link="rollout_logprobs", scope="batch",
+      needs=_BOTH,
+      explains=("D09", "D12", "D14", "D24"), lasts=True,
+      source="verl#6240, trl#6789, ms-swift#8442, vllm#42259")  # fmt: skip
+def renormalised(batch: Batch) -> Iterator[Finding]:
+    """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
+    slope: what is left of the distribution after top-p or top-k was normalised again. An error.
+    """
+    between = gap(batch)
+    if not between.is_truncated:
+        return
+    place = batch.where("rollout_logprobs", at=_worst(between))
+    kept = float(np.exp(between.d.mean()))
+    yield finding(
+        "error",
+        f"the rollout gives {between.one_sided:.0%} of its tokens more than the trainer does",
+        place,
+        evidence=[
+            shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
+            shown("mean rollout - trainer", -float(between.d.mean()), "0"),
+            shown("probability kept, geometric mean", kept),
+            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+            *_figures(between),
+        ],
+        cause="the engine returns log-probabilities of the truncated distribution (top-p, top-k, "
+        "min-p), the trainer of the whole",
+        next_step=look_at(place) + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
+    )
+
+
+@rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="batch",
+      needs=(*_BOTH, "ref_logprobs"),
+      explains=("D09", "D13", "D14", "D24", "D31"), lasts=True,
+      source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
+def stale(batch: Batch) -> Iterator[Finding]:
+    """mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03: what was sampled agrees with the
+    reference, the initial weights, and not with the policy. An error.
+    """
+    between = gap(batch)
+    reference = between.from_reference
+    if reference is None:
+        raise Skip("the reference says nothing of the compared tokens")
+    if not between.is_stale:
+        return
+    place = batch.where("rollout_logprobs", at=_worst(between))
+    yield finding(
+        "error",
+        "the rollout was sampled by the initial weights, not by the policy that is trained",
+        place,
+        evidence=[shown("mean |rollout - ref|", reference, f">= {0.2 * between.mean:.4g}"), *_figures(between)],
+        cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
+        next_step=batch.replay_command(place, "--model POLICY --model INITIAL --against rollout_logprobs"),
+    )
+
+
+@rule("D12", "the mismatch jumps from one step to the next", link="rollout_logprobs", scope="case",
+      source="trl#5312: .015 -> .201 within a run")  # fmt: skip
+def jumps(case: Case) -> Iterator[Finding]:
+    """mean |trainer - rollout| of every step beside the median of the steps before it: 5 times that, and above 0.03,
+    and not back below it later, is an error. Two steps at least.
+    """
+    means: list[tuple[int, float]] = []
+    for batch in case.batches():
+        try:
+            if batch.step is not None and batch.has("rollout_logprobs") and batch.has("trainer_logprobs"):
+                between = gap(batch)
+                if between.is_shifted or between.is_tempered or between.is_truncated or between.leak:
+                    continue
+                means.append((batch.step, between.mean))
+        except Skip:
+            continue
+    if len(means) < 2:
+        raise Skip("needs rollout and trainer log-probabilities of two steps")
+    for number in range(1, len(means)):
+        before = float(np.median([mean for _, mean in means[:number]]))
+        step, now = means[number]
+        floor = max(DISAGREE, JUMP * before)
+        if now >= floor and all(later >= floor for _, later in means[number:]):
+            yield finding(
+                "error",
+                f"rollout and trainer part at step {step}: {now:.3g} nats per token after {before:.3g}",
+                evidence=[
+                    shown(f"mean |d| at step {step}", now, f"< {floor:.3g}"),
+                    shown("median of the steps before", before),
+                    shown("mean |d| at the last step", means[-1][1]),
+                ],
+                cause="from here on the engine samples with weights that are no longer updated",
+                next_step="rldbg replay RUN --model POLICY --model INITIAL --against rollout_logprobs".replace(
+                    "RUN", str(case.run.path)
+                ),
+                steps=tuple(step for step, _ in means[number:]),
+            )
+            return
+
+
+@rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",
+      needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff"),
+      source="open-instruct#1473, vime#64")  # fmt: skip
+@rule("D12", "engine and trainer drift apart", link="rollout_logprobs", scope="signals",
+      needs=("logprob_diff|rollout_k3|prob_diff",),
+      source="trl#5312 (0.015 to 0.201), verl#7495, open-instruct#1473, vime#64")  # fmt: skip
+def drifting(log: RunLog) -> Iterator[Finding]:
+    """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
+
+    Fivefold over its beginning (median of the first 3) while the weights move is D12: the engine keeps old weights.
+    A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
+    """
+    series = next((s for name in ("logprob_diff", "rollout_k3", "prob_diff") if (s := log.get(name)) is not None), None)
+    values = [] if series is None else series.finite
+    if series is None or len(values) < trends.MIN_STEPS:
+        raise Skip(f"needs the distance between engine and trainer at {trends.MIN_STEPS} steps or more")
+    begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
+    rate = log.get("learning_rate")
+    still = rate is not None and rate.finite and not any(rate.finite)
+    grown = now / begun if begun > 0 else math.inf
+    if z <= trends.DRIFT_Z or (not still and grown < JUMP):
+        return
+    finite = [point for point in series.points if math.isfinite(point.value)]
+    mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
+    yield finding(
+        "warning",
+        f"{series.name} grows from {begun:.3g} to {now:.3g}" + (" although the learning rate is 0" if still else ""),
+        mark.where(series.name),
+        id="D13" if still else "D12",
+        evidence=[
+            replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
+            shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
+        ],
+        cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
+        if still
+        else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "
+        "parameter)",
+        next_step=_TOLD_APART
+        if still
+        else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "
+        "--against rollout_logprobs ranks which weights sampled the tokens",
+        steps=steps_of(finite[-3:]),
+    )
+
+
+@rule("D16", "the trainer's packs leak", link="logprobs", scope="batch", needs=_BOTH,
+      explains=("D09", "D12", "D13", "D14", "D15", "D24"), lasts=True,
+      source="transformers masking_utils: packed position ids only count without mask and cache; "
+      "functionary#132")  # fmt: skip
+def leaking(batch: Batch) -> Iterator[Finding]:
+    """mean |d| per sample: the first sample of every pack agrees (below a fifth of the others, at least 5 times
+    apart), every later one does not. Packs are as recorded, else every k-th sample, else what filling rows up to
+    one length gives. An error. Only the first sample of a pack sees no other's tokens: no other cause spares just
+    those.
+    """
+    between = gap(batch)
+    found = between.leak
+    if found is None:
+        return
+    clean_B, how = found
+    values_B = between.by_sample_B
+    place = batch.where(between.trainer.name, sample=int(np.flatnonzero(~clean_B & ~np.isnan(values_B))[0]))
+    yield finding(
+        "error",
+        "the first sample of every pack agrees with the rollout, the ones after it do not: attention crosses samples",
+        place,
+        evidence=[
+            shown("mean |d| of the first samples", float(np.nanmean(values_B[clean_B])), None, between.trainer.source),
+            shown("mean |d| of the later samples", float(np.nanmean(values_B[~clean_B])), "the same"),
+            shown("samples that agree", listed(np.flatnonzero(clean_B))),
+            shown("packs", how),
+            *_figures(between),
+        ],
+        cause="samples are packed without a block-diagonal mask: use_cache was on, a mask of ones "
+        "was passed, or no position ids",
+        next_step=batch.replay_command(place, "--packing"),
+    )
+
+
+@rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
+      explains=("D24",),
+      source="NeMo-RL docs (mean e^|d| > 1.05, KL error 1e-3); miles CI 0.03; slime CI 0.1")  # fmt: skip
+def disagree(batch: Batch) -> Iterator[Finding]:
+    """mean |d| > 0.03, mean e^|d| > 1.05 or k3 > 1e-3 is a warning, mean |d| > 0.1 an error; bf16 engines beside fp32
+    trainers are at about 0.005, MoE ones near 0.06. Silent where D08, D10, D11, D12 or D16 name the cause.
+
+    The cause is told by where the difference lies: at the first response tokens (another prompt: chat template), in
+    left-padded samples only (positions, mask), in few samples, or evenly (precision, kernels, parallelism).
+    """
+    between = gap(batch)
+    multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
+    bad = between.mean > DISAGREE or between.multiplier > multiplier or between.k3 > k3
+    named = between.is_shifted or between.is_tempered or between.is_stale or between.is_truncated
+    if not bad or named or between.leak is not None:
+        return
+    cause, told = _cause(batch, between)
+    place = batch.where(between.trainer.name, at=_worst(between))
+    yield finding(
+        "error" if between.mean > BADLY else "warning",
+        f"engine and trainer disagree by {between.mean:.3g} nats per token",
+        place,
+        evidence=[
+            *_figures(between),
+            shown("99th percentile of |d|", between.p99),
+            shown("mean e^|d|", between.multiplier, "<= 1.05"),
+            shown("k3(rollout, trainer)", between.k3, "<= 1e-3"),
+            shown("correlation at lag 0", between.correlation),
+            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+            *told,
+        ],
+        cause=cause,
+        next_step=batch.replay_command(place, "--matrix"),
+    )
+
+
+def _cause(batch: Batch, between: Gap) -> tuple[str, list[Evidence]]:
+    """The cause that the place of the differences tells, and the figures that tell it."""
+    d_N = np.zeros(between.both_N.size)
+    d_N[between.both_N] = np.abs(between.d)
+    if between.correlation < 0.3:
+        return (
+            "the two are about different tokens or different models: they do not even rise and fall together",
+            [shown("correlation at lag 0", between.correlation, "> 0.9")],
+        )
+    head_B = batch.first(batch.response_N if batch.response_N is not None else between.both_N)
+    early_N = between.both_N & (batch.position_N < np.repeat(head_B + 3, batch.lengths_B))
+    late_N = between.both_N & ~early_N
+    if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
+        early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
+        if early > 3 * late:
+            return (
+                "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
+                [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
+            )
+    pads_B = batch.left_pads_B
+    if pads_B is not None and (pads_B == 0).any() and (pads_B > 0).any():
+        flush, padded = between.by_sample_B[pads_B == 0], between.by_sample_B[pads_B > 0]
+        if np.isfinite(flush).any() and np.isfinite(padded).any():
+            clean, off = float(np.nanmean(flush)), float(np.nanmean(padded))
+            if clean < DISAGREE / 3 and off > 5 * clean:
+                return (
+                    "left padding is attended to, or counted in the positions: samples without padding agree",
+                    [shown("mean |d| without left padding", clean), shown("mean |d| with left padding", off)],
+                )
+    share = float((between.by_sample_B > DISAGREE).mean())
+    if share < 0.5 and len(batch) >= 4:
+        return (
+            "few samples are off and the others agree: their weights' version, adapter or inputs "
+            "(images, tools) differ",
+            [shown("share of samples above 0.03", share)],
+        )
+    return (
+        "precision or kernels: bf16 against fp32, another attention or MoE kernel, tensor parallelism; or weights one "
+        "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
+        [shown("share of samples above 0.03", share)],
+    )
+
+
+@rule("D09", "engine and trainer disagree", link="rollout_logprobs", scope="signals", needs=("|".join(LIMITS),),
+      source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
+def mismatch(log: RunLog) -> Iterator[Finding]:
+    """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
+
+    mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
+    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9). One number does not name a cause: a shift, a
+    temperature, stale weights and packing all look like this. A healthy bf16 mixture of experts has mean|d| of 0.064.
+    """
+    bad = [
+        (limit, series, now)
+        for signal, limit in LIMITS.items()
+        for series, now in log.level(signal)
+        if limit.is_past(now, limit.warning)
+    ]
+    if not bad:
+        return
+    limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
+    past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
+    yield finding(
+        "error" if limit.is_past(now, limit.error) else "warning",
+        f"engine and trainer disagree: {series.name} is {now:.3g}",
+        past[0].where(series.name),
+        evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
+        cause="another precision or kernel, a temperature or top-p that one side applies, weights that were not "
+        "synced, a chat template, packing: the log has one number for all of them",
+        next_step=_TOLD_APART,
+        steps=steps_of(past),
+    )

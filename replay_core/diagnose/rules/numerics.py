@@ -1,0 +1,272 @@
+"""The first number that is none, in order of computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.broken import LOSSES, first_broken
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signal_names import MACHINE, ORDER
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, shown
+from replay_core.errors import RldbgError
+from replay_core.naming import Phase, canonical, meaning
+from replay_core.records import Record, TensorRef
+
+#: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
+_EXPECTED = ("mask", "ids", "positions", "layout", "note")
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """A tensor with numbers that are none, where it first has one, and how many."""
+
+    order: tuple[int, int, int]
+    name: str
+    where: Where
+    nan: int
+    inf: int
+    counts: bool
+    """Whether any of them is on a token that counts, or is not about tokens at all."""
+
+
+@rule("D21", "numbers that are not finite", link="dump", scope="case",
+      explains=("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "L02"),
+      source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
+def not_finite(case: Case) -> Iterator[Finding]:
+    """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
+    gradients, norm, parameters): the first NaN or infinity on a token that counts is an error and is where to
+    look; later ones follow from it. One only outside the mask is worth saying (info). Sentinels a framework writes
+    for "none" do not count.
+    """
+    bad: list[_Bad] = []
+    placed: set[tuple[str, str]] = set()
+    for batch in case.batches():
+        bad += _in_batch(batch, placed)
+    looked = bool(placed)
+    for number, record in enumerate(case.records()):
+        looked = looked or _has_numbers(record)
+        bad += _in_record(record, number, placed)
+        record.release()
+    if not looked:
+        raise Skip("there is no floating number in it")
+    counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
+    if counting:
+        yield _first(counting)
+    elif bad:
+        first = min(bad, key=lambda one: one.order)
+        yield finding(
+            "info",
+            f"{first.name} is not finite, on tokens that do not count",
+            first.where,
+            evidence=[shown("NaN", first.nan), shown("infinite", first.inf)],
+            cause="values outside the mask are never used; a product with the mask would still keep NaN x 0 = NaN",
+        )
+
+
+#: The link of the chain that a phase of the computation belongs to.
+_LINKS = {
+    Phase.ROLLOUT_TOKENS: "tokens", Phase.MASKS: "masks", Phase.REWARDS: "rewards", Phase.VALUES: "advantages",
+    Phase.ROLLOUT_LOGPROBS: "rollout_logprobs", Phase.OLD_LOGPROBS: "logprobs", Phase.REF_LOGPROBS: "ref",
+    Phase.ADVANTAGES: "advantages", Phase.MODULES: "logprobs", Phase.LOGPROBS: "logprobs", Phase.ENTROPY: "logprobs",
+    Phase.RATIO: "ratio", Phase.LOSSES: "loss", Phase.GRADIENTS: "gradient", Phase.GRAD_NORM: "gradient",
+    Phase.PARAMS: "optimizer",
+}  # fmt: skip
+
+
+def _first(counting: list[_Bad]) -> Finding:
+    first = counting[0]
+    phase = meaning(canonical(first.name)).phase
+    what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
+    later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
+    stated = finding(
+        "error",
+        f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
+        if first.where.step is not None
+        else f"{first.name} is the first tensor that is not finite ({what})",
+        first.where,
+        evidence=[
+            shown("NaN", first.nan, "0", first.where.path),
+            shown("infinite", first.inf, "0"),
+            *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
+        ],
+        cause=_CAUSES.get(phase, "an overflow, a division by zero, or a row with nothing to attend to"),
+        steps=() if first.where.step is None else (first.where.step,),
+    )
+    return replace(stated, link=_LINKS.get(phase, stated.link))
+
+
+_CAUSES = {
+    Phase.REWARDS: "the reward function returned it: a failed parse, a division by an empty length",
+    Phase.ROLLOUT_LOGPROBS: "the engine gave a sampled token probability 0: filtered logits, or "
+    "weights that are already NaN",
+    Phase.OLD_LOGPROBS: "-inf: a token the trainer's own distribution excludes (filtered or masked "
+    "logits); NaN: its weights",
+    Phase.REF_LOGPROBS: "-inf: a token the reference excludes; NaN: its weights or an empty attention row",
+    Phase.ADVANTAGES: "0 / 0 in the normalisation, or rewards that are already not finite",
+    Phase.MODULES: "an overflow in this module, or a row of attention with nothing to attend to",
+    Phase.GRADIENTS: "finite in the forward, not in the backward: a log or a sqrt at 0, an overflow in fp16",
+    Phase.PARAMS: "an update with a gradient that was not finite",
+}
+
+
+def _in_batch(batch: Batch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
+    """Tensors about tokens: whether a bad value counts depends on the mask."""
+    step = -1 if batch.step is None else batch.step
+    trained_N = batch.trained_N
+    for sheet, _ in batch.sheets:
+        for name in sorted(sheet.names()):
+            known = meaning(name)
+            if known.alignment not in ("next", "full") or known.kind in _EXPECTED:
+                continue
+            for column in batch.columns(name):
+                for part in sheet.parts:
+                    placed.add((str(part.record.path), name))
+                    placed.update((str(record.path), name) for record in part.siblings)
+                bad_N = column.said_N & ~np.isfinite(column.values_N)
+                if not bad_N.any() or ("null" in (column.ref.sentinel or "") and known.phase == Phase.UNKNOWN):
+                    continue
+                counted_N = bad_N if trained_N is None else bad_N & trained_N
+                shown_N = counted_N if counted_N.any() else bad_N
+                place = batch.where(name, at=int(np.flatnonzero(shown_N)[0]))
+                nan = int(np.isnan(column.values_N[shown_N]).sum())
+                yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()))
+
+
+def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> list[_Bad]:
+    """Everything else a record holds: rewards, losses, modules, gradients, parameters."""
+    found: list[_Bad] = []
+    if record.key.stage == "training_metrics":
+        return found  # what was logged of the step follows from its tensors, and has a rule of its own
+    try:
+        fields = record.tensors()
+    except RldbgError:
+        return found
+    for place, ref in enumerate(fields):
+        name = ref.canonical or ref.name
+        known = meaning(name)
+        if ref.is_text or not ref.is_readable or ref.dtype not in _FLOATS or known.kind in _EXPECTED:
+            continue
+        if ref.line is not None or (str(record.path), name) in placed or "null" in (ref.sentinel or ""):
+            continue
+        if known.alignment in ("next", "full") and known.phase != Phase.MODULES:
+            continue  # about tokens, and of samples that no batch could place: which count is not known
+        nan, inf, at = _count(ref)
+        if nan or inf:
+            key = record.key
+            where = Where(
+                step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage, tensor=ref.name,
+                sample=at if ref.shape and ref.shape[0] > 1 else None, path=str(record.path),
+            )  # fmt: skip
+            order = (-1 if key.step is None else key.step, known.phase, number * 100000 + place)
+            found.append(_Bad(order, name, where, nan, inf, known.phase != Phase.UNKNOWN))
+    return found
+
+
+def _has_numbers(record: Record) -> bool:
+    try:
+        return any(ref.dtype in _FLOATS and ref.is_readable for ref in record.tensors())
+    except RldbgError:
+        return False
+
+
+def _count(ref: TensorRef) -> tuple[int, int, int]:
+    """NaN, infinities, and the first row of one; read piece by piece."""
+    nan = inf = 0
+    first = -1
+    for start, values in pages.flat_chunks(ref):
+        real = values.astype(np.float32) if ref.dtype == "bfloat16" else values
+        finite = np.isfinite(real)
+        if finite.all():
+            continue
+        missing = int(np.isnan(real).sum())
+        nan, inf = nan + missing, inf + int((~finite).sum()) - missing
+        if first < 0:
+            first = start + int(np.flatnonzero(~finite)[0])
+    row = max(1, ref.numel // max(1, ref.shape[0] if ref.shape else 1))
+    return nan, inf, first // row
+
+
+_LOG_CAUSES = {
+    "reward": "the reward function returned no number (a failed judge, 0/0 in a normalisation)",
+    "reward_function": "a reward function returned no number (None counts as NaN)",
+    "entropy": "logits that are not finite: the weights, an attention row that is masked whole, or a temperature of 0",
+    "kl": "log-probabilities that are not finite in policy or reference",
+    "policy_kl": "log-probabilities that are not finite, or an overflow of the ratio",
+}
+
+
+@rule("D21", "a metric is not a number", link="loss", scope="signals", needs=("|".join(ORDER),),
+      source="verl#1197, #2626, #721; UniRL#110")  # fmt: skip
+def first_metric(log: RunLog) -> Iterator[Finding]:
+    """The first NaN or Inf by step, within the step by order of computation: what is broken first is the cause.
+
+    NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
+    gradient that is not finite once, with everything finite after it, is a skipped step: a warning.
+    """
+    broken = first_broken(log)
+    if broken is None or broken.is_spread or broken.is_gradient_alone:
+        return
+    series, point, steps = broken.series, broken.point, broken.steps
+    signal = series.signal
+    if signal != "grad_norm":
+        yield finding(
+            "error",
+            f"{series.name} is the first metric that is not finite"
+            + (f", at step {point.step}" if point.step is not None else ""),
+            point.where(series.name),
+            link="loss" if signal in LOSSES else "rewards" if signal in ("reward", "reward_function") else "logprobs",
+            evidence=broken.evidence,
+            cause=_LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
+            next_step="record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "
+            "the first tensor; rldbg replay rldbg-dump --backward repeats the micro-batch",
+            steps=steps,
+        )
+        return
+    after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
+    recovered = bool(after) and all(map(math.isfinite, after))
+    yield finding(
+        "warning" if recovered else "error",
+        "grad_norm is not finite once, and the run goes on"
+        if recovered
+        else "the gradient is the first thing that is not finite: the forward pass is",
+        point.where(series.name),
+        link="gradient",
+        evidence=broken.evidence,
+        cause="an overflow in the backward pass; the step was skipped (loss scaler, or a guard of the trainer)"
+        if recovered
+        else "forward finite, backward not: an overflow or 0/0 whose value is masked but whose gradient is not "
+        "(0 * inf in a mask, sqrt or log at 0, a softmax row that is masked whole)",
+        next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first "
+        "parameter; rldbg replay rldbg-dump --backward repeats it",
+        steps=steps,
+    )
+
+
+@rule("L03", "the log holds no number", link="dump", scope="signals", explains=("D21", "D22"), source="rldbg")
+def no_numbers(log: RunLog) -> Iterator[Finding]:
+    """Every training metric of the run is NaN or Inf: nothing further can be judged, and no cause is invented."""
+    training = [s for s in log.signals() if s.signal not in MACHINE and s.signal != "learning_rate" and s.points]
+    if not training:
+        raise Skip("the run has no training metric that is known")
+    if not any(series.finite for series in training):
+        first = training[0].points[0]
+        yield finding(
+            "error",
+            "no training metric is a finite number, from the first logged step on",
+            first.where(training[0].name),
+            evidence=[shown("metrics", len(training), None, "log"), training[0].shown_at(first)],
+            cause="the weights or the data were not finite before the first step that is logged",
+            next_step="record the run from its first step: rldbg record -- YOUR COMMAND",
+        )

@@ -1,0 +1,151 @@
+"""What says where samples of a pack begin: cu_seqlens, position ids, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.stating import finding, shown
+
+_LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
+
+
+@rule("D17", "packing metadata contradicts itself", link="packing", scope="batch",
+      needs=("cu_seqlens|position_ids|segment_ids",),
+      explains=("D16", "D09", "D14", "D24"), lasts=True,
+      source="transformers _is_packed_sequence; ms-swift#4736")  # fmt: skip
+def metadata(batch: Batch) -> Iterator[Finding]:
+    """cu_seqlens starts at 0, rises, and ends on the number of tokens; max_seqlen is its largest step; position ids
+    count 0, 1, 2 ... in every sample and begin again with the next; segment ids change where samples do.
+    Any violation is an error; position ids that count left padding are a warning.
+    """
+    wrong = _cu_seqlens(batch)
+    if wrong is not None:
+        name, what, evidence = wrong
+        place = batch.where(name)
+        yield finding(
+            "error",
+            what,
+            place,
+            evidence=evidence,
+            cause="lengths of another batch, padding counted in, or a boundary lost when samples were joined",
+        )
+        return
+    yield from _positions(batch)
+    yield from _segments(batch)
+
+
+def _cu_seqlens(batch: Batch) -> tuple[str, str, list[Evidence]] | None:
+    for sheet, _ in batch.sheets:
+        for part in sheet.parts:
+            ref = part.find("cu_seqlens")
+            if ref is None:
+                continue
+            bounds = np.asarray(pages.array(ref)).reshape(-1)
+            shown_bounds = shown("cu_seqlens", str(bounds[:8].tolist()), None, part.record.path.name)
+            if bounds.size < 2 or bounds[0] != 0:
+                return "cu_seqlens", "cu_seqlens does not begin with 0", [shown_bounds]
+            if (np.diff(bounds) <= 0).any():
+                return "cu_seqlens", "cu_seqlens does not rise", [shown_bounds]
+            total = int(part.lengths.sum())
+            if part.has_tokens and bounds[-1] != total:
+                return (
+                    "cu_seqlens",
+                    f"cu_seqlens ends at {int(bounds[-1])}, and there are {total} tokens",
+                    [shown_bounds, shown("tokens", total)],
+                )
+            longest = part.find(*_LONGEST)
+            if longest is not None and longest.numel == 1:
+                stated = int(np.asarray(pages.array(longest)).reshape(-1)[0])
+                if stated != int(np.diff(bounds).max()):
+                    return (
+                        "cu_seqlens",
+                        f"max_seqlen is {stated}, and the longest sample has {int(np.diff(bounds).max())} tokens",
+                        [shown_bounds, shown("max_seqlen", stated, str(int(np.diff(bounds).max())))],
+                    )
+    return None
+
+
+def _positions(batch: Batch) -> Iterator[Finding]:
+    column = batch.column("position_ids")
+    if column is None or not batch.spine.has_tokens or not batch.spine.padding_known:
+        if column is None and batch.ref("cu_seqlens") is None and batch.ref("segment_ids") is None:
+            raise Skip("position_ids do not lie on the tokens")
+        return
+    off_N = column.said_N & (column.values_N != batch.position_N)
+    if not off_N.any():
+        return
+    at = int(np.flatnonzero(off_N)[0])
+    place = batch.where("position_ids", at=at)
+    first_B = np.full(len(batch), np.nan)
+    starts = batch.starts_B[batch.lengths_B > 0]
+    first_B[batch.lengths_B > 0] = column.values_N[starts]
+    steps_N = np.diff(column.values_N, prepend=np.nan)
+    inside_N = (batch.position_N > 0) & column.said_N
+    counted = bool((steps_N[inside_N] == 1).all())
+    if counted and batch.spine.parts[0].packs is None:
+        yield finding(
+            "warning",
+            "position ids count padding: samples do not begin at 0",
+            place,
+            evidence=[
+                shown("position of the first token", float(column.values_N[at]), "0", column.source),
+                shown("samples that begin elsewhere", int((first_B != 0).sum()), "0"),
+            ],
+            cause="positions are 0, 1, 2 ... over the padded row; they have to count the attended tokens",
+        )
+        return
+    if _only_tails(batch, off_N):
+        yield finding(
+            "warning",
+            "position ids stop counting before samples end",
+            place,
+            evidence=[shown("tokens with another position", int(off_N.sum()), "0", column.source)],
+            cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
+        )
+        return
+    yield finding(
+        "error",
+        "position ids do not begin again with every sample",
+        place,
+        evidence=[
+            shown("position id", float(column.values_N[at]), str(int(batch.position_N[at])), column.source),
+            shown("tokens with another position", int(off_N.sum()), "0"),
+        ],
+        cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
+    )
+
+
+def _only_tails(batch: Batch, off_N: Array) -> bool:
+    """Whether every wrong position lies in one run up to its sample's end that holds one value."""
+    column = given(batch.column("position_ids"))
+    first_B = batch.first(off_N)
+    tail_N = batch.position_N >= np.repeat(first_B, batch.lengths_B)
+    low_B, high_B = batch.extremes(column.values_N, off_N)
+    constant_B = np.isnan(low_B) | (low_B == high_B)
+    return bool((tail_N == off_N).all() and constant_B.all() and (first_B > 0).all())
+
+
+def _segments(batch: Batch) -> Iterator[Finding]:
+    column = batch.column("segment_ids")
+    if column is None or not batch.spine.padding_known:
+        return
+    low_B, high_B = batch.extremes(column.values_N, column.said_N)
+    mixed_B = low_B != high_B
+    if not np.nansum(mixed_B & ~np.isnan(low_B)):
+        return
+    sample = int(np.flatnonzero(mixed_B & ~np.isnan(low_B))[0])
+    place = batch.where("segment_ids", sample=sample)
+    yield finding(
+        "error",
+        "segment ids change inside a sample",
+        place,
+        evidence=[shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source)],
+        cause="segment ids and sample lengths were made from different batches",
+    )

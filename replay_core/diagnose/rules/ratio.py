@@ -1,0 +1,222 @@
+"""pi / pi_old: 1 before the first update of a batch, near 1 after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import FEWEST
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, shown
+from replay_core.objectives import policy_loss
+
+#: |ratio - 1| that two forwards of one model explain, by the precision they ran in.
+SAME_FP32, SAME_BF16 = 1e-3, 0.02
+
+
+#: verl and miles: largest ratio, share of clipped tokens, effective sample size.
+LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
+
+
+def _pair(batch: Batch) -> tuple[Column, Column, Array]:
+    policy, old = given(batch.column("policy_logprobs")), given(batch.column("old_logprobs"))
+    both_N = batch.pair(policy, old)
+    if both_N.sum() < FEWEST:
+        raise Skip(f"policy and old log-probabilities share {int(both_N.sum())} tokens that count")
+    return policy, old, both_N
+
+
+def ratios(batch: Batch) -> tuple[Array, Array, str]:
+    """The ratio of every token, which tokens have one, and from what: recomputed, else as recorded.
+
+    Raises:
+        Skip: neither can be had of enough tokens.
+    """
+    if batch.column("policy_logprobs") is not None and batch.column("old_logprobs") is not None:
+        policy, old, both_N = _pair(batch)
+        ratio_N = np.full(both_N.size, np.nan)
+        moved = np.clip(policy.values_N[both_N] - old.values_N[both_N], -50, 50)
+        ratio_N[both_N] = policy_loss.ratio(moved, np.zeros_like(moved))
+        return ratio_N, both_N, f"{policy.source} and {old.source}"
+    column = batch.column("is_ratio")
+    if column is None:
+        raise Skip("needs policy and old log-probabilities, or the recorded ratio")
+    known_N = column.said_N & np.isfinite(column.values_N)
+    counted_N = batch.trained_N
+    known_N = known_N if counted_N is None else known_N & counted_N
+    if known_N.sum() < FEWEST:
+        raise Skip(f"the recorded ratio says something of {int(known_N.sum())} tokens that count")
+    return column.values_N, known_N, column.source
+
+
+def first_update_B(batch: Batch) -> Array:
+    """Which samples are surely of the first optimizer step of their batch: nothing has moved there."""
+    keys = batch.keys_of("policy_logprobs")
+    known = any(key is not None and (key.minibatch is not None or key.epoch is not None) for key in keys)
+    first = []
+    lowest: dict[int | None, int] = {}
+    for key in keys:
+        if key is not None and key.micro is not None:
+            lowest[key.rank] = min(lowest.get(key.rank, key.micro), key.micro)
+    for key in keys:
+        if key is None:
+            first.append(False)
+        elif known:
+            first.append((key.minibatch or 0) == 0 and (key.epoch or 0) == 0)
+        else:
+            first.append(key.micro is None or key.micro == lowest.get(key.rank))
+    return np.array(first, dtype=bool)
+
+
+@rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
+      needs=("policy_logprobs", "old_logprobs"),
+      explains=("D24",),
+      source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
+def on_policy(batch: Batch) -> Iterator[Finding]:
+    """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
+    first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
+    clipping cuts off, an error. Later updates move the ratio on purpose.
+    """
+    policy, old, both_N = _pair(batch)
+    both_N = both_N & np.repeat(first_update_B(batch), batch.lengths_B)
+    if both_N.sum() < FEWEST:
+        raise Skip("no tokens are surely of the first update")
+    moved = policy.values_N[both_N] - old.values_N[both_N]
+    apart = np.abs(np.expm1(np.clip(moved, -50, 50)))
+    largest = float(apart.max())
+    half = {policy.dtype, old.dtype} & {"bfloat16", "float16"} or str(batch.flags.get("dtype")) in ("bfloat16", "bf16")
+    limit = SAME_BF16 if half or batch.flags.get("dtype") is None else SAME_FP32
+    if largest <= limit:
+        return
+    at = int(np.flatnonzero(both_N)[apart.argmax()])
+    place = batch.where("policy_logprobs", at=at)
+    clipped = float((apart > 0.2).mean())
+    yield finding(
+        "error" if largest > 0.2 else "warning",
+        f"the ratio is off 1 by up to {largest:.3g} before any update",
+        place,
+        evidence=[
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+            shown("share of tokens off by more than 0.2", clipped, "0"),
+            shown("mean |policy - old|", float(np.abs(moved).mean())),
+        ],
+        cause="old and new log-probabilities are computed differently: other micro-batch size or padding, dropout "
+        "(train against eval), another attention or precision, or packing in one of them",
+        next_step=batch.replay_command(place, "--rows-per-forward 1"),
+    )
+
+
+@rule("D14", "the ratio is not 1 although nothing moves", link="ratio", scope="signals",
+      needs=("learning_rate", "clip_fraction|policy_kl"), source="RLinf#1534, verl#6280")  # fmt: skip
+def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
+    """With a learning rate of 0 the weights stay: no token may be clipped, and the policy's KL to itself is 0.
+
+    A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0 (bf16 noise stays below) is two forward passes
+    that disagree: other micro-batches, dropout, train against eval mode, or the engine's log-probabilities as old ones.
+    """
+    rate = log.get("learning_rate")
+    still = {} if rate is None else {point.step: point for point in rate.points if point.value == 0}
+    if not still:
+        raise Skip("the learning rate is never 0: a ratio other than 1 is no sign of anything")
+    for signal in ("clip_fraction", "policy_kl"):
+        series = log.get(signal)
+        bad = [] if series is None else [p for p in series.points if p.step in still and abs(p.value) > SAME_FP32]
+        if series is not None and bad:
+            yield finding(
+                "warning",
+                f"the learning rate is 0, and {series.name} is not",
+                bad[0].where(series.name),
+                evidence=[series.shown_at(bad[0], "0")],
+                cause="old and new log-probabilities come from forward passes that disagree: other micro-batch sizes, "
+                "dropout, train against eval mode, or the engine's probabilities",
+                next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
+                steps=steps_of(bad),
+            )
+            return
+
+
+@rule("D24", "the ratio explodes", link="ratio", scope="batch",
+      needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
+      source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
+def exploding(batch: Batch) -> Iterator[Finding]:
+    """Largest ratio > 10, share of tokens outside [0.8, 1.2] > 0.2 (0.5: an error), or effective sample size
+    (sum w)^2 / (n sum w^2) < 0.5, over tokens that count.
+    """
+    ratio_N, known_N, source = ratios(batch)
+    weights = ratio_N[known_N]
+    flags = batch.flags.get("loss")
+    clips = flags if isinstance(flags, dict) else {}
+    low, high = 1 - float(clips.get("clip_low", 0.2)), 1 + float(clips.get("clip_high", 0.2))
+    outside = float(((weights < low) | (weights > high)).mean())
+    largest = float(weights.max())
+    squares = float((weights * weights).sum())
+    effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
+    if largest <= LARGEST and outside <= CLIPPED and effective >= EFFECTIVE:
+        return
+    name = "policy_logprobs" if batch.column("policy_logprobs") else "is_ratio"
+    place = batch.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
+    yield finding(
+        "error" if outside > MOSTLY_CLIPPED else "warning",
+        f"the policy is far from the one that sampled: {outside:.0%} of tokens are outside the clip range",
+        place,
+        evidence=[
+            shown("largest ratio", largest, "<= 10", source),
+            shown("share outside the clip range", outside, "<= 0.2"),
+            shown("effective sample size", effective, ">= 0.5"),
+        ],
+        cause="the learning rate is too high, a batch is used for too many updates, or it is too old",
+    )
+
+
+@rule("D24", "the policy leaves the clip range", link="ratio", scope="signals",
+      needs=("clip_fraction|ratio_max|ess|ratio_mean",),
+      source="miles docs (pg_clipfrac), verl rollout correction (ESS)")  # fmt: skip
+def clipped(log: RunLog) -> Iterator[Finding]:
+    """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning, over 0.5 an error.
+
+    The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
+    1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
+    """
+    for series, now in log.level("clip_fraction"):
+        if now > CLIPPED:
+            yield finding(
+                "error" if now > MOSTLY_CLIPPED else "warning",
+                f"{now:.0%} of the tokens are clipped",
+                series.first(over=CLIPPED),
+                evidence=[series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})")],
+                cause="learning rate too high, too many updates per batch, stale samples, or an engine that samples "
+                "from other probabilities than the trainer's",
+                next_step="compare old and new log-probabilities of the first mini-batch: rldbg record -- YOUR "
+                "COMMAND, then rldbg diagnose rldbg-dump",
+                steps=series.steps(over=CLIPPED),
+            )
+    for series, now in log.level("ratio_max"):
+        if now > LARGEST:
+            yield finding(
+                "warning",
+                f"the largest importance ratio is {now:.3g}",
+                series.first(over=LARGEST),
+                evidence=[series.shown(now, f"< {LARGEST:g}")],
+                cause="the policy is far from the one that sampled: off-policy data, or log-probabilities that do not "
+                "belong together",
+                next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+                steps=series.steps(over=LARGEST),
+            )
+    for series, now in log.level("ess"):
+        if now < EFFECTIVE:
+            yield finding(
+                "warning",
+                f"importance weights leave {now:.0%} of the samples effective",
+                series.first(under=EFFECTIVE),
+                evidence=[series.shown(now, f"> {EFFECTIVE:g}")],
+                cause="engine and trainer disagree about the samples' probabilities, or the samples are stale",
+                next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D09",
+                steps=series.steps(under=EFFECTIVE),
+            )

@@ -1,0 +1,224 @@
+"""Policy against reference: where the KL starts, and which estimator the logged one is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import mean
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import FEWEST
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, shown
+from replay_core.objectives import kl
+
+#: Policy and reference are one model before the first update: from here on the difference is no kernel's.
+MOVED = 1e-4
+
+
+#: What no resumed run explains: about 0.8 per token is another chat template; above 1 another model.
+OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
+#: A KL that later mini-batches of the first step explain: a k3 of 1e-2 is a mean |policy - ref| of about 0.14.
+UPDATED = 1e-2
+
+
+K3_FLOOR = -1e-6
+
+
+#: Steps of a k1 mean before its sign means anything, and the share of them that must be negative.
+K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
+
+
+@rule("D15", "policy and reference differ before the first update", link="ref", scope="case",
+      source="slime and miles debug guides (1e-8 with one kernel; about 0.8 per token: chat template)")  # fmt: skip
+def reference_moved(case: Case) -> Iterator[Finding]:
+    """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
+    warning, more than 1 an error: another template, or another model. Skipped where step 0 is not in the dump.
+    """
+    for batch in case.batches():
+        trainer, ref = batch.trainer, batch.column("ref_logprobs")
+        if batch.step != 0 or trainer is None or ref is None:
+            continue
+        both_N = batch.pair(trainer, ref)
+        if both_N.sum() < FEWEST:
+            continue
+        apart = np.abs(trainer.values_N[both_N] - ref.values_N[both_N])
+        mean = float(apart.mean())
+        if mean <= MOVED:
+            return
+        at = int(np.flatnonzero(both_N)[apart.argmax()])
+        place = batch.where("ref_logprobs", at=at)
+        yield finding(
+            "error" if mean > OTHER_MODEL else "warning" if mean > OTHER_PROMPT else "info",
+            f"policy and reference differ by {mean:.3g} nats per token at step 0",
+            place,
+            evidence=[
+                shown("mean |policy - ref| at step 0", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
+                shown("largest", float(apart.max())),
+            ],
+            cause="the reference has other weights than the policy began with, or sees another chat template"
+            if mean > OTHER_PROMPT
+            else "the run resumed from a checkpoint, or policy and reference run different kernels",
+            next_step=batch.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
+            steps=(0,),
+        )
+        return
+    raise Skip("needs the policy's and the reference's log-probabilities of step 0")
+
+
+@rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
+      source="slime and miles debug.md")  # fmt: skip
+def first_kl(log: RunLog) -> Iterator[Finding]:
+    """Before the first update policy and reference are one model: KL is 0.
+
+    Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 1e-2 a warning, over
+    1e-4 info: later mini-batches of a first step have been updated already, and bf16 kernels differ. With an on-policy
+    step (clip fraction and policy KL both 0) over 1e-4 is a warning. Only where the log numbers its steps from 0 or 1.
+    """
+    if log.is_counted:
+        raise Skip("the log does not number its steps: its first line need not be the first step")
+    series = log.get("kl")
+    if series is None or series.points[0].step not in (0, 1):
+        raise Skip("the log does not begin at the first step")
+    point = series.points[0]
+    value = abs(point.value)
+    if not math.isfinite(value) or value <= MOVED:
+        return
+    on_policy = all(
+        (p := log.at(name, point.step)) is not None and p.value == 0 for name in ("clip_fraction", "policy_kl")
+    )
+    mild = value <= UPDATED and not on_policy
+    yield finding(
+        "error" if value > OTHER_MODEL else "info" if mild else "warning",
+        f"KL to the reference is {point.value:.3g} at the first step",
+        point.where(series.name),
+        evidence=[series.shown_at(point, "0 before the first update")],
+        cause="mini-batches after the first have been updated already, or two kernels differ"
+        if mild
+        else "the reference is another checkpoint, template (about 0.8 per token) or dtype than the policy's start",
+        next_step="rldbg record -- YOUR COMMAND; then "
+        "rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs",
+        steps=series.steps()[:1],
+    )
+
+
+#: KL estimators by the name a framework would use; the right order first.
+_ESTIMATORS = {
+    "k1": kl.k1,
+    "k2": kl.k2,
+    "k3": kl.k3,
+    "k3 clamped to +-20 and +-10": kl.k3_clamped,
+    "|log ratio|": kl.absolute,
+}
+
+
+def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bool] | None:
+    """Which estimator the values are, and whether policy and reference are swapped in it; None where none agrees."""
+    for swapped in (False, True):
+        a_N, b_N = (ref_N, policy_N) if swapped else (policy_N, ref_N)
+        for name, estimate in _ESTIMATORS.items():
+            expected = estimate(a_N, b_N)
+            if (np.abs(kl_N - expected) <= 1e-5 + 1e-3 * np.abs(expected)).all():
+                return name, swapped
+    return None
+
+
+@rule("D29", "the KL estimator is turned around", link="ref", scope="batch",
+      needs=("kl", "ref_logprobs", "trainer_logprobs"),
+      source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
+def estimator(batch: Batch) -> Iterator[Finding]:
+    """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
+    The recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an
+    error; one that is none of them a warning. k1 itself may be negative. Zeros where nothing is penalised are
+    fine.
+    """
+    recorded, ref = given(batch.column("kl")), given(batch.column("ref_logprobs"))
+    policies = [column for column in (batch.column("policy_logprobs"), batch.column("old_logprobs")) if column]
+    place = batch.where("kl", sample=0)
+    best: tuple[str, bool] | None = None
+    compared = 0
+    for policy in policies:
+        both_N = batch.pair(policy, ref) & recorded.said_N & np.isfinite(recorded.values_N)
+        compared = max(compared, int(both_N.sum()))
+        if both_N.sum() < FEWEST or not np.abs(policy.values_N[both_N] - ref.values_N[both_N]).max() > 1e-4:
+            continue
+        if not np.abs(recorded.values_N[both_N]).max() > 0:
+            raise Skip("the recorded KL is 0 everywhere: no penalty was computed")
+        found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N])
+        if found is not None and not found[1]:
+            return
+        best = best or found
+        lowest = float(recorded.values_N[both_N].min())
+        if found is None:
+            best = best or ("", False)
+    if best is None:
+        raise Skip("policy and reference are equal, or share too few tokens: every estimator is 0")
+    if best[1]:
+        yield finding(
+            "error",
+            f"the recorded KL is {best[0]} with policy and reference swapped",
+            place,
+            evidence=[shown("tokens that agree", compared, None, recorded.source)],
+            cause="the arguments of the estimator are in the wrong order: its sign, or its weighting, is turned around",
+        )
+        return
+    yield finding(
+        "warning",
+        "the recorded KL is none of k1, k2, k3 (clamped or not), |log ratio| of policy and reference",
+        place,
+        evidence=[
+            shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
+            shown("tokens compared", compared),
+        ],
+        cause="it is computed from other log-probabilities than those recorded, or another estimator",
+    )
+
+
+@rule("D29", "a KL that cannot be negative is", link="ref", scope="signals",
+      needs=("kl|policy_kl|rollout_k3|rollout_k1",), source="trl#2854; Schulman, Approximating KL Divergence; "
+      "marin#1708")  # fmt: skip
+def kl_sign(log: RunLog) -> Iterator[Finding]:
+    """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
+
+    k1 = -log r is negative for half the tokens, and its mean may be in any one step. Over 20 steps, 90 % of them
+    negative with a mean under -1e-3, its arguments are swapped, or the samples are not the policy's own. Where the
+    framework can log either estimator under one name, it is judged as k1.
+    """
+    for series in (series for signal in ("kl", "policy_kl", "rollout_k3", "rollout_k1") for series in log.all(signal)):
+        values = series.finite
+        bad = [point for point in series.points if point.value < K3_FLOOR]
+        negative = [value for value in values if value < 0]
+        if series.formula == "k3" and bad:
+            yield finding(
+                "error",
+                f"{series.name} is negative, which its estimator k3 cannot be",
+                bad[0].where(series.name),
+                evidence=[series.shown_at(bad[0], ">= 0")],
+                cause="the estimator's arguments come from two places (swapped, or masked differently), or it is "
+                "computed in a dtype too narrow for e^x - 1",
+                next_step="rldbg record -- YOUR COMMAND, then "
+                "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",
+                steps=series.steps(under=K3_FLOOR),
+            )
+        elif (
+            series.formula in ("k1", "")
+            and len(values) >= K1_STEPS
+            and len(negative) >= K1_SHARE * len(values)
+            and mean(values) < K1_MEAN
+        ):
+            yield finding(
+                "warning",
+                f"{series.name} is negative in {len(negative)} of {len(values)} steps",
+                series.first(under=0),
+                evidence=[series.shown(mean(values), "a mean near or over 0")],
+                cause="the arguments of k1 are swapped, or the tokens were not sampled from the policy that is "
+                "measured",
+                next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D29",
+                steps=series.steps(under=0),
+            )

@@ -1,0 +1,90 @@
+"""How old the weights were that sampled a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, share, shown
+
+#: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
+LAG = 8
+
+
+_LIMITS = ("max_staleness", "max_head_offpolicyness", "max_off_policy_steps")
+
+
+def versions(batch: Batch) -> tuple[Array, Array] | None:
+    """The oldest and the newest weight version of each sample [B], or None where none is recorded."""
+    column = batch.column("weight_version")
+    if column is not None and batch.lengths_B.sum():
+        known_N = column.said_N & (column.values_N >= 0)
+        return batch.extremes(column.values_N, known_N) if known_N.any() else None
+    low, high = batch.per_sample("min_global_steps"), batch.per_sample("max_global_steps")
+    if low is not None and high is not None:
+        return low, high
+    texts = batch.texts("weight_version")
+    if texts is None:
+        return None
+    lows, highs = [], []
+    for text in texts:
+        numbers = _numbers(text)
+        lows.append(min(numbers, default=np.nan))
+        highs.append(max(numbers, default=np.nan))
+    return np.array(lows, dtype=np.float64), np.array(highs, dtype=np.float64)
+
+
+def _numbers(text: str) -> list[float]:
+    """`["0", "1"]` or `3` as numbers; what is none is left out."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    found = []
+    for one in value if isinstance(value, list) else [value]:
+        try:
+            found.append(float(one))
+        except (TypeError, ValueError):
+            continue
+    return found
+
+
+@rule("D31", "samples of old weights", link="rollout_logprobs", scope="batch",
+      source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
+def old_weights(batch: Batch) -> Iterator[Finding]:
+    """Newest weight version of the batch - oldest version of each sample. More than the limit the dump states (else
+    8) is a warning; any lag, or samples that span versions, is worth saying (info): asynchronous trainers run so
+    on purpose.
+    """
+    found = versions(batch)
+    if found is None or np.isnan(found[1]).all():
+        raise Skip("no weight versions are recorded")
+    low_B, high_B = found
+    lag_B = np.nanmax(high_B) - low_B
+    mixed = int(np.nansum(high_B > low_B))
+    lag = float(np.nanmax(lag_B))
+    if lag <= 0:
+        return
+    stated = next(
+        (float(batch.flags[name]) for name in _LIMITS if isinstance(batch.flags.get(name), (int, float))), None
+    )
+    limit = LAG if stated is None else stated
+    place = batch.where("weight_version", sample=int(np.nanargmax(lag_B)))
+    yield finding(
+        "warning" if lag > limit else "info",
+        f"samples are up to {lag:g} weight versions old",
+        place,
+        evidence=[
+            shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
+            shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
+        ],
+        cause="asynchronous rollouts: the queue is longer than the trainer is fast"
+        if lag > limit
+        else "asynchronous rollouts",
+    )

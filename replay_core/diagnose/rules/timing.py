@@ -1,0 +1,184 @@
+"""Where the time goes, from logged times: warm-up told apart from regressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from replay_core.diagnose import expectations, trends
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+
+#: D37: a phase over that many of its own medians stalls (miles advisory).
+STALL = 6.0
+
+
+#: A step that a stall lengthens by less than this is not worth a word: short phases jitter by any factor.
+_SHARE = 0.25
+
+
+#: D37: the longest response over the mean one, from which on the step waits for it.
+TAIL = 3.0
+
+
+#: D37: how much longer the last quarter takes than the first half, to be a regression.
+SLOWER = 1.5
+
+
+_NEXT = "rldbg replay DUMP --compile inductor times compilation apart from steady steps"
+
+
+def seconds(log: RunLog) -> Series | None:
+    """The time of a whole step in seconds, whatever unit it is logged in."""
+    series = log.get("step_seconds")
+    if series is not None:
+        return series
+    series = log.get("iter_ms")
+    if series is None:
+        return None
+    points = tuple(Point(p.step, p.value / 1000, p.micro, p.rank, p.line, p.path) for p in series.points)
+    return Series("step_seconds", series.name, series.framework, "", points)
+
+
+@rule("D37", "a step takes far longer than the others", link="time", scope="signals",
+      needs=("step_seconds|iter_ms|phase_seconds",),
+      source="miles advisory (6 x median); torch.compile's automatic dynamic shapes; "
+      "docs/evidence.md#grpo-notes")  # fmt: skip
+def slow_steps(log: RunLog) -> Iterator[Finding]:
+    """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
+
+    8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times slower for good (the
+    last quarter over the first half, a rise that chance does not explain) are a warning. The second iteration slower
+    than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the GRPO
+    notes are compared as info, and for the log of their own trainer.
+    """
+    whole = seconds(log)
+    yield from _warm_up(log, whole)
+    yield from _expected(log, whole)
+    phases = [
+        series for series in [*log.all("phase_seconds"), *([whole] if whole else [])]
+        if len(series.finite) >= trends.MIN_STEPS + trends.WARM_UP
+    ]  # fmt: skip
+    if not phases:
+        return
+    steady = {series.name: series.points[trends.WARM_UP :] for series in phases}
+    middles = {name: median(point.value for point in points) for name, points in steady.items()}
+    typical = median(whole.finite[trends.WARM_UP :]) if whole and len(whole.finite) > trends.WARM_UP else 0.0
+    typical = typical or sum(median(series.finite[trends.WARM_UP :]) for series in phases)
+    stalls = [
+        (point.value / middle if (middle := middles[series.name]) else 0.0, series, point)
+        for series in phases
+        for point in steady[series.name]
+        if point.value > STALL * middles[series.name] and point.value - middles[series.name] > _SHARE * typical
+    ]
+    if stalls:
+        # The whole step is slow because a phase is: the phase says more.
+        named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
+        factor, series, point = max(named, key=lambda stall: stall[0])
+        slow = steps_of(point for _, _, point in stalls)
+        yield finding(
+            "warning",
+            f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
+            point.where(series.name),
+            evidence=[
+                series.shown_at(point, f"< {STALL:g} x {middles[series.name]:.3g} s"),
+                shown("such steps", len({point.step for _, _, point in stalls}), None, "log"),
+            ],
+            cause="a straggler, a long tail of responses, a recompile, or a checkpoint",
+            next_step="look at the longest response of the step; TORCH_LOGS=recompiles; " + _NEXT,
+            steps=slow,
+        )
+    if whole is None or whole.name not in steady:
+        return
+    values = whole.finite[trends.WARM_UP :]
+    last = values[-(len(values) // 4) :]
+    before, after = median(values[: len(values) // 2]), median(last)
+    if after > SLOWER * before and trends.rises(values):
+        length = log.get("response_length")
+        longer = length is not None and trends.rises(length.finite)
+        yield finding(
+            "info" if longer else "warning",
+            f"steps get slower: {before:.3g} s, then {after:.3g} s",
+            whole.last.where(whole.name),
+            evidence=[shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source)],
+            cause="responses get longer"
+            if longer
+            else "something accumulates: a growing buffer, logging, fragmentation",
+            next_step="compare the phases' trends; " + _NEXT,
+            steps=steps_of(whole.points[-len(last) :]),
+        )
+
+
+def _warm_up(log: RunLog, whole: Series | None) -> Iterator[Finding]:
+    if whole is None or len(whole.points) < 2 or whole.points[0].step not in (0, 1) or log.is_counted:
+        return
+    first, second = whole.points[0], whole.points[1]
+    rest = [point.value for point in whole.points[trends.WARM_UP :]]
+    grew = second.value > 1.5 * first.value and first.value > 1.0
+    if max(first.value, second.value) < 3 * median(rest) if rest else not grew:
+        return
+    yield finding(
+        "info",
+        "the second iteration is slower than the first: torch.compile's second compilation looks like this"
+        if grew
+        else "the first iterations are slower than the rest: warm-up",
+        second.where(whole.name),
+        evidence=[
+            *(
+                shown(f"step {p.step} (s)", round(p.value, 3), None, f"line {p.line}" if p.line else whole.source)
+                for p in (first, second)
+            ),
+            *([shown("median of the rest (s)", round(median(rest), 3), None, whole.source)] if rest else []),
+        ],
+        cause="a first graph for the first length, then one for any length: normal, if later iterations are fast",
+        next_step="let it run to the fourth iteration; with compile=False the first two are like the rest; " + _NEXT,
+        steps=steps_of([first, second]),
+    )
+
+
+def _expected(log: RunLog, whole: Series | None) -> Iterator[Finding]:
+    """The ranges of the GRPO notes, for the log that they were made for."""
+    if whole is None or whole.framework != "grpo_notes":
+        return
+    slow = [row for row in expectations.seen(log) if row["holds"] is False]
+    if slow:
+        yield finding(
+            "info",
+            f"slower than the GRPO notes expect: {slow[0]['what']}",
+            whole.last.where(whole.name),
+            evidence=[
+                shown(
+                    row["what"],
+                    row["seen"]["median"],
+                    "{:g} to {:g} ".format(*row["expected"]) + row["unit"],
+                    row["source"],
+                )
+                for row in slow
+            ],
+            cause="a larger model, longer sequences, or a slower machine than the estimate is for; with compile, its "
+            "warm-up",
+            next_step="compare phase against phase in the [Micro] lines; set compile=False for a moment; " + _NEXT,
+        )
+
+
+@rule("L05", "a few long responses hold the step up", link="time", scope="signals",
+      needs=("response_length", "response_length_max"),
+      source="verl and slime long-tail discussions (tail > 3 x mean)")  # fmt: skip
+def long_tail(log: RunLog) -> Iterator[Finding]:
+    """The longest response is over 3 times the mean one (level over 10 steps): info, generation waits for it."""
+    pairs = [(*mean, *longest) for mean in log.level("response_length") for longest in log.level("response_length_max")]
+    if not pairs:
+        raise Skip("needs finite response lengths")
+    _, now, longest, top = pairs[0]
+    if now > 0 and top > TAIL * now:
+        yield finding(
+            "info",
+            f"the longest response has {top / now:.1f} times the mean length",
+            longest.last.where(longest.name),
+            evidence=[shown(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source)],
+            cause="synchronous generation waits for the longest response; the others' GPUs idle",
+            next_step="partial or asynchronous rollouts, or a smaller limit of tokens",
+        )

@@ -1,0 +1,92 @@
+"""The closer look at a pair: how its differences are spread, read in the background while the keys go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from replay_core.errors import RldbgError
+from replay_core.jobs import Document, Job, ignore
+from tui_debugger.flows.errands import Errands
+from tui_debugger.state import Part, State
+from tui_debugger.together import named
+
+#: What nobody needs to look closer at.
+_PLAIN = frozenset({"SAME", "MISSING", "SHAPE", ""})
+AXES = ("row", "channel")
+
+
+class Closer:
+    """Asks for the figures of tier 2. Moving on gives up what is still being read."""
+
+    def __init__(self, errands: Errands) -> None:
+        self._errands, self.state = errands, errands.state
+        self._asked: asyncio.Future[Document] | None = None
+
+    def give_up(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+        self.state.closer, self.state.strip_at = None, None
+
+    async def look(self, a: dict[str, Any], b: dict[str, Any] | None) -> None:
+        """Ask how the inspected pair's differences are spread; an error stands in the place of the answer."""
+        state = self.state
+        row = None if state.shows_record else state.row
+        if b is None or state.sheet != "values" or (row is not None and row.verdict in _PLAIN):
+            return
+        job = Job("difference", {"a": a, "b": b, "axis": state.strip_axis, "cells": state.strip_cells})
+        state.closer = {"kind": "reading"}
+        self._errands.changed(Part.INSPECT)
+        asked = self._asked = asyncio.ensure_future(self._errands.engine.run(job, ignore))
+        try:
+            state.closer = await asked
+        except RldbgError as error:
+            state.closer = {"kind": "problem", "message": error.message} if self._asked is asked else None
+        except asyncio.CancelledError:
+            if self._asked is asked and not asked.cancelled():
+                asked.cancel()
+                raise
+            return
+        if self._asked is asked:
+            self._asked = None
+            self._errands.changed(Part.INSPECT)
+
+    async def turn(self) -> None:
+        """The strip along the other axis."""
+        state = self.state
+        state.strip_axis = AXES[1 - AXES.index(state.strip_axis)]
+        document = state.inspected
+        self.give_up()
+        if document is not None and document.get("b"):
+            await self.look(*inspected_sides(state, document))
+
+    def move(self, by: int) -> None:
+        """Move the strip's cursor; the first move stands on the stretch that differs most."""
+        strip = (self.state.closer or {}).get("strip") or []
+        if not strip:
+            return
+        here = self.state.strip_at
+        if here is None:
+            here = max(range(len(strip)), key=lambda cell: _far(strip[cell].get("rel_l2")))
+        else:
+            here = max(0, min(len(strip) - 1, here + by))
+        self.state.strip_at = here
+        self._errands.changed(Part.INSPECT)
+
+    @property
+    def place(self) -> dict[str, Any] | None:
+        """Where in the stretch under the cursor |d| is greatest: `raw_a`, `raw_b`."""
+        strip = (self.state.closer or {}).get("strip") or []
+        at = self.state.strip_at
+        found = strip[at].get("at") if at is not None and at < len(strip) else None
+        return dict(found) if found else None
+
+
+def _far(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("inf") if value == "inf" else -1.0
+
+
+def inspected_sides(state: State, document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What names the two inspected tensors."""
+    a, b = ({name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b"))
+    return {**a, **named(state, a["path"])}, {**b, **named(state, b["path"])}

@@ -1,0 +1,197 @@
+"""Comparing what is open, and judging what was compared again: the reader keeps the figures, and reads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import RequestError
+from replay_core.jobs import Document, Job, Partial
+from tui_debugger import digests
+from tui_debugger import format as fmt
+from tui_debugger.answer import NEXT, NO_DUMP, answer_of
+from tui_debugger.filtering import AT_ONCE, listed
+from tui_debugger.flows.errands import Errands
+from tui_debugger.flows.latest import Latest
+from tui_debugger.flows.listing import listed_run
+from tui_debugger.flows.looking import Looking
+from tui_debugger.state import Busy, Part, Scope
+from tui_debugger.together import sides
+from tui_debugger.tolerance import Tolerance
+
+
+class Comparing:
+    """The comparison on the screen, under the tolerance in force."""
+
+    def __init__(self, errands: Errands, looking: Looking) -> None:
+        self._errands, self.state, self._looking = errands, errands.state, looking
+        self._judgings = Latest()
+        self.judging_by: Tolerance | None = None
+        """Asked for, and not yet in force."""
+
+    async def compare_with(self, b: Path, scope: Scope | None = None) -> None:
+        """Open B; compare the scope asked for, or step after step until one diverges."""
+        state = self.state
+        if state.a is None:
+            self._errands.tell(f"{NO_DUMP}, nothing to compare with: o opens one", "warning")
+            return
+        run = await self._errands.guard(listed_run(self._errands, b))
+        if run is None:
+            return
+        state.b, state.b_path = run, b
+        state.step_verdicts.clear()
+        self._errands.changed(Part.RUNS)
+        if scope is not None and scope != Scope():
+            await self.compare(scope)
+            return
+        theirs = run.get("steps") or []
+        shared = [step for step in state.a.get("steps") or [] if step in theirs]
+        for step in shared or [None]:
+            document = await self.compare(Scope(step))
+            if document is None or document.get("first_divergence"):
+                break
+
+    async def compare(self, scope: Scope) -> Document | None:
+        """Compare one scope of the open pair and select its first divergence."""
+        state = self.state
+        if state.a is None or state.b is None:
+            return None
+        state.scope = scope
+        params = {**sides(state, state.a["path"], state.b["path"]), **scope.params()}
+        document = await self._errands.guard(self.compared(params, f"comparing {scope}".rstrip()))
+        if document is not None:
+            state.judged(scope, fmt.comparison_answer(document).word)
+            await self.show(document)
+        return document
+
+    async def compare_scopes(self, one: Scope, other: Scope) -> None:
+        """Compare one marked place of A with another: of B, where a second dump is open, else of A itself."""
+        state = self.state
+        if state.a is None:
+            return
+        state.scope = one
+        b = state.b or state.a
+        params = {**sides(state, state.a["path"], b["path"]), **one.params(), "scope_b": other.params()}
+        document = await self._errands.guard(self.compared(params, f"comparing {one} with {other}"))
+        if document is not None:
+            state.step_verdicts.clear()
+            await self.show(document)
+
+    async def compared(self, params: dict[str, Any], what: str) -> Document:
+        """A comparison whose rows come as they are judged: a hundred thousand in one piece would stop the keys."""
+        state = self.state
+        final: list[Document] = []
+        state.compared = None
+        state.begin_live()
+        self._errands.changed(Part.TENSORS)
+
+        def take(part: Document) -> None:
+            if part.get("first_divergence"):
+                self._errands.take(Partial(part))
+            elif "rows" in part:
+                state.add_live(part["rows"])
+                self._errands.changed(Part.TENSORS)
+            elif "tensors" in part:
+                final.extend(part["tensors"])
+
+        job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
+        document = await self._errands.run(job, what, on_part=take)
+        state.compared = dict(params)
+        if state.tolerance.exact:
+            return await self._rejudged(params)
+        return {**document, "tensors": final or document.get("tensors") or []}
+
+    async def show(self, document: Document, *, keep_row: bool = False) -> None:
+        state = self.state
+        here = state.selected if keep_row and not state.shows_record else None
+        entries = document.get("tensors") or []
+        own = Busy("listing what was compared", unit=f"{len(entries):,} tensors")
+        if state.busy is None and len(entries) > AT_ONCE:
+            state.busy = own  # nothing is answered yet: the answer says so
+        try:
+            found = await listed(state, document, partial(self._errands.changed, Part.ANSWER))
+        finally:
+            if state.busy is own:
+                state.busy = None
+        state.show_comparison(document, found)
+        if here is not None and here < len(state.rows):
+            self.state.selected = here
+        self._errands.changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
+        answer = answer_of(self.state)
+        self._errands.log(
+            answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": ")
+        )
+        if not keep_row:
+            await self._looking.inspect()
+
+    # ── judging again ────────────────────────────────────────────────────────────────────────────
+
+    async def judge_by(self, tolerance: Tolerance) -> None:
+        """Judge the comparison on the screen again; while one judging runs, only the latest waits."""
+        self._looking.closer.give_up()  # a judging does not wait for it
+        self.judging_by = tolerance
+        try:
+            await self._judgings.do(lambda: self._judge_by(tolerance))
+        except asyncio.CancelledError:
+            self.judging_by = None
+            raise
+        if self.judging_by is None and self.state.comparison is not None:
+            await self._looking.inspect()
+
+    async def _judge_by(self, tolerance: Tolerance) -> None:
+        """An error leaves the former tolerance in force."""
+        state = self.state
+        before = state.tolerance
+        if state.comparison is None or state.compared is None:
+            self.judging_by = None
+            saved = state.comparison is not None and state.comparison is state.saved
+            self._errands.tell(
+                "a saved comparison has no figures to judge again: open its two dumps" if saved else NEXT,
+                "warning",
+            )
+            return
+        if tolerance == before:
+            self.judging_by = None
+            return
+        document, state.tolerance = None, tolerance
+        try:
+            document = await self._errands.guard(self._again(state.compared))
+        finally:
+            # What the screen says is in force is what its verdicts were judged by, whatever went wrong.
+            if document is None:
+                state.tolerance = before
+            if self.judging_by is tolerance:
+                self.judging_by = None
+        if document is None:
+            return
+        # Other steps were judged by another tolerance: their verdicts would not be comparable.
+        state.step_verdicts.clear()
+        state.judged(state.scope, fmt.comparison_answer(document).word)
+        await self.show(document, keep_row=True)
+
+    async def _again(self, compared: dict[str, Any]) -> Document:
+        try:
+            document = await self._rejudged(compared)
+        except RequestError as error:
+            if "not compared last" not in error.message:
+                raise
+            # The reader was started anew, or compared something else since.
+            self._errands.log("the figures are gone: comparing again")
+            document = await self.compared(compared, f"comparing by {self.state.tolerance}")
+        # No tolerance makes up for what a replay's cell kept as digests alone.
+        cell: Document = next((one.document for one in self.state.cells if one.document["dump"] == compared["b"]), {})
+        return digests.stated(document, cell)
+
+    async def _rejudged(self, compared: dict[str, Any]) -> Document:
+        """The same comparison under the tolerance in force."""
+        final: list[Document] = []
+        tolerance = self.state.tolerance
+
+        def take(part: Document) -> None:
+            final.extend(part.get("tensors") or [])
+
+        params = {"a": compared["a"], "b": compared["b"], **tolerance.params(), "stream": True}
+        document = await self._errands.run(Job("rejudge", params), f"judging by {tolerance}", on_part=take)
+        return {**document, "tensors": final or document.get("tensors") or []}

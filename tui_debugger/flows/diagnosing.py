@@ -1,0 +1,94 @@
+"""The open run is diagnosed behind the screen.
+
+Nobody waits for a diagnosis: it is read by a child of its own (`engine.ChildEngine`), begins once what the user asked
+for stands on the screen, and leaves what is known in place until it knows better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from replay_core.documents.run import RunDocument
+from replay_core.errors import JobCancelledError, RldbgError
+from replay_core.jobs import Document, Event, Job, Partial, Progress
+from tui_debugger.flows.errands import Errands
+from tui_debugger.health import Health, merged
+from tui_debugger.state import Part
+
+
+class Diagnosing:
+    """The diagnosis of A."""
+
+    def __init__(self, errands: Errands) -> None:
+        self._errands, self.state = errands, errands.state
+        self.behind: Callable[[Coroutine[Any, Any, Any]], None] | None = None
+        """Who runs what nobody waits for; the screen sets it."""
+
+    def look_behind(self) -> None:
+        """Have the open run diagnosed, unless it is a saved document."""
+        state = self.state
+        state.health = Health()
+        if state.a is not None and state.snapshot is None and self.behind is not None:
+            self.behind(self.diagnose())
+
+    async def diagnose(self, steps: tuple[int, ...] = ()) -> None:
+        """Diagnose A, or these of its steps; what was known stays on the screen meanwhile."""
+        run, health = self.state.a, self.state.health
+        if run is None:
+            return
+        began = time.monotonic()
+        health.doing, health.trouble = "reading", ""
+        self._errands.changed(Part.RUNS, Part.ANSWER)
+        try:
+            document = await self._diagnosed(run, steps, health)
+        except JobCancelledError:
+            health.trouble = "cancelled, E begins again"
+        except asyncio.CancelledError:
+            health.trouble = "cancelled, E begins again"
+            raise
+        except RldbgError as error:
+            health.trouble = error.message
+            self._errands.log(f"not diagnosed: {error}")
+        else:
+            self._take_diagnosis(health, document, steps, time.monotonic() - began)
+        finally:
+            health.doing = ""
+            self._errands.changed(Part.RUNS, Part.ANSWER)
+
+    async def _diagnosed(self, run: RunDocument, steps: tuple[int, ...], health: Health) -> Document:
+        series: list[Document] = []
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, Partial):
+                series.extend(event.document.get("series") or [])
+            elif isinstance(event, Progress):
+                health.doing = f"{event.what.removeprefix('diagnosing ')} ({event.done:,} of {event.total or 0:,})"
+                self._errands.changed(Part.RUNS, Part.ANSWER)
+            else:
+                self._errands.take_log(event)
+
+        asked = {"step": ",".join(map(str, steps))} if steps else {}
+        paths = [run["path"], *self.state.more] if run is self.state.a else [run["path"]]
+        job = Job("diagnose", {"path": run["path"], "paths": paths, "stream": True, **asked})
+        document = await self._errands.engine.run(job, on_event)
+        return {**document, "series": series or document["series"]}
+
+    def _take_diagnosis(self, health: Health, document: Document, steps: tuple[int, ...], took_s: float) -> None:
+        before = health.document
+        if steps and before is not None:
+            health.document = merged(before, document)
+            health.behind += [step for step in steps if step not in health.behind]
+        else:
+            health.document, health.took_s = document, took_s
+            health.behind.clear()
+        worst = health.worst
+        if worst is not None and (before is None or worst["id"] not in {one["id"] for one in before["findings"]}):
+            self._errands.log(f"{worst['severity']}: {worst['id']} {worst['claim']}")
+
+    async def explain(self, id: str) -> str:
+        """What a rule looks at, and where its numbers come from."""
+        document = await self._errands.guard(self._errands.quietly(Job("explain", {"id": id})))
+        return str(document["text"]) if document else ""

@@ -1,0 +1,135 @@
+"""What every flow is given: a job is sent, its events change the state, an error is shown, the screen is told.
+
+No textual here. `guard` ends normally on an RldbgError: it is shown, logged, and the session goes on with what it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from replay_core.errors import JobCancelledError, RldbgError
+from replay_core.jobs import Document, Event, Job, LogLine, Partial, Progress, Sample
+from tui_debugger import format as fmt
+from tui_debugger.engine import Engine
+from tui_debugger.state import Busy, Part, State
+
+T = TypeVar("T")
+
+
+class Errands:
+    """The seam between the flows, the engine that works for them, and the screen that shows what came of it.
+
+    Args:
+        engine: runs the jobs.
+        changed: called with the parts of the state that changed.
+        tell: called with a message for the user and its severity (information, warning, error).
+        log: called with a line for the log pane.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: State,
+        changed: Callable[..., None],
+        tell: Callable[[str, str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.engine = engine
+        self.state = state
+        self.changed = changed
+        self.tell = tell
+        self.log = log
+
+    async def run(
+        self, job: Job, what: str, *, is_replay: bool = False, on_part: Callable[[Document], None] | None = None
+    ) -> Document:
+        """Run a job; while no other is shown, its progress is. `on_part` takes what it sends early."""
+        # A record looked at while a replay runs leaves the replay's progress on the screen.
+        now = time.monotonic()
+        own = Busy(what, is_replay=is_replay, began=now, phase_began=now, now=now)
+        if self.state.busy is None:
+            self.state.busy = own
+            self.state.phases.clear()
+        self.changed(Part.ANSWER)
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, Partial) and on_part is not None:
+                on_part(event.document)
+            elif self.state.busy is own:
+                self.take(event)
+            else:
+                self.take_log(event)
+
+        try:
+            return await self.engine.run(job, on_event)
+        finally:
+            if self.state.busy is own:
+                self._end_phase(own)
+                self.state.busy = self.state.early = None
+            self.changed(Part.ANSWER)
+
+    async def guard(self, work: Awaitable[T]) -> T | None:
+        """The answer, or None after showing the error."""
+        try:
+            answer = await work
+        except JobCancelledError:
+            self._cancelled()
+            return None
+        except asyncio.CancelledError:
+            self._cancelled()
+            raise
+        except RldbgError as error:
+            self._fail(error)
+            return None
+        self.state.trouble = None
+        return answer
+
+    def _cancelled(self) -> None:
+        self.log("cancelled")
+        self.changed(Part.ANSWER, Part.MATRIX)
+
+    def _fail(self, error: RldbgError) -> None:
+        self.state.trouble, self.state.trouble_help = error.message, error.hint or ""
+        for line in str(error).splitlines():
+            self.log(line)
+        self.tell(fmt.error_line(error), "error")
+        self.changed(Part.ANSWER)
+
+    async def quietly(self, job: Job) -> Document:
+        """Run a job that shows no progress; what it logs is logged."""
+        return await self.engine.run(job, self.take_log)
+
+    def take_log(self, event: Event) -> None:
+        """Log a line that a job sent; what else it sends is let go."""
+        if isinstance(event, LogLine):
+            self.log(event.text)
+
+    def take(self, event: Event) -> None:
+        state = self.state
+        if isinstance(event, Progress) and state.busy:
+            self._take_progress(state.busy, event)
+            self.changed(Part.ANSWER)
+        elif isinstance(event, LogLine):
+            self.log(event.text)
+        elif isinstance(event, Sample):
+            state.samples.append(event)
+            self.changed(Part.TELEMETRY)
+        elif isinstance(event, Partial) and event.document.get("first_divergence"):
+            state.early = event.document["first_divergence"]
+            self.changed(Part.ANSWER)
+
+    def _take_progress(self, busy: Busy, event: Progress) -> None:
+        busy.now = time.monotonic()
+        # Tensors give their own names as what is done; a phase is a thing that is counted to its end.
+        if event.total != busy.total or event.done < busy.done:
+            self._end_phase(busy)
+            busy.phase_began = busy.now
+        busy.done, busy.total, busy.unit = event.done, event.total, fmt.safe(event.what)
+
+    def _end_phase(self, busy: Busy) -> None:
+        if busy.unit and busy.is_replay:
+            self.state.phases.append((busy.unit, time.monotonic() - busy.phase_began))
+            self.log(f"{busy.unit}: {fmt.seconds(self.state.phases[-1][1])}")

@@ -1,0 +1,26 @@
+"""What a dump holds, and what could not be read of it, said in the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from replay_core.jobs import Document, Job
+from tui_debugger.answer import run_line
+from tui_debugger.flows.errands import Errands
+from tui_debugger.together import named
+
+_PROBLEMS_LOGGED = 50
+
+
+async def listed_run(errands: Errands, path: Path, run: Document | None = None) -> Document:
+    """The records of a dump. `run`: what was listed already."""
+    run = run or await errands.run(Job("open", named(errands.state, str(path))), f"opening {path}")
+    errands.log(f"{path}: {run_line(run)}")
+    problems = run.get("problems") or []
+    for problem in problems[:_PROBLEMS_LOGGED]:
+        errands.log(f"problem: {problem.get('where')}: {problem.get('what')}")
+    if len(problems) > _PROBLEMS_LOGGED:
+        errands.log(f"and {len(problems) - _PROBLEMS_LOGGED} problems more: 7 lists them, and so does rldbg ls {path}")
+    for note in run.get("notes") or []:
+        errands.log(f"note: {note}")
+    return run

@@ -1,0 +1,198 @@
+"""Opening what the user names: a dump, a pair, a run in several directories, a saved document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import RldbgError
+from replay_core.jobs import Document, Job
+from tui_debugger import remembered, snapshot
+from tui_debugger.flag_choices import asked_flags
+from tui_debugger.flows.comparing import Comparing
+from tui_debugger.flows.diagnosing import Diagnosing
+from tui_debugger.flows.errands import Errands
+from tui_debugger.flows.listing import listed_run
+from tui_debugger.flows.looking import Looking
+from tui_debugger.health import Health
+from tui_debugger.parity_view import ParityView
+from tui_debugger.state import Matrix, Part, Scope
+from tui_debugger.tolerance import Tolerance
+
+
+class Opening:
+    """Opens, and comes back to where the user was last time."""
+
+    def __init__(self, errands: Errands, comparing: Comparing, looking: Looking, diagnosing: Diagnosing) -> None:
+        self._errands, self.state = errands, errands.state
+        self._comparing, self._looking, self._diagnosing = comparing, looking, diagnosing
+
+    async def open(
+        self,
+        a: Path | None,
+        b: Path | None,
+        scope: Scope | None = None,
+        listed: Document | None = None,
+        more: Sequence[Path] = (),
+    ) -> None:
+        """Open one dump, or a pair and look for the first divergence.
+
+        Args:
+            listed: A's run document, when known.
+            more: the other directories of A's run.
+        """
+        state = self.state
+        state.health, state.trouble = Health(), None
+        state.a_path, state.b_path, state.snapshot, state.saved = a, b, None, None
+        state.more = tuple(map(str, more))
+        if more:
+            self._errands.log(f"{1 + len(more)} paths, one run: rldbg --compare A B compares two")
+        state.a = state.b = state.record = state.comparison = state.inspected = None
+        state.rows, state.shown, state.shows_record = [], [], True
+        state.compared, state.tolerance = None, Tolerance()
+        self._looking.closer.give_up()
+        state.step_verdicts.clear()
+        # A marked tensor says where it lies: it waits for its partner in whatever is opened next.
+        state.marks = [mark for mark in state.marks if mark.kind == "tensor"]
+        self._errands.changed(Part.START, Part.TENSORS, Part.INSPECT)
+        if a is None:
+            return
+        if snapshot.is_document(a):
+            await self._errands.guard(self._open_snapshot(a))
+            self._errands.changed(Part.START)
+            return
+        state.a = await self._errands.guard(listed_run(self._errands, a, listed))
+        self._errands.changed(Part.START)
+        if state.a is None:
+            return
+        self._take_settings(state.a)
+        records = state.a.get("records") or []
+        before = remembered.place(a, b, state.more)
+        # A record that belongs to no step is rarely what a person came for.
+        stepped = (i for i, record in enumerate(records) if record["key"].get("step") is not None)
+        first = next(stepped, 0)
+        asked = scope or _scope_of(before, records)
+        state.scope = asked or (Scope.of(records[first]["key"]) if records else Scope())
+        self._errands.changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
+        if b is not None:
+            state.tolerance = Tolerance.restored(before.get("tolerance"))
+            if not state.tolerance.is_table:
+                self._errands.tell(f"judged by {state.tolerance}, as last time; esc: by the table's own", "warning")
+            await self._comparing.compare_with(b, scope)
+            self._back_to(before)
+        elif records:
+            wanted = (i for i, record in enumerate(records) if asked is not None and asked.covers(record["key"]))
+            await self._looking.show_record(next(wanted, first), before.get("tensor"))
+        self._diagnosing.look_behind()
+
+    async def open_another(self, a: Path, b: Path | None = None, more: Sequence[Path] = ()) -> None:
+        """Open what the user names while something may be open: a path that is no dump leaves that as it is, and what
+        was replayed of the former run does not go with the new one."""
+        state, listed = self.state, None
+        if state.a is not None and not snapshot.is_document(a):
+            job = Job("open", {"path": str(a), **({"more": list(map(str, more))} if more else {})})
+            trouble = state.trouble
+            listed = await self._errands.guard(self._errands.run(job, f"opening {a}"))
+            if listed is None:
+                state.trouble = trouble  # of another path than the one that is shown
+                self._errands.changed(Part.ANSWER)
+                return
+        if state.replay_dump is not None:
+            state.replay_dump = state.model = None
+        state.matrix, state.cells, state.plan = Matrix(state.matrix.axes), [], {}
+        self._errands.changed(Part.MATRIX, Part.FLAGS, Part.TELEMETRY)
+        await self.open(a, b, listed=listed, more=more)
+
+    async def _open_snapshot(self, path: Path) -> None:
+        """Show a saved document; what it names is inspected as long as its dumps are still there."""
+        state = self.state
+        document = snapshot.read(path)
+        state.snapshot, state.saved = path, document
+        self._errands.log(f"{path}: a saved {document['kind']} of {document.get('created')}")
+        if document["kind"] == "comparison":
+            state.a, state.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
+            state.scope = Scope.of((document.get("first_divergence") or {}).get("a_key") or {})
+            state.tolerance = Tolerance.of_document(document)
+            self._errands.changed(Part.RUNS)
+            await self._comparing.show(document)
+        elif document["kind"] == "replay":
+            state.matrix.document, state.matrix.cells = document, snapshot.cells_of(document)
+            if (document.get("matrix") or {}).get("axes"):
+                state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
+            state.a = snapshot.plan_as_run(document)
+            self._errands.changed(Part.RUNS, Part.MATRIX, Part.ANSWER)
+            state.matrix.is_wanted = True
+            self._errands.changed(Part.MATRIX)
+        elif document["kind"] == "parity":
+            state.parity = ParityView(document=document, is_wanted=True, is_saved=True)
+            self._errands.changed(Part.PARITY)
+        elif document["kind"] == "diagnosis":
+            await self._open_diagnosis(document)
+        elif document["kind"] == "run":
+            state.a = document
+            self._errands.changed(Part.RUNS, Part.ANSWER)
+        else:
+            state.a = snapshot.record_as_run(document)
+            state.show_record(document)
+            self._errands.changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
+            await self._looking.inspect()
+
+    async def _open_diagnosis(self, document: Document) -> None:
+        """Show a saved diagnosis; its findings lead into the dump it is of, while that is still there."""
+        state = self.state
+        state.health.document = document
+        try:
+            state.a = await self._errands.run(Job("open", {"path": document["path"]}), f"opening {document['path']}")
+        except RldbgError as error:
+            state.a = snapshot.diagnosis_as_run(document)
+            self._errands.log(f"only the findings, not what they are of: {error}")
+        state.scope = Scope(next(iter(document["steps"]), None))
+        self._errands.changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
+        self._errands.tell(
+            "a saved diagnosis: 7 lists its findings, enter goes to one, E diagnoses again", "information"
+        )
+
+    def _take_settings(self, run: Document) -> None:
+        recorded = asked_flags(run)
+        for name in self.state.flags:
+            # A dump of rows replayed alone must not make every later replay one.
+            if name in self.state.flags_given or name == "rows_per_forward":
+                continue
+            if recorded.get(name) is not None:
+                self.state.flags[name] = recorded[name]
+
+    def place(self) -> dict[str, Any]:
+        """Where the user is, for the next session."""
+        state = self.state
+        first = state.comparison["first_divergence"] if state.comparison else None
+        return {
+            "scope": state.scope.params(),
+            "tensor": state.row.name if state.row is not None else None,
+            "first": first and first["name"],
+            "filter": state.filter,
+            "sort": state.sort,
+            "tolerance": None if state.tolerance.is_table else asdict(state.tolerance),
+        }
+
+    def _back_to(self, before: remembered.Place) -> None:
+        """Select the tensor looked at last time, unless the first divergence is another one now: that is news."""
+        state = self.state
+        now = state.comparison["first_divergence"] if state.comparison else None
+        if not before or before.get("first") != (now and now["name"]) or before.get("tensor") is None:
+            return
+        index = next((i for i, row in enumerate(state.rows) if row.name == before["tensor"]), None)
+        if index is not None and index != state.selected:
+            state.selected = index
+            self._errands.changed(Part.TENSORS, Part.INSPECT)
+            self._errands.tell("where you were last time; d goes to the first divergence", "information")
+
+
+def _scope_of(before: remembered.Place, records: list[Document]) -> Scope | None:
+    """The scope looked at last time, while the run still has it."""
+    known = before.get("scope")
+    if not isinstance(known, dict):
+        return None
+    scope = Scope(known.get("step"), known.get("rank"), known.get("micro"))
+    return scope if any(scope.covers(record["key"]) for record in records) else None
