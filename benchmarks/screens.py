@@ -46,10 +46,10 @@ from textual.app import App
 from textual.driver import Driver
 from replay_core.jobs import Job
 from tui_debugger import app, cli
-from tui_debugger.screens.moving import Moving
+from tui_debugger.screens.pane_layout import PaneLayout
 a, b, answer, dump, cells = sys.argv[1:]
 came, done, took, ran = [], [], [], []
-process, display, move, begin = Driver.process_message, App._display, Moving.action_move, app.RldbgApp._begin
+process, display, move, begin = Driver.process_message, App._display, PaneLayout.do_move, app.RldbgApp._begin
 def processed(self, message):
     if isinstance(message, events.Key) and message.key in "jk":
         came.append((time.perf_counter(), time.process_time()))
@@ -71,7 +71,7 @@ async def replayed(self):
         plan["out"] = f"{cells}/{number}"
         cell = await self.engine.run(Job("replay_cell", {"plan": plan}), self.session._on_event)
         ran.append(cell["outcome"])
-Driver.process_message, App._display, Moving.action_move, app.RldbgApp._begin = processed, displayed, moved, begun
+Driver.process_message, App._display, PaneLayout.do_move, app.RldbgApp._begin = processed, displayed, moved, begun
 code = cli.run([a, b])
 Path(answer).write_text(json.dumps({"took": took, "cells": ran}))
 sys.exit(code)

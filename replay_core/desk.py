@@ -155,7 +155,8 @@ def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
 def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> DiagnosisDocument:
     step = Selection.parse(params["step"]) if params.get("step") is not None else None
     paths = [Path(one) for one in params.get("paths") or [params["path"]]]
-    doc = workbench.diagnose(*paths, rules=params.get("rules") or (), step=step, on_event=on_event)
+    rules, known = params.get("rules") or (), params.get("known")
+    doc = workbench.diagnose(*paths, rules=rules, step=step, known=known, on_event=on_event)
     if params.get("stream"):
         # A run of ten thousand steps has a megabyte of series: one line of it would stop whoever reads it.
         for one in doc["series"]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from replay_core.errors import DumpError, TruncatedError
+
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 _POPULATE_READ = 22  # Linux 5.14; Python gives it no name before 3.14
 
@@ -115,19 +118,38 @@ def _page_span(offset: int, nbytes: int) -> tuple[int, int]:
     return start, offset + nbytes - start
 
 
-@lru_cache(maxsize=64)
-def _mapped(path: Path, _size: int, _mtime_ns: int) -> MappedFile:
-    return MappedFile(path)
+def kept_while_unchanged(count: int) -> Callable[[Make], Make]:
+    """What a function makes of a file (and of further arguments), kept as long as the file is the same.
+
+    The last `count` answers are. What it makes is shared: nobody may change it.
+
+    Raises (the function that it makes):
+        DumpError: the file cannot be opened.
+    """
+
+    def keep(make: Make) -> Make:
+        @lru_cache(maxsize=count)
+        def made(path: Path, _size: int, _mtime_ns: int, *args: Hashable) -> Any:
+            return make(path, *args)
+
+        @wraps(make)
+        def kept(path: Path, *args: Hashable) -> Any:
+            try:
+                status = os.stat(path)
+                return made(path, status.st_size, status.st_mtime_ns, *args)
+            except OSError as error:
+                raise DumpError(f"cannot open the file: {error.strerror}", file=str(path)) from None
+
+        return cast("Make", kept)
+
+    return keep
 
 
+@kept_while_unchanged(64)
 def mapped(path: Path) -> MappedFile:
     """The map of a file; reused while the file is the same.
 
     Raises:
         DumpError: the file cannot be opened.
     """
-    try:
-        status = os.stat(path)
-        return _mapped(path, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise DumpError(f"cannot open the file: {error.strerror}", file=str(path)) from None
+    return MappedFile(path)

@@ -296,19 +296,23 @@ def diagnose(
     *more: Path,
     rules: Sequence[str] = (),
     step: Selection | None = None,
+    known: Document | None = None,
     on_event: OnEvent = ignore,
 ) -> DiagnosisDocument:
     """A diagnosis document of a dump or a log. Several paths are one run; the runs of one folder are diagnosed apart.
 
-    `rules` are the ids to run; empty: all.
+    Args:
+        rules: the ids to run; empty: all.
+        known: a diagnosis of other steps of this run, whose findings join those of `step`.
 
     Raises:
         RequestError: there is no rule of such an id.
         SelectionError: there is no such step.
     """
     from replay_core.diagnose.case import Case
-    from replay_core.diagnose.engine import chosen_rules
+    from replay_core.diagnose.engine import chain, chosen_rules
     from replay_core.diagnose.engine import diagnose as judge
+    from replay_core.diagnose.finding import Diagnosis
     from replay_core.diagnose.merging import together
     from replay_core.diagnose.series import series_block
     from replay_core.diagnose.signals import Signals
@@ -318,11 +322,14 @@ def diagnose(
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more)
     if inside := [] if more else runs_inside(run.path, run.records):
+        step = None if known else step  # several runs are told apart by what stands in a claim: they are made anew
         runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
         cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
         return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
     case = Case(run, Signals.of(run, step), step)
-    return diagnosis_document(run, judge(case, rules, on_event), series_block(case.signals))
+    found = judge(case, rules, on_event)
+    found = chain().updated(Diagnosis.of(known), found) if known else found
+    return diagnosis_document(run, found, series_block(case.signals))
 
 
 def explain_rule(id: str) -> str:

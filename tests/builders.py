@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,26 @@ class Bomb:
         import os
 
         return os.system, (self.command,)
+
+
+class Here:
+    """Runs jobs in this very process: what a warm child does, without its start."""
+
+    def run(self, job: Any, on_event: Any = lambda _event: None) -> dict[str, Any]:
+        from replay_core.desk import perform
+
+        return perform(job, on_event)
+
+
+@contextmanager
+def as_rank(rank: int, world: int) -> Iterator[Any]:
+    """A mesh of `world` ranks as one of them sees it, without the others: to write its DTensors as torch does."""
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield init_device_mesh("cpu", (world,))
+    finally:
+        destroy_process_group()

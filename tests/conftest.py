@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,13 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["tests.skips"]
+
+
+def pytest_collection_finish() -> None:
+    """What the collected modules imported stays: the collector need not look at it again (twice the speed of some)."""
+    gc.collect()
+    gc.freeze()
+
 
 ROOT = Path(__file__).resolve().parents[1]
 

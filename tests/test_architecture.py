@@ -255,13 +255,12 @@ def library_violations(root: Path) -> list[str]:
 
 def shape_violations(root: Path) -> list[str]:
     """Files named after no noun."""
-    wrong = []
-    for folder in ("replay_core", "tui_debugger", "tests", "benchmarks"):
-        for path in sorted((root / folder).rglob("*.py")):
-            name = path.relative_to(root)
-            if NO_NOUNS & {part.lower() for part in name.with_suffix("").parts}:
-                wrong.append(f"{name}: name it after a noun of the user's world")
-    return wrong
+    return [
+        f"{path.relative_to(root)}: name it after a noun of the user's world"
+        for folder in ("replay_core", "tui_debugger", "tests", "benchmarks")
+        for path in sorted((root / folder).rglob("*.py"))
+        if NO_NOUNS & {part.lower() for part in path.relative_to(root).with_suffix("").parts}
+    ]
 
 
 def violations(root: Path) -> list[str]:

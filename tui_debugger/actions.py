@@ -1,7 +1,7 @@
 """Everything a user can do, once. Key bindings, key bar, help and palette are made from this list.
 
-A behaviour that is not listed here does not exist; every action is a method `action_<id>` of the screens
-it belongs to (a test holds that).
+A behaviour that is not listed here does not exist; every action is a method `do_<id>` of an object that
+the screen asks (`screens/keyed.py`; a test holds that).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Action:
 
     @property
     def call(self) -> str:
-        return f"{self.id}({self.argument!r})" if self.argument is not None else self.id
+        """The action as textual runs it."""
+        return f"do({self.id!r}, {self.argument!r})" if self.argument is not None else f"do({self.id!r})"
 
 
 _KEY_NAMES = {

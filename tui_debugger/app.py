@@ -102,7 +102,6 @@ class RldbgApp(App[None]):
         # Before the first style is computed: a theme that comes later has every widget styled twice.
         self._load_themes()
         self.debugger = DebuggerScreen(self.session, self.actions)
-        self.debugger.begin_behind()
         self._kept: dict[str, Any] = {}
         self._collecting = collecting.Collecting()
         state.a_path, state.b_path, state.peeked = a, b, list(peeked)
@@ -168,7 +167,7 @@ class RldbgApp(App[None]):
         chosen = {name: self._select[name] for name in ("step", "rank", "micro") if self._select.get(name) is not None}
         if self._follow and a is not None:
             if self._listed is None:
-                self.debugger.follow(a)  # nothing of it is written yet
+                self.debugger.examining.follow(a)  # nothing of it is written yet
                 return
             steps = [step for step in self._listed["steps"] if step is not None]
             chosen = chosen or ({"step": max(steps)} if steps else {})
@@ -176,9 +175,9 @@ class RldbgApp(App[None]):
         if self._parity is not None:
             await self.session.parities.run(self._parity)
         if self._follow and a is not None:
-            self.debugger.follow(a)
+            self.debugger.examining.follow(a)
         if self.session.state.is_log:
-            self.debugger.action_trends()
+            self.debugger.examining.do_trends()
         if self._replay.get("start"):
             await self.session.replaying.replay()
 
@@ -199,7 +198,11 @@ class RldbgApp(App[None]):
         state = self.session.state
         if state.a_path is None or state.a is None or state.busy is not None:
             return
-        place = {**self.session.opening.place(), "pane": self.debugger.active, "alone": self.debugger.alone}
+        place = {
+            **self.session.opening.place(),
+            "pane": self.debugger.panes.active,
+            "alone": self.debugger.panes.alone,
+        }
         if place != self._kept:
             self._kept = place
             remembered.keep_place(state.a_path, state.b_path, place, state.more)
@@ -210,10 +213,10 @@ class RldbgApp(App[None]):
         parity = self.session.state.parity
         if Part.PARITY in parts and parity.is_wanted:
             parity.is_wanted = False
-            self.debugger.show_parity()
+            self.debugger.requests.show_parity()
         if Part.MATRIX in parts and self.session.state.matrix.is_wanted:
             self.session.state.matrix.is_wanted = False
-            self.debugger.action_matrix()
+            self.debugger.requests.do_matrix()
         self.debugger.redraw(*parts)
 
     def _tell(self, text: str, severity: Any) -> None:

@@ -121,35 +121,12 @@ def _others(findings: Sequence[Mapping[str, Any]]) -> str:
     return f"and {' and '.join(parts)} more (7)" if parts else ""
 
 
-def merged(document: Document, fresh: Document) -> Document:
-    """A diagnosis of a whole run with that of steps that came since: findings of both, the worse of two alike."""
-    by_key = {(one["id"], one["link"]): one for one in document["findings"]}
-    for one in fresh["findings"]:
-        before = by_key.get((one["id"], one["link"]))
-        if before is None:
-            by_key[one["id"], one["link"]] = one
-            continue
-        if worse(before["severity"], one["severity"]) == before["severity"]:
-            kept, other = before, one
-        else:
-            kept, other = one, before
-        steps = kept["steps"]
-        if kept["severity"] == other["severity"]:
-            steps = sorted({*kept["steps"], *other["steps"]})
-        by_key[one["id"], one["link"]] = {**kept, "steps": steps}
-    findings = sorted(by_key.values(), key=lambda one: (one["echo_of"] is not None, SEVERITIES.index(one["severity"])))
-    steps = [*document["steps"], *(step for step in fresh["steps"] if step not in document["steps"])]
-    checked = [*document["checked"], *(id for id in fresh["checked"] if id not in document["checked"])]
-    skipped = [one for one in document["skipped"] if one["id"] not in checked]
-    return {**document, "findings": findings, "steps": steps, "checked": checked, "skipped": skipped}
-
-
 # ── lines of the findings pane ───────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the findings pane. `kind`: finding, problem, echoes, skipped, why, clean, note."""
+    """A line of the findings pane. `kind`: finding, problem, downstream, skipped, why, clean, note."""
 
     kind: str
     text: str
@@ -162,21 +139,21 @@ class Line:
 
 
 def lines(health: Health, problems: Sequence[Mapping[str, Any]], opened: Collection[str] = ()) -> list[Line]:
-    """What is wrong, worst first: findings with their echoes folded under them, problems met while reading, and
-    what could not be looked at. `opened` are the folds that are open.
+    """What is wrong, worst first: findings with what is downstream folded under them, problems met while reading,
+    and what could not be looked at. `opened` are the folds that are open.
     """
-    echoes: dict[str, list[Mapping[str, Any]]] = {}
+    downstream: dict[str, list[Mapping[str, Any]]] = {}
     for one in health.findings:
         if one["echo_of"] is not None:
-            echoes.setdefault(str(one["echo_of"]), []).append(one)
+            downstream.setdefault(str(one["echo_of"]), []).append(one)
     by_level: dict[str, list[Line]] = {level: [] for level in SEVERITIES}
     for one in causes(health.findings):
         listed = by_level[one["severity"]]
         listed.append(_of_finding(one))
-        under = echoes.pop(one["id"], [])
+        under = downstream.pop(one["id"], [])
         if under:
             names = ", ".join(dict.fromkeys(str(each["id"]) for each in under))
-            listed.append(Line("echoes", f"{_count(under, 'echo', 'echoes')} of it: {names}", depth=1, fold=one["id"]))
+            listed.append(Line("downstream", f"{len(under)} downstream of it: {names}", depth=1, fold=one["id"]))
             if one["id"] in opened:
                 listed += [_of_finding(each, depth=2, fold=one["id"]) for each in under]
     for problem in problems:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from replay_core.documents.diagnosis import Link, Severity
 
@@ -80,3 +81,15 @@ class Diagnosis:
     checked: tuple[str, ...]
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Diagnosis:
+        """The diagnosis that a document holds."""
+        findings = []
+        for one in document["findings"]:
+            said = {name: value for name, value in one.items() if name != "echo_of"}
+            said["evidence"] = tuple(Evidence(**each) for each in one["evidence"])
+            said |= {"where": Where(**one["where"]), "steps": tuple(one["steps"]), "downstream_of": one["echo_of"]}
+            findings.append(Finding(**said))
+        skipped = tuple(Skipped(one["id"], one["why"]) for one in document["skipped"])
+        return cls(tuple(findings), tuple(document["checked"]), skipped, tuple(document["notes"]))

@@ -13,37 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import blocks_of_rows, columns, join
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import REFERENCES, class_of, content_of, first_that, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
-
-name = "areal"
 
 _FILE = re.compile(r"step_(\d+)(?:_dp_(\d+))?\.pt")
 _SHAPES = frozenset({"step_.pt", "step__dp_.pt"})
 
-WORDS: Words = {
-    "input_ids": (None, "full"),
-    "attention_mask": (None, "full"),
-    "loss_mask": (None, "full"),
-    "logprobs": ("rollout_logprobs", "full"),
-    "versions": ("weight_version", "full"),
-    "turn_ids": (None, "full"),
-    "prox_logp": ("old_logprobs", "next"),
-    "ref_logp": ("ref_logprobs", "next"),
-    "teacher_logp": ("teacher_logprobs", "next"),
-    "values": ("values", "next"),
-    "advantages": ("advantages", "next"),
-    "returns": ("returns", "next"),
-    "tot_rewards": ("token_rewards", "next"),
-    "kl_rewards": ("kl", "next"),
-    "rewards": ("reward", "sample"),
-    "original_rewards": (None, "sample"),
-    "group_id": ("group_id", "sample"),
-}
+WORDS = words(
+    full="input_ids attention_mask loss_mask logprobs=rollout_logprobs versions=weight_version turn_ids",
+    next=(
+        "prox_logp=old_logprobs ref_logp=ref_logprobs teacher_logp=teacher_logprobs values=values "
+        "advantages=advantages returns=returns tot_rewards=token_rewards kl_rewards=kl"
+    ),
+    sample="rewards=reward original_rewards group_id=group_id",
+)
 #: compute_advantages rolls these by one, in place.
 _ROLLED = {"logprobs": ("rollout_logprobs", "next"), "loss_mask": ("loss_mask", "next")}
 
@@ -147,3 +134,6 @@ def _groups(tree: list[dict[str, Any]]) -> list[TensorRef]:
         return []
     rows = [number for number, size in enumerate(sizes) for _ in range(size)]
     return [TensorRef("group_id", "int64", (len(rows),), Inline(rows))] if rows else []
+
+
+DIALECT = Dialect("areal", "content", detect, index, read)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.listing import few
 from replay_core.dumps.peeking import REFERENCES
 from replay_core.errors import RldbgError, UnsafeFileError
 from replay_core.records import Problem, RecordKey
@@ -36,12 +37,12 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
         ranks = sorted({rank for by_rank in steps.values() for rank in by_rank if rank is not None})
         never = _gaps(ranks)
         if never:
-            problems.append(Problem(where, f"{stage}: rank {_listed(never)} wrote nothing in any step"))
+            problems.append(Problem(where, f"{stage}: rank {few(never)} wrote nothing in any step"))
         for step, by_rank in sorted(steps.items()):
             # A record that names no rank may be all ranks'.
             missing = [] if None in by_rank else [rank for rank in ranks if rank not in by_rank]
             if missing:
-                problems.append(_hole(where, f"step {step} {stage}: nothing of rank {_listed(missing)}", stage, step))
+                problems.append(_hole(where, f"step {step} {stage}: nothing of rank {few(missing)}", stage, step))
             numbers = {micro for micros in by_rank.values() for micro in micros if micro is not None}
             # Some trainers count on across steps, so a step begins where its first micro-batch is.
             whole = bool(numbers) and max(numbers) < 1 << 20 and stage not in _CLOSING
@@ -50,7 +51,7 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
                 lost = sorted(expected - {micro for micro in micros if micro is not None}) if None not in micros else []
                 if lost:
                     of = "" if rank is None else f" of rank {rank}"
-                    what = f"step {step} {stage}: micro {_listed(lost)}{of} is missing"
+                    what = f"step {step} {stage}: micro {few(lost)}{of} is missing"
                     problems.append(_hole(where, what, stage, step, rank))
     if len(problems) > _SPELLED:
         problems[_SPELLED:] = [Problem(where, f"{len(problems) - _SPELLED} more holes in ranks and micro-batches")]
@@ -69,10 +70,6 @@ def _gaps(ranks: Sequence[int]) -> list[int]:
         return []
     there = set(ranks)
     return [rank for rank in range(ranks[0], ranks[-1]) if rank not in there]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
 
 
 def being_written(files: Sequence[Path]) -> list[Problem]:

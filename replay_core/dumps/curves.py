@@ -9,21 +9,18 @@ Only scalars are read: pictures, histograms and tables are passed over. Checksum
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
-from replay_core import naming
 from replay_core.dumps.containers import wire
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
+from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
+from replay_core.file_spans import kept_while_unchanged
 from replay_core.records import Problem, RecordKey, TensorRef
-
-name = "curves"
 
 #: A scalar's message is short; a longer record holds a picture or is no record.
 _LONGEST = 1 << 26
@@ -63,7 +60,7 @@ def index(path: Path) -> Index:
     found = Index([])
     for file in _files(path):
         try:
-            steps, problem = _read_once(file)
+            steps, problem = _parsed(file)
         except DumpError as error:
             found.problems.append(Problem(str(file), error.message))
             continue
@@ -81,27 +78,14 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     Raises:
         DumpError: the file holds none of that step.
     """
-    values = _read_once(path)[0].get(key.step)
+    values = _parsed(path)[0].get(key.step)
     if not values:
         raise DumpError(f"the file holds no scalar of step {key.step}", file=str(path))
-    return [ref.with_(canonical=_canonical(ref.name)) for ref in flatten(dict(values))]
+    return [ref.with_(canonical=metric_name(ref.name)) for ref in flatten(dict(values))]
 
 
-def _canonical(field: str) -> str:
-    known = naming.canonical(field)
-    return known if known in naming.MEANINGS or field in naming.NOTES else f"metrics.{field}"
-
-
-def _read_once(file: Path) -> tuple[_Steps, str | None]:
-    try:
-        status = os.stat(file)
-        return _parsed(file, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise DumpError(f"cannot read the file: {error.strerror}", file=str(file)) from None
-
-
-@lru_cache(maxsize=8)
-def _parsed(file: Path, _size: int, _mtime_ns: int) -> tuple[_Steps, str | None]:
+@kept_while_unchanged(8)
+def _parsed(file: Path) -> tuple[_Steps, str | None]:
     """Steps in order with their scalars, and what is wrong with the file's end."""
     steps: _Steps = {}
     problem = None
@@ -242,3 +226,6 @@ def _json_number(text: bytes) -> float | None:
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
     except (ValueError, RecursionError, OverflowError):
         return None
+
+
+DIALECT = Dialect("curves", "names", detect, index, read, grows=r"\.tfevents\.|\.wandb$", is_container=False)

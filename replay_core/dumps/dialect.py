@@ -1,19 +1,23 @@
-"""The Protocol every dialect of dump speaks, and the Index it answers with."""
+"""What a dialect is: how one framework writes its dumps, and every fact that opening a run needs to know of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 from replay_core.records import Problem, RecordKey, TensorRef
+
+#: A file, and the record it holds; one file may hold several.
+Entry = tuple[RecordKey, Path]
 
 
 @dataclass(slots=True)
 class Index:
     """What a dialect finds by looking at names: keys, files, what is wrong, what was inferred."""
 
-    files: list[tuple[RecordKey, Path]]
+    files: list[Entry]
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     flags: dict[str, Any] | None = None
@@ -24,20 +28,46 @@ class Index:
     beside: list[Path] = field(default_factory=list)
 
 
-class Dialect(Protocol):
-    """How one framework writes its dumps. Implemented by modules: `detect`, `index`, `read` are functions."""
+@dataclass(frozen=True)
+class Dialect:
+    """How one framework writes its dumps. A file of several dialects' liking belongs to the first that knows it."""
 
-    #: What documents and the screen call it.
     name: str
+    """What documents and the screen call it. Dialects of one name are asked in the order of the registry."""
+    known_by: Literal["index", "names", "content", "rest"]
+    """What tells its files from others': an index of its own, which says what belongs to the dump, so that no other
+    dialect is asked; the names that its framework gives; what files hold, whatever they are called; or that no other
+    dialect has claimed them."""
+    detect: Callable[[Path], bool]
+    """Whether the path (a directory or a file) is in this dialect. Looks at content, never only at a suffix."""
+    index: Callable[[Path], Index]
+    """Keys and files, by names alone where they suffice."""
+    read: Callable[[RecordKey, Path], list[TensorRef]]
+    """The fields of one file, named and aligned. Reads headers, never tensor bytes. What is wrong with the file and
+    still lets it be read goes into a `records.Fields`."""
+    _: KW_ONLY
+    before: Mapping[str, str] = field(default_factory=dict)
+    """Dialects that would take a file of this one's if they were asked first, each with the reason."""
+    grows: str | None = None
+    """A regular expression on names of files that are added to while a run goes on: a follower looks at their sizes."""
+    is_container: bool = True
+    """Its files are read whole. Others are read line by line, record by record, and say themselves where they end."""
+    numbered: Callable[[list[Entry]], list[Entry]] | None = None
+    """Gives numbers to the files that are left to it in a directory, once it is known which those are."""
 
-    def detect(self, path: Path) -> bool:
-        """Whether the path (a directory or a file) is in this dialect. Looks at content, never only at a suffix."""
 
-    def index(self, path: Path) -> Index:
-        """Keys and files, by names alone where they suffice."""
+def in_order(dialects: Sequence[Dialect]) -> list[Dialect]:
+    """The dialects, each before those it must be asked before, else as they stand.
 
-    def read(self, key: RecordKey, path: Path) -> list[TensorRef]:
-        """The fields of one file, named and aligned. Reads headers, never tensor bytes.
-
-        What is wrong with the file and still lets it be read goes into a `records.Fields`.
-        """
+    Raises:
+        ValueError: two must each be asked before the other.
+    """
+    waiting, ordered = list(dialects), []
+    while waiting:
+        named = {name for dialect in waiting for name in dialect.before}
+        free = next((dialect for dialect in waiting if dialect.name not in named), None)
+        if free is None:
+            raise ValueError(f"dialects go round in a circle: {', '.join(dialect.name for dialect in waiting)}")
+        waiting.remove(free)
+        ordered.append(free)
+    return ordered

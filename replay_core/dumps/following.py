@@ -7,20 +7,19 @@ are read again. Records that were there stay the same objects, with whatever was
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from replay_core.dumps.opening import open_run
+from replay_core.dumps.opening import DIALECTS, open_run
 from replay_core.records import Record, RecordKey, Run
 
 #: File systems tell times apart by some milliseconds: a folder changed this short ago may have changed again.
 _UNSETTLED_NS = 50_000_000
-#: Files that new lines are added to.
-_GROWING = frozenset({".jsonl", ".log", ".json", ".txt"})
-
+_GROWING = re.compile("|".join({dialect.grows for dialect in DIALECTS if dialect.grows is not None}))
 #: How many of the last steps tell the pace, and how many files of a step are asked for their times.
 _PACE_STEPS, _PACE_FILES = 8, 32
 
@@ -142,5 +141,5 @@ def _folders(paths: tuple[Path, ...]) -> dict[str, int]:
 
 def _growing(run: Run) -> dict[Path, int]:
     """Sizes of the files that new lines are added to."""
-    files = {record.path for record in run.records if record.path.suffix in _GROWING}
+    files = {record.path for record in run.records if _GROWING.search(record.path.name)}
     return {file: _stamp(file)[0] for file in files}

@@ -8,14 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
-
-name = "grpo_notes"
 
 _MEANING = {"completions": "input_ids", "rewards": "reward"}
 _SIDE = {"completions": "full", "tokens": "full", "rewards": "sample"}
@@ -66,3 +64,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
             side = _SIDE.get(last) if ref.shape else None
             fields.append(ref.with_(canonical=f"{kind}.{number}.{meaning}", alignment=side, order=len(fields)))
     return fields
+
+
+DIALECT = Dialect("grpo_notes", "content", detect, index, read)

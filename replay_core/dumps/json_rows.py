@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from replay_core.dumps.containers.json_lines import (
 )
 from replay_core.dumps.listing import Folder
 from replay_core.errors import DumpError
+from replay_core.file_spans import kept_while_unchanged
 from replay_core.records import Problem
 
 #: A first row longer than this is decoded all the same, but not to find out what a file is.
@@ -62,14 +62,13 @@ def first_row(path: Path) -> dict[str, Any] | None:
     A file cut inside its first line still shows the fields that the line begins with.
     """
     try:
-        status = os.stat(path)
-        return _first_row(path, status.st_size, status.st_mtime_ns)
-    except OSError:
+        return _first_row(path)
+    except DumpError:
         return None
 
 
-@lru_cache(maxsize=256)
-def _first_row(path: Path, _size: int, _mtime_ns: int) -> dict[str, Any] | None:
+@kept_while_unchanged(256)
+def _first_row(path: Path) -> dict[str, Any] | None:
     with open(path, "rb") as file:
         line = file.readline(MAX_FIRST_ROW)
         while line and not line.strip():
@@ -93,21 +92,13 @@ def is_broken(row: dict[str, Any]) -> bool:
     return all(value is None for value in row.values())
 
 
+@kept_while_unchanged(64)
 def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
     """Every line with the numbers of `fields`, which say what record it belongs to.
 
     Raises:
         DumpError: the file cannot be opened, or holds no line.
     """
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise DumpError(f"cannot open the file: {error.strerror}", file=str(path)) from None
-    return _rows(path, fields, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _rows(path: Path, fields: tuple[str, ...], _size: int, _mtime_ns: int) -> Rows:
     wanted = [_number_of(field) for field in fields]
     region = file_region(path)
     rows: list[Row] = []

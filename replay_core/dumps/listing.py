@@ -8,7 +8,7 @@ their digits), which is what most dialects recognise themselves by.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -128,3 +128,20 @@ def count(path: Path) -> int:
 def forget() -> None:
     """Directories change: whoever opens a run looks again."""
     _known.clear()
+
+
+def few(names: Sequence[object], shown: int = 6) -> str:
+    """`a, b and 7 more`."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(map(str, names[:shown])) + more
+
+
+def contents(path: Path) -> str:
+    """What a path holds, for an error that says what was found."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            head = file.read(8)
+        return f"a file of {path.stat().st_size:,} bytes that begins {head!r}"
+    if not path.is_dir():
+        return "neither a file nor a directory"
+    return few(sorted(entry.name for entry in path.iterdir())) or "an empty directory"

@@ -7,28 +7,23 @@ of the step that was logged last.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
-from replay_core import naming
 from replay_core.dumps import step_log
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import KEPT, Event, Watch
 from replay_core.dumps.log_lines import is_text, lines_of
 from replay_core.dumps.metric_lines import is_aside, metric_line
+from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
+from replay_core.file_spans import kept_while_unchanged
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-__all__ = ["COUNTED", "detect", "index", "metric_line", "name", "read"]
-
-name = "log"
 
 SUFFIXES = (".log", ".out", ".txt", ".err")
 #: A log is known by its first lines; a trainer prints its configuration before them.
@@ -94,16 +89,8 @@ def _is_log(file: Path, look: int) -> bool:
         return False
 
 
+@kept_while_unchanged(8)
 def _log(path: Path) -> _Log:
-    try:
-        status = os.stat(path)
-        return _parsed(path, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise DumpError(f"cannot read the log: {error.strerror}", file=str(path)) from None
-
-
-@lru_cache(maxsize=8)
-def _parsed(path: Path, _size: int, _mtime_ns: int) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
@@ -208,7 +195,9 @@ def _optimizer_values(iteration: step_log.Iteration) -> dict[str, tuple[float, i
 def _named(values: dict[str, tuple[float, int]]) -> list[TensorRef]:
     refs = flatten({key: value for key, (value, _) in values.items()})
     lines = [line for _, line in values.values()]
-    return [ref.with_(canonical=_canonical(ref.name), line=line) for ref, line in zip(refs, lines, strict=True)]
+    return [
+        ref.with_(canonical=metric_name(ref.name, _WORDS), line=line) for ref, line in zip(refs, lines, strict=True)
+    ]
 
 
 def _told(events: list[Event]) -> list[TensorRef]:
@@ -234,10 +223,7 @@ def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: li
 
 
 #: The log's words; `total` is the loss of one micro-batch, already divided by the accumulation.
-_WORDS = {"kl": "kl_loss", "kl_penalty": "kl_loss", "total": "metrics.total", "loss": "loss", "warnings": "warnings"}
+_WORDS = (("kl", "kl_loss"), ("kl_penalty", "kl_loss"), ("total", "metrics.total"), ("loss", "loss"))
 
 
-@lru_cache(maxsize=4096)  # a log says the same names at every step
-def _canonical(field: str) -> str:
-    known = naming.canonical(field, _WORDS)
-    return known if known in naming.MEANINGS or field in _WORDS else f"metrics.{field}"
+DIALECT = Dialect("log", "names", detect, index, read, grows=r"\.(?:log|out|txt|err)$", is_container=False)

@@ -7,29 +7,22 @@ folder's above it, may say step, rank and micro-batch, else micro numbers the fi
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from replay_core import naming
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Entry, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import listing
+from replay_core.dumps.file_places import place_below, told_apart
+from replay_core.dumps.listing import contents, listing
+from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.peeking import content_of, look
 from replay_core.dumps.shards import whole
+from replay_core.errors import NotADumpError
 from replay_core.records import RecordKey, TensorRef
-
-name = "file"
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
 SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
-_PARTS = {
-    "step": re.compile(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
-    "rank": re.compile(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
-    "micro": re.compile(r"(?<![a-z])(?:micro(?:_?(?:batch|step|idx))?|call)[_=-]?(\d{1,18})"),
-}
 #: What is said of response tokens, where a [B, R] mask stands beside [B, T] ids.
 _SAID_OF_TOKENS = frozenset(
     field for field, meaning in naming.MEANINGS.items() if meaning.alignment == "next" or field.endswith("_mask")
@@ -51,7 +44,10 @@ def _files(path: Path) -> Iterator[Path]:
 def index(path: Path) -> Index:
     if path.is_file():
         # Reading now makes a file that is no container an error at opening, where the user looks.
-        look(path)
+        try:
+            look(path)
+        except NotADumpError as error:
+            raise _no_metric(path) if _is_text(path) else error from None
         key = RecordKey(stage="tensors", role=None)
         return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
     found = Index([])
@@ -65,31 +61,26 @@ def index(path: Path) -> Index:
     return found
 
 
-def numbered(files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
-    """Files no other dialect has claimed: those that say no micro-batch are numbered within their step and rank."""
-    counts: Counter[tuple[int | None, int | None]] = Counter()
-    answer = []
-    for key, file in files:
-        if key.micro is None:
-            place = key.step, key.rank
-            key = replace(key, micro=counts[place])
-            counts[place] += 1
-        answer.append((key, file))
-    return answer
+def _is_text(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return is_text(file.read(4096))
 
 
-def place_in_name(file: str, part: str) -> int | None:
-    """The step, rank or micro that a file's name says."""
-    match = _PARTS[part].search(file)
-    return int(match.group(1)) if match else None
-
-
-def place_below(root: str, file: Path, part: str) -> int | None:
-    """The step, rank or micro that a file says, else the nearest folder between it and `root`, an absolute path."""
-    inside = str(file)[len(root) + 1 :]
-    return next(
-        (number for name in reversed(inside.split("/")) if (number := place_in_name(name, part)) is not None), None
+def _no_metric(path: Path) -> NotADumpError:
+    """A text that is no container is a log without a metric, and that is what is said of it."""
+    return NotADumpError(
+        "there is no metric in this text",
+        file=str(path),
+        expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
+        "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
+        found=contents(path),
+        hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
     )
+
+
+def numbered(entries: list[Entry]) -> list[Entry]:
+    """Files no other dialect has claimed: those that say no micro-batch are numbered within their step and rank."""
+    return told_apart(entries, alone=True)
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
@@ -115,3 +106,6 @@ def _aligned(fields: list[TensorRef]) -> list[TensorRef]:
                 side = "next" if ref.shape[1] == width - 1 else "response"
         answer.append(ref.with_(alignment=side) if side else ref)
     return answer
+
+
+DIALECT = Dialect("file", "rest", detect, index, read, numbered=numbered)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.file_places import told_apart
 from replay_core.dumps.json_rows import first_row, names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import named
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "file"
 
 _PLACES = {
     "step": re.compile(r"(?:step|rollout|iter)[_=-]?(\d{1,12})", re.IGNORECASE),
@@ -48,16 +46,9 @@ def _holds_arrays(row: dict[str, Any] | None) -> bool:
 
 def index(path: Path) -> Index:
     found = Index([], notes=[NAMED])
-    keys = [(_key(file), file) for file in _files(path)]
-    shared = Counter(key for key, _ in keys)
-    numbers: Counter[RecordKey] = Counter()
-    for key, file in keys:
-        if shared[key] > 1 and key.micro is None:
-            place, numbers[key] = numbers[key], numbers[key] + 1
-            found.files.append((RecordKey(key.step, place, key.rank, None, key.stage), file))
-        else:
-            found.files.append((key, file))
-    if numbers:
+    named_so = [(_key(file), file) for file in _files(path)]
+    found.files = told_apart(named_so)
+    if found.files != named_so:
         found.notes.append(NUMBERED)
     return found
 
@@ -78,3 +69,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """
     content = read_container(path)
     return Fields(named(flatten(content.tree), {}), (Problem(str(path), what) for what in content.problems))
+
+
+DIALECT = Dialect("file", "rest", detect, index, read, grows=r"\.(?:jsonl|ndjson)$")

@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
+from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "metrics"
 
 _WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
@@ -161,7 +159,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         lines.update(dict.fromkeys(told, line))
     if not merged:
         raise DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
-    fields = [ref.with_(canonical=_canonical(ref.name), line=lines.get(ref.name)) for ref in flatten(merged)]
+    fields = [ref.with_(canonical=metric_name(ref.name), line=lines.get(ref.name)) for ref in flatten(merged)]
     return Fields(fields, problems)
 
 
@@ -177,6 +175,4 @@ def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int
     return [(None, history[i]) for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
 
 
-def _canonical(field: str) -> str:
-    known = naming.canonical(field)
-    return known if known in naming.MEANINGS or field in naming.NOTES else f"metrics.{field}"
+DIALECT = Dialect("metrics", "names", detect, index, read, grows=r"\.jsonl?$")

@@ -17,12 +17,10 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
-
-name = "msprobe"
 
 _STEP = re.compile(r"step_?(\d{1,18})")
 _RANK = re.compile(r"(?:rank|proc)_?(\d{1,18})")
@@ -225,3 +223,6 @@ class _Reading:
         if not isinstance(tree, TensorRef):
             return missing.with_(source=Unreadable("its file holds no tensor"))
         return tree.with_(name=field, canonical=field, order=order)
+
+
+DIALECT = Dialect("msprobe", "names", detect, index, read)

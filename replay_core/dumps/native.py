@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
+from replay_core.file_spans import kept_while_unchanged
 from replay_core.records import STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
-
-name = "native"
 
 #: The newest layout this version reads.
 FORMAT_VERSION = 1
@@ -162,8 +160,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
     """A record of level hash or stats: what the index says of each field. The values themselves were not kept."""
-    status = index_file.stat()
-    fields = _bare_lines(index_file, status.st_size, status.st_mtime_ns).get(key)
+    fields = _bare_lines(index_file).get(key)
     if fields is None:
         raise DumpError("the index no longer lists this record", file=str(index_file), expected=str(key))
     try:
@@ -174,8 +171,8 @@ def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
         ) from None
 
 
-@lru_cache(maxsize=4)
-def _bare_lines(index_file: Path, _size: int, _mtime_ns: int) -> dict[RecordKey, list[dict[str, Any]]]:
+@kept_while_unchanged(4)
+def _bare_lines(index_file: Path) -> dict[RecordKey, list[dict[str, Any]]]:
     """The fields of every record that is an index line and no file. Read once: there may be a record per line."""
     found: dict[RecordKey, list[dict[str, Any]]] = {}
     with open(index_file, "rb") as lines:
@@ -209,3 +206,6 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
         order=order,
         digest=digest if isinstance(digest, str) else None,
     )
+
+
+DIALECT = Dialect("native", "index", detect, index, read, grows=_INDEX.pattern)

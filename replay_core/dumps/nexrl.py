@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from replay_core import naming
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, few, listing
 from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
-
-name = "nexrl"
 
 STAGES = (
     "trajectory", "old_log_probs", "forward_data", "loss", "param", "gradient",
@@ -138,8 +136,7 @@ def _unpaired(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
                 micro for micro in micros.keys() - there[other].get(place, micros).keys() if micro is not None
             )
             if lost:
-                numbers = ", ".join(map(str, lost[:6])) + (f" and {len(lost) - 6} more" if len(lost) > 6 else "")
-                what = f"step {place[0]} rank {place[1]}: micro {numbers} has no {other}"
+                what = f"step {place[0]} rank {place[1]}: micro {few(lost)} has no {other}"
                 problems.append(Problem(str(micros[lost[0]]), what))
     more = len(problems) - _SPELLED
     return problems[:_SPELLED] + ([Problem(problems[0].where, f"{more} more such places")] if more > 0 else [])
@@ -228,3 +225,6 @@ def _empty_advantages(fields: list[TensorRef], key: RecordKey, path: Path) -> li
         if ref.name == "advantages" and not ref.numel:
             return [Problem(str(path), "its advantages are empty lists: this NexRL stored none (known at 6860191)")]
     return []
+
+
+DIALECT = Dialect("nexrl", "names", detect, index, read)

@@ -10,30 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, has, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
 
-name = "open_instruct"
-
 _FILE = "packed_sequences.pt"
 _KEYS = ("query_responses", "attention_masks", "response_masks")
-WORDS: Words = {
-    "query_responses": ("input_ids", "full"),
-    "attention_masks": ("segment_ids", "full"),
-    "response_masks": ("response_mask", "full"),
-    "position_ids": (None, "full"),
-    "vllm_logprobs": ("rollout_logprobs", "full"),
-    "advantages": (None, "full"),
-    "dones": (None, "full"),
-    "packed_seq_lens": ("sample_lengths", None),
-    "num_actions": (None, None),
-    "original_responses": ("response_ids", None),
-}
+WORDS = words(
+    full=(
+        "query_responses=input_ids attention_masks=segment_ids response_masks=response_mask position_ids "
+        "vllm_logprobs=rollout_logprobs advantages dones"
+    ),
+    none="packed_seq_lens=sample_lengths num_actions original_responses=response_ids",
+)
 SENTINEL = {"vllm_logprobs": "NaN or 1.0"}
 
 
@@ -65,3 +58,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _column(field: str, value: Any) -> list[TensorRef]:
     return columns({field: value}) if isinstance(value, list) else flatten({field: value})
+
+
+DIALECT = Dialect("open_instruct", "content", detect, index, read)

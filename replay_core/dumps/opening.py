@@ -1,4 +1,4 @@
-"""The registry of dialects, and `open_run`. Adding a dialect is one file and one line in DIALECTS."""
+"""The registry of dialects, and `open_run`. Adding a dialect is one file and its line in DIALECTS."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from replay_core.dumps import (
     peeking,
     prime_rl,
     roll,
+    row_tables,
     sglang,
     shards,
     skyrl,
@@ -35,46 +36,40 @@ from replay_core.dumps import (
     weights,
 )
 from replay_core.dumps.completeness import being_written, holes
-from replay_core.dumps.dialect import Dialect, Index
-from replay_core.dumps.log_lines import is_text
-from replay_core.dumps.row_tables import ROW_DIALECTS
+from replay_core.dumps.dialect import Dialect, Entry, Index, in_order
 from replay_core.dumps.several import runs_inside, said_once
 from replay_core.errors import DumpError, NotADumpError, RequestError
 from replay_core.records import Fields, Problem, Record, RecordKey, Run, TensorRef
 
-#: Tried in this order; the last one takes any single file that holds a dict of arrays.
-DIALECTS: tuple[Dialect, ...] = (
-    native,
-    nexrl,
-    openrlhf,
-    areal,
-    verl,
-    roll,
-    slime,
-    skyrl,
-    sglang,
-    msprobe,
-    shards,
-    open_instruct,
-    trl_inputs,
-    grpo_events,
-    weights,
-    prime_rl,
-    *ROW_DIALECTS,
-    metrics,
-    curves,
-    log_text,
-    loose_rows,
-    loose,
+#: Every dialect. Which is asked first where two could take a file, the dialects themselves say (`Dialect.before`).
+DIALECTS = in_order(
+    [
+        native.DIALECT,
+        nexrl.DIALECT,
+        openrlhf.DIALECT,
+        areal.DIALECT,
+        verl.DIALECT,
+        roll.DIALECT,
+        slime.DIALECT,
+        skyrl.DIALECT,
+        sglang.DIALECT,
+        msprobe.DIALECT,
+        shards.DIALECT,
+        open_instruct.DIALECT,
+        trl_inputs.DIALECT,
+        grpo_events.DIALECT,
+        weights.DIALECT,
+        prime_rl.DIALECT,
+        *row_tables.DIALECTS,
+        metrics.DIALECT,
+        curves.DIALECT,
+        log_text.DIALECT,
+        loose_rows.DIALECT,
+        loose.DIALECT,
+    ]
 )
-#: Dialects whose own index says what belongs to the dump: no other is asked about the rest of the directory.
-WHOLE: tuple[Dialect, ...] = (native,)
-#: Dialects that take what is left.
-LAST: tuple[Dialect, ...] = (loose_rows, loose)
 #: Endings of files that would have to be unpacked first.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz", ".zip", ".tar")
-#: Dialects that know a file by what it holds, whatever it is called.
-BY_CONTENT: tuple[Dialect, ...] = (areal, verl, roll, slime, skyrl, open_instruct, trl_inputs, grpo_events)
 
 
 def open_run(path: Path | str, *more: Path | str) -> Run:
@@ -116,26 +111,34 @@ def _parts(path: Path) -> list[Run]:
         raise NotADumpError("the path is neither a directory nor a file", file=str(path), found=found)
     claimed = _Claims()
     parts: list[Run] = []
-    try:
-        for dialect in DIALECTS:
-            if dialect in LAST and parts and claimed.count >= listing.count(path):
-                break  # nothing is left to ask about
-            if dialect is LAST[0] and path.is_dir():
-                for known, index in unnamed.found_inside(path, BY_CONTENT, claimed.is_free):
-                    claimed.add(index)
-                    parts.append(_run(known, path, index))
-            if not dialect.detect(path):
-                continue
-            index = _index(dialect, path)
-            index.files = claimed.free(index.files)
-            if dialect is loose and path.is_dir():
-                index.files = loose.numbered(index.files)
-            if parts and not index.files:
-                continue
+
+    def take(dialect: Dialect, index: Index) -> None:
+        if index.files or not parts:
             claimed.add(index)
             parts.append(_run(dialect, path, index))
-            if dialect in WHOLE:
+
+    try:
+        for dialect in DIALECTS:
+            if dialect.known_by == "rest" or not dialect.detect(path):
+                continue
+            index = dialect.index(path)
+            index.files = claimed.free(index.files)
+            take(dialect, index)
+            if dialect.known_by == "index":
                 break
+        else:
+            if path.is_dir() and not (parts and claimed.count >= listing.count(path)):
+                for dialect, index in unnamed.found_inside(path, DIALECTS, claimed.is_free):
+                    take(dialect, index)
+            for dialect in DIALECTS:
+                if dialect.known_by != "rest" or (parts and claimed.count >= listing.count(path)):
+                    continue  # nothing is left to ask about
+                if dialect.detect(path):
+                    index = dialect.index(path)
+                    index.files = claimed.free(index.files)
+                    if dialect.numbered is not None and path.is_dir():
+                        index.files = dialect.numbered(index.files)
+                    take(dialect, index)
     except OSError as error:
         raise DumpError(f"cannot read the directory: {error.strerror}", file=str(error.filename or path)) from None
     if parts:
@@ -145,7 +148,7 @@ def _parts(path: Path) -> list[Run]:
         "no dialect knows this path as a dump",
         file=str(path),
         expected="a directory or file of " + ", ".join(dict.fromkeys(dialect.name for dialect in DIALECTS)),
-        found=_contents(path),
+        found=listing.contents(path),
         hint=_what_helps(path),
     )
 
@@ -180,11 +183,15 @@ def _say_what_was_left(path: Path, run: Run) -> None:
     found = listing.listing(path)
     run.problems += [Problem(where, what) for where, what in found.skipped]
     if found.linked:
-        run.notes.append(f"linked folders are not followed: {_few(found.linked)}")
+        run.notes.append(f"linked folders are not followed: {_files(found.linked)}")
     if found.special:
-        run.notes.append(f"pipes, sockets and devices are not opened: {_few(found.special)}")
+        run.notes.append(f"pipes, sockets and devices are not opened: {_files(found.special)}")
     if packed := _packed(path):
-        run.notes.append(f"compressed files are not read: {_few(packed)}")
+        run.notes.append(f"compressed files are not read: {_files(packed)}")
+
+
+def _files(paths: list[str]) -> str:
+    return listing.few([os.path.basename(path) for path in paths], 4)
 
 
 def _packed(path: Path) -> list[str]:
@@ -195,28 +202,6 @@ def _packed(path: Path) -> list[str]:
         for name in folder.names
         if name.endswith(COMPRESSED)
     ]
-
-
-def _few(paths: list[str]) -> str:
-    names = [os.path.basename(path) for path in paths]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _index(dialect: Dialect, path: Path) -> Index:
-    """The dialect's index. A text that is no container is a log without a metric, and that is what is said of it."""
-    try:
-        return dialect.index(path)
-    except NotADumpError:
-        if dialect is not loose or not path.is_file() or not _is_text(path):
-            raise
-        raise NotADumpError(
-            "there is no metric in this text",
-            file=str(path),
-            expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
-            "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
-            found=_contents(path),
-            hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",
-        ) from None
 
 
 class _Claims:
@@ -236,7 +221,7 @@ class _Claims:
     def is_free(self, file: Path) -> bool:
         return bool(self.free([(RecordKey(), file)]))
 
-    def free(self, files: list[tuple[RecordKey, Path]]) -> list[tuple[RecordKey, Path]]:
+    def free(self, files: list[Entry]) -> list[Entry]:
         self._names.update(map(os.path.abspath, self._waiting))
         self._waiting = []
         return [entry for entry in files if os.path.abspath(entry[1]) not in self._names] if self._names else files
@@ -273,7 +258,7 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))
-        if dialect not in (log_text, curves):  # read line by line, record by record: they say themselves where they end
+        if dialect.is_container:
             problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
@@ -320,21 +305,3 @@ def _duplicates(records: list[Record]) -> list[Problem]:
         beside = first_path.name if first_path.name != path.name else str(first_path)
         problems.append(Problem(str(path), f"a second record of {keys[0]}{more}, beside {beside}"))
     return problems
-
-
-def _is_text(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return is_text(file.read(4096))
-
-
-def _contents(path: Path) -> str:
-    if path.is_file():
-        with open(path, "rb") as file:
-            head = file.read(8)
-        return f"a file of {path.stat().st_size:,} bytes that begins {head!r}"
-    if not path.is_dir():
-        return "neither a file nor a directory"
-    names = sorted(entry.name for entry in path.iterdir())
-    if not names:
-        return "an empty directory"
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

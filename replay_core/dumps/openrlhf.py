@@ -16,13 +16,11 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.peeking import content_of
 from replay_core.errors import RldbgError
 from replay_core.records import FileBytes, Inline, Problem, RecordKey, TensorRef
-
-name = "openrlhf"
 
 _FILE = re.compile(r"actor_inputs_rank(\d+)_(\d{8}_\d{6}_\d{6})\.pkl$")
 _LIKELY = re.compile(r"actor_inputs_.*\.pkl$")
@@ -121,3 +119,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         )
         for ref in fields
     ]
+
+
+DIALECT = Dialect("openrlhf", "names", detect, index, read)

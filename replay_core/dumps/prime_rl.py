@@ -13,15 +13,13 @@ from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.row_dialect import table_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
-
-name = "prime_rl"
 
 _EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
 _BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
@@ -39,29 +37,16 @@ _REQUIRED, _SETTLED = 4, 5
 _PLACE = "place_"
 _OTHER_VERSION = "a MicroBatch of another version: its fields from the sixth place on are in no order that is known"
 
-WORDS: Words = {
-    "token_ids": ("input_ids", "full"),
-    "input_ids": ("input_ids", "full"),
-    "position_ids": ("position_ids", "full"),
-    "loss_mask": ("loss_mask", "full"),
-    "advantages": ("advantages", "full"),
-    "inference_logprobs": ("rollout_logprobs", "full"),
-    "trainer_logprobs": ("policy_logprobs", "full"),
-    "ref_logprobs": ("ref_logprobs", "full"),
-    "entropy": ("entropy", "full"),
-    "mismatch_kl": ("kl", "full"),
-    "importance_ratio": ("is_ratio", "full"),
-    "log_importance_ratio": ("log_is_ratio", "full"),
-    "prob_delta": ("prob_delta", "full"),
-    "is_masked": ("is_masked", "full"),
-    "is_masked_high": ("is_masked_high", "full"),
-    "is_masked_low": ("is_masked_low", "full"),
-    "rewards": ("token_rewards", "full"),
-    "temperatures": ("temperature", "full"),
-    "sequence_lengths": ("sample_lengths", "sample"),
-    "export_sequence_idx": ("sample_id", "sample"),
-    "env_name": ("env_name", "sample"),
-}
+WORDS = words(
+    full=(
+        "token_ids=input_ids input_ids=input_ids position_ids=position_ids loss_mask=loss_mask advantages=advantages "
+        "inference_logprobs=rollout_logprobs trainer_logprobs=policy_logprobs ref_logprobs=ref_logprobs "
+        "entropy=entropy mismatch_kl=kl importance_ratio=is_ratio log_importance_ratio=log_is_ratio "
+        "prob_delta=prob_delta is_masked=is_masked is_masked_high=is_masked_high is_masked_low=is_masked_low "
+        "rewards=token_rewards temperatures=temperature"
+    ),
+    sample="sequence_lengths=sample_lengths export_sequence_idx=sample_id env_name=env_name",
+)
 
 SENTINELS = {
     "inference_logprobs": "0.0 on the prompt",
@@ -233,3 +218,6 @@ def _column(field: str, value: Any, lengths: tuple[int, ...] | None) -> list[Ten
         flat = ref.with_(shape=ref.shape[1:])  # the one row is the pack
         refs.append(flat.with_(rows=lengths) if lengths and flat.shape[0] == sum(lengths) else flat)
     return refs
+
+
+DIALECT = Dialect("prime_rl", "names", detect, index, read, grows=r"\.jsonl$")

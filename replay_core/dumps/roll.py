@@ -13,47 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.dataproto import ROLL, fields_of
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, first_that, has, tree_of
-from replay_core.dumps.words import Words, named, settled_by_width
+from replay_core.dumps.words import named, settled_by_width, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "roll"
 
 _FILE = re.compile(r"step_(\d{1,18})\.pkl")
 _CRITIC = re.compile(r"(.+_)?(deepspeed|megatron)\.pt")
 
-WORDS: Words = {
-    "prompts": ("prompt_ids", "prompt"),
-    "responses": ("response_ids", "response"),
-    "input_ids": (None, "full"),
-    "attention_mask": (None, "full"),
-    "position_ids": (None, "full"),
-    "prompt_mask": (None, "full"),
-    "response_mask": (None, "full"),
-    "final_response_mask": (None, "full"),
-    "old_log_probs": (None, "next"),
-    "ref_log_probs": (None, "next"),
-    "infer_logprobs": ("rollout_logprobs", "next"),
-    "log_probs": ("policy_logprobs", "next"),
-    "advantages": (None, "next"),
-    "returns": (None, "next"),
-    "values": (None, "next"),
-    "token_level_rewards": ("token_rewards", "response"),
-    "response_level_rewards": ("reward", "sample"),
-    "scores": ("metrics.scores", "sample"),
-    "prompt_id": ("group_id", "sample"),
-    "id": ("sample_id", "sample"),
-}
-PAD = {"prompts": "left", **dict.fromkeys((field for field in WORDS if field != "prompts"), "right")}
+WORDS = words(
+    prompt="prompts=prompt_ids",
+    response="responses=response_ids token_level_rewards=token_rewards",
+    full="input_ids attention_mask position_ids prompt_mask response_mask final_response_mask",
+    next=(
+        "old_log_probs ref_log_probs infer_logprobs=rollout_logprobs log_probs=policy_logprobs advantages returns "
+        "values"
+    ),
+    sample="response_level_rewards=reward scores=metrics.scores prompt_id=group_id id=sample_id",
+)
+PAD = {"prompt": "left", "full": "right", "next": "right", "response": "right"}
 #: prompts and responses are concatenated as they are in a mock batch: left-padded, then right-padded.
-MOCK_PAD = {field: "left+right" if side == "full" else "right" for field, (_, side) in WORDS.items()} | {
-    "prompts": "left"
-}
+MOCK_PAD = {**PAD, "full": "left+right"}
 
 
 def detect(path: Path) -> bool:
@@ -122,3 +106,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     raise DumpError(
         "neither a DataProto of ROLL's nor a critic's values", file=str(path), found=class_of(tree) or "data"
     )
+
+
+DIALECT = Dialect("roll", "content", detect, index, read)

@@ -7,7 +7,6 @@ step stands and in what a filler value means. That is data; the tables are in `r
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.file_places import told_apart
 from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import Words, named
@@ -57,30 +57,24 @@ class RowSpec:
 _SUFFIXES = frozenset({".jsonl", ".parquet"})
 
 
-class RowDialect:
-    """A `RowSpec` at work: the Protocol of `dialect.py`."""
+class RowFiles:
+    """A `RowSpec` at work."""
 
     def __init__(self, spec: RowSpec) -> None:
         self.spec = spec
-        self.name = spec.name
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect(self.spec.name, "names", self.detect, self.index, self.read, grows=r"\.jsonl$")  # fmt: skip
 
     def detect(self, path: Path) -> bool:
         return next(self._files(path), None) is not None
 
     def index(self, path: Path) -> Index:
         found = Index([], notes=list(self.spec.notes))
-        keys: dict[RecordKey, list[Path]] = defaultdict(list)
-        for file, match in self._files(path):
-            for key in self._keys(file, match, found.problems):
-                keys[key].append(file)
-        for key, files in keys.items():
-            if len(files) == 1:
-                found.files.append((key, files[0]))
-                continue
-            found.files += [
-                (RecordKey(key.step, micro, key.rank, key.role, key.stage), file) for micro, file in enumerate(files)
-            ]
-        if any(len(files) > 1 for files in keys.values()):
+        entries = [(key, file) for file, match in self._files(path) for key in self._keys(file, match, found.problems)]
+        found.files = told_apart(entries)
+        if found.files != entries:
             found.notes.append("several files hold rows of one step: micro numbers them in the order of their names")
         return found
 

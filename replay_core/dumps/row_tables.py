@@ -7,54 +7,36 @@ from __future__ import annotations
 
 import re
 
-from replay_core.dumps.row_dialect import RowDialect, RowSpec
-from replay_core.dumps.words import Words
+from replay_core.dumps.row_dialect import RowFiles, RowSpec
+from replay_core.dumps.words import Words, words
 
 _TEXT_ONLY = "this log holds texts and scores, no token ids: it cannot be replayed"
 
-NEMO_RL: Words = {
-    "token_ids": ("input_ids", "full"),
-    "input_ids": ("input_ids", "full"),
-    "token_loss_mask": ("loss_mask", "full"),
-    "token_mask": ("loss_mask", "full"),
-    "sample_loss_mask": ("sample_mask", "sample"),
-    "generation_logprobs": ("rollout_logprobs", "full"),
-    "prev_logprobs": ("old_logprobs", "full"),
-    "reference_policy_logprobs": ("ref_logprobs", "full"),
-    "advantages": ("advantages", "full"),
-    "input_lengths": ("sample_lengths", "sample"),
-    "rewards": ("reward", "sample"),
-    "filtered_rewards": ("filtered_reward", "sample"),
-    "content": ("text", "sample"),
-    "idx": ("sample_id", "sample"),
-}
+NEMO_RL = words(
+    full=(
+        "token_ids=input_ids input_ids=input_ids token_loss_mask=loss_mask token_mask=loss_mask "
+        "generation_logprobs=rollout_logprobs prev_logprobs=old_logprobs reference_policy_logprobs=ref_logprobs "
+        "advantages=advantages"
+    ),
+    sample=(
+        "sample_loss_mask=sample_mask input_lengths=sample_lengths rewards=reward filtered_rewards=filtered_reward "
+        "content=text idx=sample_id"
+    ),
+)
 
-OPEN_INSTRUCT: Words = {
-    "prompt_tokens": ("prompt_ids", "prompt"),
-    "response_tokens": ("response_ids", "response"),
-    "logprobs": ("rollout_logprobs", "response"),
-    "advantage": ("advantages", "sample"),
-    "reward": ("reward", "sample"),
-    "sample_idx": ("sample_id", "sample"),
-    "prompt_idx": ("group_id", "sample"),
-}
+OPEN_INSTRUCT = words(
+    prompt="prompt_tokens=prompt_ids",
+    response="response_tokens=response_ids logprobs=rollout_logprobs",
+    sample="advantage=advantages reward=reward sample_idx=sample_id prompt_idx=group_id",
+)
 
-_PAIR: Words = {
-    "prompt": ("prompt_text", "sample"),
-    "prompts": ("prompt_text", "sample"),
-    "input": ("prompt_text", "sample"),
-    "completion": ("response_text", "sample"),
-    "responses": ("response_text", "sample"),
-    "output": ("response_text", "sample"),
-    "gts": ("ground_truth", "sample"),
-    "score": ("reward", "sample"),
-    "scores": ("reward", "sample"),
-    "reward": ("reward", "sample"),
-    "advantage": ("advantages", "sample"),
-    "advantages": ("advantages", "sample"),
-    "uid": ("group_id", "sample"),
-    "request_id": ("sample_id", "sample"),
-}
+_PAIR = words(
+    sample=(
+        "prompt=prompt_text prompts=prompt_text input=prompt_text completion=response_text responses=response_text "
+        "output=response_text gts=ground_truth score=reward scores=reward reward=reward advantage=advantages "
+        "advantages=advantages uid=group_id request_id=sample_id"
+    ),
+)
 
 AREAL: Words = {
     **_PAIR,
@@ -64,17 +46,14 @@ AREAL: Words = {
     "prompt_len": ("prompt_lengths", "sample"),
 }
 
-MILES: Words = {
-    "sample_index": ("sample_id", "sample"),
-    "group_index": ("group_id", "sample"),
-    "reward": ("reward", "sample"),
-    "prompt": ("prompt_text", "sample"),
-    "response_length": ("response_length", "sample"),
-    "total_length": ("total_length", "sample"),
-    "tokens": ("input_ids", "full"),
-    "loss_mask": ("response_mask", "response"),
-    "rollout_log_probs": ("rollout_logprobs", "response"),
-}
+MILES = words(
+    sample=(
+        "sample_index=sample_id group_index=group_id reward=reward prompt=prompt_text response_length=response_length "
+        "total_length=total_length"
+    ),
+    full="tokens=input_ids",
+    response="loss_mask=response_mask rollout_log_probs=rollout_logprobs",
+)
 
 SPECS: tuple[RowSpec, ...] = (
     RowSpec(
@@ -178,4 +157,4 @@ SPECS: tuple[RowSpec, ...] = (
 )
 
 #: In the order they are asked; ms-swift's two forms are one dialect to the reader.
-ROW_DIALECTS: tuple[RowDialect, ...] = tuple(RowDialect(spec) for spec in SPECS)
+DIALECTS = tuple(RowFiles(spec).dialect for spec in SPECS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from replay_core.dumps.listing import few
 from replay_core.records import Problem, Record, RecordKey
 
 
@@ -43,8 +44,7 @@ def runs_inside(path: Path, records: Sequence[Record]) -> list[Path]:
 
 def said_once(path: Path, runs: Sequence[Path], problems: Sequence[Problem]) -> list[Problem]:
     """The problems of a folder of runs: that it is one, in place of what only follows from it."""
-    names = [str(run.relative_to(path)) for run in runs]
-    listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    listed = few([run.relative_to(path) for run in runs])
     follows = [one for one in problems if one.what.startswith("a second record of ") or one.where == str(path)]
     about = Problem(str(path), f"holds {len(runs)} runs that repeat each other's steps: {listed}; open one of them")
     return [about, *(one for one in problems if one not in follows)]

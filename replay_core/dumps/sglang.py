@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import has
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
-
-name = "sglang_dumper"
 
 _SEPARATOR = "___"
 _NON_INTRUSIVE = "non_intrusive__"
@@ -209,3 +207,6 @@ def _one(file: Path, field: str, order: int) -> list[TensorRef]:
         )
         for ref in found
     ]
+
+
+DIALECT = Dialect("sglang_dumper", "names", detect, index, read)

@@ -13,15 +13,13 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import assembled, holds_dtensor, is_dtensor
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, first_that
 from replay_core.errors import RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "dtensor"
 
 _FILE = re.compile(r"(?P<base>.*?)[_.-]?(?:rank|r)[_=-]?(?P<rank>\d{1,6})\.(?:pt|pth|bin)")
 #: A name of the kind without its digits, of which a folder has few.
@@ -125,3 +123,6 @@ def whole(trees: dict[int, Any], depth: int = 0) -> Any:
             for field in first
         }
     return first
+
+
+DIALECT = Dialect("dtensor", "names", detect, index, read)

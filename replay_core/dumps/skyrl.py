@@ -14,33 +14,25 @@ from typing import Any
 from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_nested
 from replay_core.dumps.dataproto import cast
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
-
-name = "skyrl"
 
 _FILE = re.compile(r"global_step_(\d{1,18})_training_input\.pkl")
 _CLASS = "TrainingInputBatch"
 
-_RESPONSE = (
-    "response_mask", "action_log_probs", "base_action_log_probs", "values", "advantages", "returns", "kl",
-)  # fmt: skip
-WORDS: Words = {
-    "sequences": ("input_ids", "full"),
-    "attention_mask": (None, "full"),
-    **dict.fromkeys(_RESPONSE, (None, "response")),
-    "loss_mask": ("loss_mask", "response"),
-    "rollout_logprobs": (None, "response"),
-    "rewards": ("token_rewards", "response"),
-    "rollout_expert_indices": ("routed_experts", "full"),
-    "router_padding_mask": (None, "full"),
-    "metadata.uids": ("group_id", "sample"),
-}
+WORDS = words(
+    full="sequences=input_ids attention_mask rollout_expert_indices=routed_experts router_padding_mask",
+    response=(
+        "response_mask action_log_probs base_action_log_probs values advantages returns kl loss_mask=loss_mask "
+        "rollout_logprobs rewards=token_rewards"
+    ),
+    sample="metadata.uids=group_id",
+)
 
 
 def detect(path: Path) -> bool:
@@ -127,3 +119,6 @@ def _nested(data: Any) -> TensorRef:
     except RldbgError as error:
         return TensorRef("", "none", (), Unreadable(f"the torch file inside cannot be read: {error.message}"))
     return inner if isinstance(inner, TensorRef) else TensorRef("", "none", (), Unreadable("no tensor inside"))
+
+
+DIALECT = Dialect("skyrl", "content", detect, index, read)

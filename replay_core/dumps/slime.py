@@ -13,45 +13,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay_core.dumps.columns import table
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.slime_columns import TOGETHER, is_context_parallel, loss_columns, train_columns, with_masks
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
-name = "slime"
-
-_RESPONSE = (
-    "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values", "advantages", "returns", "kl", "entropy",
-    "opd_reverse_kl",
-)  # fmt: skip
-WORDS: Words = {
-    "tokens": ("input_ids", "full"),
-    "loss_mask": ("response_mask", "response"),
-    "loss_masks": ("response_mask", "response"),
-    # The trainer recomputes them before the update: they are the old ones.
-    "log_probs": ("old_logprobs", "response"),
-    **dict.fromkeys(_RESPONSE, (None, "response")),
-    "rollout_routed_experts": ("routed_experts", "next"),
-    "reward": ("reward", "sample"),
-    "rewards": ("normalised_reward", "sample"),
-    "raw_reward": ("reward", "sample"),
-    "index": ("sample_id", "sample"),
-    "sample_index": ("sample_id", "sample"),
-    "sample_indices": ("sample_id", "sample"),
-    "group_index": ("group_id", "sample"),
-    "response_length": ("response_length", "sample"),
-    "response_lengths": ("response_length", "sample"),
-    "total_lengths": ("total_length", "sample"),
-    "weight_versions": ("weight_version", None),
-    "status": (None, "sample"),
-    "prompt": ("prompt_text", "sample"),
-    "response": ("response_text", "sample"),
-    "truncated": (None, "sample"),
-}
+#: The trainer recomputes `log_probs` before the update: they are the old ones.
+WORDS = words(
+    full="tokens=input_ids",
+    response=(
+        "loss_mask=response_mask loss_masks=response_mask log_probs=old_logprobs rollout_log_probs ref_log_probs "
+        "teacher_log_probs values advantages returns kl entropy opd_reverse_kl"
+    ),
+    next="rollout_routed_experts=routed_experts",
+    sample=(
+        "reward=reward rewards=normalised_reward raw_reward=reward index=sample_id sample_index=sample_id "
+        "sample_indices=sample_id group_index=group_id response_length=response_length "
+        "response_lengths=response_length total_lengths=total_length status prompt=prompt_text response=response_text "
+        "truncated"
+    ),
+    none="weight_versions=weight_version",
+)
 
 
 class _Kind(NamedTuple):
@@ -203,3 +189,9 @@ def _lost_samples(tree: dict[str, Any], count: int, path: Path) -> list[Problem]
     if len(expected) > count:
         return [Problem(str(path), f"dp_shards name {len(expected)} samples, the file holds {count}")]
     return []
+
+
+DIALECT = Dialect(
+    "slime", "content", detect, index, read,
+    before={"miles": "miles writes parts of a rollout twice more, which the rollout's own file stands for"},
+)  # fmt: skip

@@ -14,7 +14,7 @@ from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.context_parallel import MAX_RANKS, Lengths, fits, is_sliced, put_together
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import Words, named, words
 from replay_core.errors import RldbgError
 from replay_core.records import FileBytes, Inline, Problem, TensorRef
 
@@ -27,23 +27,17 @@ SLICED = frozenset(
 _MAX_FILES = 256
 
 #: miles' sidecar names both sides of the ratio. Its `index` is the place in the micro-batch, no sample's id.
-LOSS_WORDS: Words = {
-    "index": ("position_in_micro", "sample"),
-    "tokens": ("input_ids", "full"),
-    "token_hash": ("sample_id", "sample"),
-    "total_length": ("total_length", "sample"),
-    "response_length": ("response_length", "sample"),
-}
-_LOSS_TOKENS: Words = {
-    "train_log_probs": ("policy_logprobs", "response"),
-    "old_log_probs": ("old_logprobs", "response"),
-    "rollout_log_probs": ("rollout_logprobs", "response"),
-    "advantages": (None, "response"),
-    "local_loss_mask": ("response_mask", "response"),
-    "train_rollout_abs_diff": ("metrics.train_rollout_abs_diff", "response"),
-    "ppo_kl": ("metrics.ppo_kl", "response"),
-    "pg_loss": ("token_loss", "response"),
-}
+LOSS_WORDS = words(
+    sample="index=position_in_micro token_hash=sample_id total_length=total_length response_length=response_length",
+    full="tokens=input_ids",
+)
+_LOSS_TOKENS = words(
+    response=(
+        "train_log_probs=policy_logprobs old_log_probs=old_logprobs rollout_log_probs=rollout_logprobs advantages "
+        "local_loss_mask=response_mask train_rollout_abs_diff=metrics.train_rollout_abs_diff ppo_kl=metrics.ppo_kl "
+        "pg_loss=token_loss"
+    ),
+)
 ALL_ONES = "null means that every response token counts; remove_sample that none does"
 
 

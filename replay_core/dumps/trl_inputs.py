@@ -12,36 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
-from replay_core.dumps.words import Words, named
+from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import Parts, RecordKey, TensorRef
-
-name = "trl"
 
 _STEP = re.compile(r".*?step(?P<step>\d{1,18})_(?P<kind>micro|gen)(?P<number>\d{1,18})\.pt")
 _BATCH = ("prompt_ids", "completion_ids", "completion_mask")
 
-TRL: Words = {
-    "prompt_ids": (None, "prompt"),
-    "prompt_mask": (None, "prompt"),
-    "completion_ids": ("response_ids", "response"),
-    "completion_mask": ("response_mask", "response"),
-    "tool_mask": (None, "response"),
-    "old_per_token_logps": ("old_logprobs", "response"),
-    "sampling_per_token_logps": ("rollout_logprobs", "response"),
-    "ref_per_token_logps": ("ref_logprobs", "response"),
-    "per_token_logps": ("policy_logprobs", "response"),
-    "importance_sampling_ratio": ("is_weights", "response"),
-    "advantages": (None, "sample"),
-    "num_items_in_batch": ("metrics.num_items_in_batch", None),
-}
-TRL_PAD = {
-    field: "left" if side == "prompt" else "right" for field, (_, side) in TRL.items() if side in ("prompt", "response")
-}
+TRL = words(
+    prompt="prompt_ids prompt_mask",
+    response=(
+        "completion_ids=response_ids completion_mask=response_mask tool_mask old_per_token_logps=old_logprobs "
+        "sampling_per_token_logps=rollout_logprobs ref_per_token_logps=ref_logprobs per_token_logps=policy_logprobs "
+        "importance_sampling_ratio=is_weights"
+    ),
+    sample="advantages",
+    none="num_items_in_batch=metrics.num_items_in_batch",
+)
+TRL_PAD = {"prompt": "left", "response": "right"}
 
 
 def detect(path: Path) -> bool:
@@ -110,3 +102,6 @@ def _joined(field: str, prompt: TensorRef | None, completion: TensorRef | None) 
     shape = (prompt.shape[0], prompt.shape[1] + completion.shape[1])
     source = Parts((prompt, completion), axis=1)
     return TensorRef(field, prompt.dtype, shape, source, canonical=field, alignment="full", pad="left+right")
+
+
+DIALECT = Dialect("trl", "content", detect, index, read)

@@ -8,13 +8,14 @@ of each shape of name is looked into, and stands for the others.
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from replay_core.dumps import loose
 from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.file_places import place_below, told_apart
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import tree_of
 from replay_core.records import RecordKey
@@ -33,16 +34,17 @@ def found_inside(
     path: Path, dialects: Sequence[Dialect], is_free: Callable[[Path], bool]
 ) -> list[tuple[Dialect, Index]]:
     """What the dialects that know their content by sight make of the files no dialect has claimed by name."""
+    known = [dialect for dialect in dialects if dialect.known_by == "content"]
     found: dict[str, tuple[Dialect, Index]] = {}
     for number, files in enumerate(_shapes(path, is_free)):
         if number == _SHAPES:
             break
-        dialect = next((known for file in files[:_TRIES] for known in dialects if _knows(known, file)), None)
+        dialect = next((one for file in files[:_TRIES] for one in known if _knows(one, file)), None)
         if dialect is not None:
             _, index = found.setdefault(dialect.name, (dialect, Index([], notes=[NOTE])))
             _add(os.path.abspath(path), index, dialect, files)
     for _, index in found.values():
-        index.files = list(_told_apart(index.files))
+        index.files = told_apart(index.files)
     return list(found.values())
 
 
@@ -76,20 +78,8 @@ def _add(root: str, index: Index, dialect: Dialect, files: list[Path]) -> None:
     for file in files:
         said = dialect.index(file) if len(files) <= _ASKED and tree_of(file) is not None else Index([])
         key = said.files[0][0] if said.files else RecordKey(None, None, None, None, "tensors")
-        step, rank = loose.place_below(root, file, "step"), loose.place_below(root, file, "rank")
+        step, rank = place_below(root, file, "step"), place_below(root, file, "rank")
         key = replace(key, step=step if key.step is None else key.step, rank=rank if key.rank is None else key.rank)
         index.files.append((key, file))
         index.problems += said.problems
         index.notes += [note for note in said.notes if note not in index.notes]
-
-
-def _told_apart(files: list[tuple[RecordKey, Path]]) -> Iterator[tuple[RecordKey, Path]]:
-    """Files that name no place of their own are numbered, in the order of their names."""
-    shared = Counter(key for key, _ in files)
-    numbers: Counter[RecordKey] = Counter()
-    for key, file in files:
-        if shared[key] > 1 and key.micro is None:
-            yield replace(key, micro=numbers[key]), file
-            numbers[key] += 1
-        else:
-            yield key, file

@@ -14,45 +14,30 @@ from typing import Any
 
 from replay_core.dumps.columns import columns
 from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, tensor_fields
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, has, tree_of
-from replay_core.dumps.words import Words, named, settled_by_width
+from replay_core.dumps.words import named, settled_by_width, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
-
-name = "verl"
 
 _STEP = re.compile(r"(?:^|[_=-])(?:global_)?steps?[_=]?(\d{1,18})(?:\D|$)")
 _CACHE = ("gen_batch.dp", "tq_batch.pt")
 
-_RESPONSE = (
-    "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "entropys", "values",
-    "token_level_scores", "token_level_rewards", "advantages", "returns", "rm_scores", "rollout_is_weights",
-)  # fmt: skip
-WORDS: Words = {
-    "prompts": ("prompt_ids", "prompt"),
-    "responses": ("response_ids", "response"),
-    "input_ids": (None, "full"),
-    "attention_mask": (None, "full"),
-    "position_ids": (None, "full"),
-    "routed_experts": (None, "full"),
-    **dict.fromkeys(_RESPONSE, (None, "response")),
-    "rm_scores": ("token_scores", "response"),
-    "log_probs": ("policy_logprobs", "next"),
-    "uid": ("group_id", "sample"),
-    "request_id": ("sample_id", "sample"),
-    "keys": ("sample_id", "sample"),
-    "meta_info.temperature": ("temperature", None),
-    "meta_info.global_steps": ("step", None),
-    "global_steps": ("step", None),
-}
-PAD = {
-    "prompts": "left", "responses": "right", "input_ids": "left+right", "attention_mask": "left+right",
-    "position_ids": "left+right", "routed_experts": "left+right", **dict.fromkeys(_RESPONSE, "right"),
-}  # fmt: skip
+WORDS = words(
+    prompt="prompts=prompt_ids",
+    response=(
+        "responses=response_ids response_mask loss_mask rollout_log_probs old_log_probs ref_log_prob entropys values "
+        "token_level_scores token_level_rewards advantages returns rm_scores=token_scores rollout_is_weights"
+    ),
+    full="input_ids attention_mask position_ids routed_experts",
+    next="log_probs=policy_logprobs",
+    sample="uid=group_id request_id=sample_id keys=sample_id",
+    none="meta_info.temperature=temperature meta_info.global_steps=step global_steps=step",
+)
+PAD = {"prompt": "left", "response": "right", "full": "left+right"}
 
 
 def detect(path: Path) -> bool:
@@ -151,3 +136,6 @@ def _beside(tree: dict[str, Any]) -> list[TensorRef]:
         value = tree.get(field)
         fields += columns({field: value}) if isinstance(value, list) else flatten({field: value})
     return fields + flatten({"global_steps": tree["global_steps"]})
+
+
+DIALECT = Dialect("verl", "content", detect, index, read)

@@ -14,13 +14,11 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Index
+from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
-
-name = "weights"
 
 _INDEX = re.compile(
     r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json"
@@ -135,3 +133,6 @@ def _weight_map(path: Path) -> dict[str, str]:
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise DumpError("the index of weights has no weight_map", file=str(path), expected="{tensor: file}")
     return places
+
+
+DIALECT = Dialect("weights", "names", detect, index, read)

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from replay_core import naming
 from replay_core.records import TensorRef
 
 #: field -> (canonical name, alignment). None: the general table knows the name; no token axis.
 Words = Mapping[str, tuple[str | None, str | None]]
+
+
+def words(**by_alignment: str) -> Words:
+    """A table of words by what they say of the token axis: words(full="ids=input_ids attention_mask", none="meta").
+
+    `field=canonical name`, or the field alone where the general table knows it; `none`: no token axis.
+    """
+    table: dict[str, tuple[str | None, str | None]] = {}
+    for alignment, line in by_alignment.items():
+        for word in line.split():
+            field, _, canonical = word.partition("=")
+            table[field] = canonical or None, None if alignment == "none" else alignment
+    return table
+
+
+@lru_cache(maxsize=1 << 13)  # a log says the same names at every step
+def metric_name(field: str, own: tuple[tuple[str, str], ...] = ()) -> str:
+    """The canonical name of a scalar that a trainer logs: of a known meaning, a note, or under `metrics.`.
+
+    Args:
+        own: the logger's own words, in the place of the notes.
+    """
+    table = dict(own)
+    known = naming.canonical(field, table or None)
+    return known if known in naming.MEANINGS or field in (table or naming.NOTES) else f"metrics.{field}"
+
 
 _TOKEN = ("full", "response", "next", "packed", "prompt")
 
@@ -19,14 +46,14 @@ def named(
     """The fields with canonical name, alignment and pad side; order as given.
 
     Args:
-        pad: which side of the token axis is filled; by field where they differ. Only for padded token axes.
+        pad: which side of the token axis is filled; by alignment where they differ. Only for padded token axes.
         prefix: what the dialect's fields are nested under (`inputs.`); not part of their meaning.
     """
     answer = []
     for order, ref in enumerate(fields):
         name = ref.name.removeprefix(prefix)
         canonical, alignment = words.get(name, (None, None))
-        side = pad.get(name) if isinstance(pad, Mapping) else pad
+        side = pad.get(alignment or "") if isinstance(pad, Mapping) else pad
         padded = alignment in _TOKEN and len(ref.shape) >= 2 and ref.rows is None
         answer.append(
             ref.with_(

@@ -1,12 +1,11 @@
 """Writes what a trainer computed. Imports the standard library and the trainer's own torch, nothing else."""
 
 from replay_core.recorder.blackbox import BlackBox, GradNormSpike, non_finite, zero_advantage
+from replay_core.recorder.calls import Calls
 from replay_core.recorder.examination import rng_state
 from replay_core.recorder.forecast import Forecast
-from replay_core.recorder.hooks import Calls
-from replay_core.recorder.recorder import Recorder
+from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Configured, Settings, from_areal, from_environment, from_nexrl, from_yaml
-from replay_core.recorder.step import StepRecorder
 
 __all__ = [
     "BlackBox",

@@ -13,12 +13,9 @@ import statistics
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from replay_core.recorder.values import is_finite, is_tensor, leaves
-
-if TYPE_CHECKING:
-    from replay_core.recorder.step import Held, StepRecorder
+from replay_core.recorder.values import Held, is_finite, is_tensor, leaves
 
 #: The records of a step: (key, fields), in the order they were taken.
 StepRecords = Sequence[tuple[dict[str, Any], dict[str, Any]]]
@@ -136,19 +133,19 @@ class BlackBox:
         if not records:
             del self._ring[step]
 
-    def close(self, step: StepRecorder, failure: BaseException | None) -> dict[str, Any] | None:
+    def close(self, step: int, failure: BaseException | None) -> dict[str, Any] | None:
         """Look at a step that ended. What went wrong, or None."""
         if failure is not None and isinstance(failure, Exception):
-            return self.incident("crash", f"{type(failure).__name__}: {failure}", step.step)
-        records = [(held.key, held.fields) for held in self._ring.get(step.step, ())]
-        for held in self._ring.get(step.step, ()):
+            return self.incident("crash", f"{type(failure).__name__}: {failure}", step)
+        records = [(held.key, held.fields) for held in self._ring.get(step, ())]
+        for held in self._ring.get(step, ()):
             held.snapshots.ready()
         # Every trigger looks at every step: some learn from it what is usual.
         said = [(trigger, trigger(records)) for trigger in self._triggers]
         for trigger, what in said:
             if what is not None:
                 name = getattr(trigger, "__name__", type(trigger).__name__)
-                return self.incident(name, what, step.step)
+                return self.incident(name, what, step)
         return None
 
     def incident(self, trigger: str, what: str, step: int | None) -> dict[str, Any]:

@@ -15,29 +15,40 @@ import threading
 import time
 import warnings
 import weakref
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from replay_core.recorder.recorder import Recorder
 
-_open: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_boxed: weakref.WeakSet[Recorder] = weakref.WeakSet()
+class Recording(Protocol):
+    """What has to be ended."""
+
+    directory: Path
+
+    def close(self) -> None:
+        """Write what waits."""
+
+    def commit_box(self, trigger: str, what: str) -> None:
+        """Write what the black box holds, now."""
+
+
+_open: weakref.WeakSet[Recording] = weakref.WeakSet()
+_boxed: weakref.WeakSet[Recording] = weakref.WeakSet()
 #: The process whose SIGTERM handler is ours.
 _hooked_in: int | None = None
 
 
-def close_at_exit(recorder: Recorder) -> None:
+def close_at_exit(recorder: Recording, *, asynchronous: bool) -> None:
     """Write what waits when the program ends."""
     if not _open:
         atexit.register(_close_all)
     _open.add(recorder)
-    if recorder.settings.asynchronous:
+    if asynchronous:
         # What waits to be written must not be lost with the process.
         _hook_sigterm()
 
 
-def commit_on_crash(recorder: Recorder) -> None:
+def commit_on_crash(recorder: Recording) -> None:
     """Commit what the black box holds when an exception between two steps, or SIGTERM, ends the program."""
     if not _boxed:
         _hook_exceptions()
@@ -87,12 +98,8 @@ def _hook_sigterm() -> None:
 
 def _commit(trigger: str, what: str) -> None:
     for recorder in list(_boxed):
-        box = recorder.black_box
-        if box is not None and box.steps:
-            with contextlib.suppress(Exception):
-                recorder.commit_held(box.incident(trigger, what, box.steps[-1]))
-                # What comes next may end the process without another line of Python.
-                recorder.flush()
+        with contextlib.suppress(Exception):
+            recorder.commit_box(trigger, what)
 
 
 def _close_all() -> None:

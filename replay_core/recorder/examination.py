@@ -8,61 +8,35 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from replay_core.recorder import hooks
+from replay_core.recorder.hooks import Guarded, catching
 from replay_core.recorder.values import Snapshots, digest
-
-if TYPE_CHECKING:
-    from replay_core.recorder.step import StepRecorder
 
 #: Role of what the second run records.
 RERUN = "rerun"
 
 
-def examine(
-    record: StepRecorder,
+def rerun(
     model: Any,
-    again: Callable[[], Any] | None,
-    *,
-    micro: int | None,
-    rng: Any = None,
-) -> dict[str, Any] | None:
-    """None while every gradient is finite. Else an incident, which the manifest keeps and the black box commits on.
+    again: Callable[[], Any],
+    rng: Any,
+    snapshots: Snapshots,
+    guarded: Guarded,
+    keep: Callable[[dict[str, Any], dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Run a micro-batch again, gradients set aside and put back around it.
 
     Args:
-        again: runs the micro-batch's forward and returns its loss, not yet backward. Gradients are set aside and
-            put back around it; buffers a forward changes (running means) are changed once more.
+        again: runs the forward and returns its loss, not yet backward. Buffers a forward changes (running means) are
+            changed once more.
         rng: state of `rng_state()` before the forward, so that dropout falls the same way.
+        keep: takes what the modules gave (with the loss), and the gradients.
 
     Returns:
-        trigger "non-finite gradient", step, micro, parameters (names), kind (persistent | transient | failed |
-        not rerun), first (the first module output that is not finite), weights (digest), checkpoint.
+        kind persistent | transient | failed; first (the first module output that is not finite), rerun_parameters; of a
+        second run that failed why.
     """
-    named = not_finite({name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None})
-    if not named:
-        return None
-    recorder = record.recorder
-    incident: dict[str, Any] = {
-        "trigger": "non-finite gradient",
-        "step": record.step,
-        "rank": record.rank,
-        "micro": micro,
-        "parameters": named,
-        "kind": "not rerun",
-        "weights": weights_digest(model),
-        "checkpoint": recorder.nearest_checkpoint(record.step),
-    }
-    if again is not None:
-        incident.update(_rerun(record, model, again, micro, rng))
-    if recorder.black_box is not None:
-        recorder.commit_held(incident)
-    else:
-        recorder.note(incident=incident)
-    return incident
-
-
-def _rerun(record: StepRecorder, model: Any, again: Callable[[], Any], micro: int | None, rng: Any) -> dict[str, Any]:
     aside = {weight: weight.grad for weight in model.parameters()}
     now = rng_state()
     try:
@@ -70,31 +44,31 @@ def _rerun(record: StepRecorder, model: Any, again: Callable[[], Any], micro: in
             weight.grad = None
         if rng is not None:
             set_rng_state(rng)
-        snapshots = record.recorder.snapshots()
-        with hooks.catching(record.recorder, snapshots, model, None) as seen:
+        with catching(guarded, snapshots, model, None) as seen:
             loss = again()
         snapshots.ready()
         loss.backward()
-        gradients = {
-            f"grad.{name}": weight.grad for name, weight in model.named_parameters() if weight.grad is not None
-        }
+        gradients = gradients_of(model)
         bad = not_finite(gradients)
         wrong = not_finite(seen)
-        outcome = {
+        keep({**seen, "loss": loss}, gradients)
+        return {
             "kind": "persistent" if bad or wrong else "transient",
             "first": wrong[0] if wrong else None,
             "rerun_parameters": [name.removeprefix("grad.") for name in bad],
         }
-        record.admit("modules", {**seen, "loss": loss}, snapshots, micro=micro, role=RERUN)
-        record("gradient", gradients, micro=micro, role=RERUN)
     except Exception as error:
         # The trainer's own gradients come first; what the second run died of is part of the answer.
-        outcome = {"kind": "failed", "why": f"{type(error).__name__}: {error}"}
+        return {"kind": "failed", "why": f"{type(error).__name__}: {error}"}
     finally:
         set_rng_state(now)
         for weight, gradient in aside.items():
             weight.grad = gradient
-    return outcome
+
+
+def gradients_of(model: Any) -> dict[str, Any]:
+    """`grad.<name>` of every parameter that has a gradient."""
+    return {f"grad.{name}": weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 def not_finite(tensors: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What torch's hooks can see of a model without a change to it: module outputs, gradients, parameters, calls.
+"""What torch's hooks can see of a model without a change to it: module outputs, gradients, parameters, arguments.
 
 Names are those replay gives: `layers.0.mlp.output`, `layers.0.mlp.inputs.0`, `grad.<name>`, `param.<name>`.
 """
@@ -8,16 +8,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from replay_core.errors import RequestError
 from replay_core.recorder.settings import Settings, need_pattern
 from replay_core.recorder.values import Snapshots, is_storable, is_tensor
 
-if TYPE_CHECKING:
-    from replay_core.recorder.recorder import Recorder
-    from replay_core.recorder.step import StepRecorder
+#: Within it, an error is the trainer's to see or a field given up: `Recorder.guarded`.
+Guarded = Callable[[Mapping[str, Any]], AbstractContextManager[None]]
 
 
 def gradients(model: Any, settings: Settings) -> dict[str, Any]:
@@ -53,18 +52,13 @@ def _chosen(model: Any, settings: Settings) -> dict[str, Any]:
 
 
 @contextmanager
-def record_accumulation(record: StepRecorder, model: Any, *, micro: int, **key: Any) -> Iterator[None]:
-    """Around a backward: record each chosen gradient right after it accumulated."""
-    settings = record.recorder.settings
-    if not record.active or not settings.wants_stage("gradient"):
-        yield
-        return
-    snapshots = record.recorder.snapshots()
+def accumulating(guarded: Guarded, snapshots: Snapshots, model: Any, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Around a backward: the dict fills with each chosen gradient right after it accumulated."""
     seen: dict[str, Any] = {}
 
     def catcher(name: str) -> Callable[[Any], None]:
         def hook(parameter: Any) -> None:
-            with record.recorder.guarded({"step": record.step, "stage": "gradient", "field": name}):
+            with guarded({"stage": "gradient", "field": name}):
                 seen[f"grad.{name}"] = snapshots.take_now(parameter.grad, f"grad.{name}")
 
         return hook
@@ -75,30 +69,15 @@ def record_accumulation(record: StepRecorder, model: Any, *, micro: int, **key: 
         if parameter.requires_grad
     ]
     try:
-        yield
+        yield seen
     finally:
         for handle in handles:
             handle.remove()
-    record.admit("gradient", seen, snapshots, micro=micro, **key)
-
-
-@contextmanager
-def record_modules(
-    record: StepRecorder, model: Any, pattern: str | None, *, inputs: bool, **key: Any
-) -> Iterator[None]:
-    """Within it, what the chosen modules return (and are given) is caught; recorded as stage `modules` at its end."""
-    if not record.active or not record.recorder.settings.wants_stage("modules"):
-        yield
-        return
-    snapshots = record.recorder.snapshots()
-    with catching(record.recorder, snapshots, model, pattern, inputs=inputs) as seen:
-        yield
-    record.admit("modules", seen, snapshots, **key)
 
 
 @contextmanager
 def catching(
-    recorder: Recorder, snapshots: Snapshots, model: Any, pattern: str | None, *, inputs: bool = False
+    guarded: Guarded, snapshots: Snapshots, model: Any, pattern: str | None, *, inputs: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Hooks on the chosen modules while it is open; the dict fills in call order.
 
@@ -120,7 +99,7 @@ def catching(
 
     def keep(name: str, value: Any) -> None:
         for inner, tensor in tensors_of(name, value):
-            with recorder.guarded({"stage": "modules", "field": inner}):
+            with guarded({"stage": "modules", "field": inner}):
                 seen[inner] = snapshots.take_now(tensor, inner)
 
     def before(name: str) -> Any:
@@ -146,59 +125,6 @@ def catching(
     finally:
         for handle in handles:
             handle.remove()
-
-
-class Calls:
-    """Records every call of a model within a step: its inputs by argument name, and what it returned.
-
-    Inputs are stage `batch_inputs`; outputs, where asked for, stage `modules` as `forward.output…`. `micro` is the
-    call's running number within the step.
-
-    Args:
-        outputs: a regular expression on the outputs' names (`logits`, `loss`, `0`); None records no output, "" all.
-        role: role of the records; None is the step's.
-    """
-
-    def __init__(self, recorder: Recorder, model: Any, *, outputs: str | None = None, role: str | None = None) -> None:
-        if outputs is not None:
-            need_pattern("outputs", outputs)
-        self._recorder = recorder
-        self._outputs, self._role = outputs, role
-        self._step: StepRecorder | None = None
-        self._micro = 0
-        #: Calls that happened outside a recorded step, and so were not recorded.
-        self.outside = 0
-        self._handles = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks off again."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _before(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        step = self._recorder.current
-        if step is None:
-            self.outside += 1
-            return
-        self._micro = self._micro + 1 if step is self._step else 0
-        self._step = step
-        step("batch_inputs", recordable(named_arguments(module, args, kwargs)), micro=self._micro, role=self._role)
-
-    def _after(self, _module: Any, _args: Any, output: Any) -> None:
-        step = self._recorder.current
-        if step is None or self._outputs is None:
-            return
-        caught = {
-            name: tensor
-            for name, tensor in tensors_of("forward.output", output)
-            if re.search(self._outputs, name.removeprefix("forward.output").lstrip("."))
-        }
-        if caught:
-            step("modules", caught, micro=self._micro, role=self._role)
 
 
 def named_arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

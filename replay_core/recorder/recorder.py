@@ -12,29 +12,29 @@ write of a key raises RecordExistsError.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from replay_core.errors import DumpError, RecordExistsError, RequestError, RldbgError
-from replay_core.recorder import formats
+from replay_core.recorder import examination, formats, hooks
 from replay_core.recorder.backlog import Backlog, Pressure
 from replay_core.recorder.blackbox import BlackBox
 from replay_core.recorder.ending import close_at_exit, commit_on_crash
 from replay_core.recorder.forecast import Forecast
-from replay_core.recorder.index import Claim, Identity, content_of, file_of, identity, line_of
+from replay_core.recorder.index import KEY_FIELDS, Claim, Identity, content_of, file_of, identity, line_of
 from replay_core.recorder.manifest import Manifest, config_hash, model_facts
 from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
-from replay_core.recorder.step import Held, StepRecorder, number
-from replay_core.recorder.values import Digests, Snapshots
+from replay_core.recorder.values import Digests, Held, Snapshots
 from replay_core.recorder.writer import append_line, commit
 
 
@@ -44,6 +44,206 @@ class Lost:
 
     key: str
     why: str
+
+
+def number(part: str, value: Any) -> int:
+    """A part of a key as the plain number that files and index spell; a NumPy or torch integer is one too.
+
+    Raises:
+        RequestError: it is no whole number from 0.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise RequestError(f"{part} is a whole number from 0", expected="0, 1, 2 ...", found=f"{part}={value!r}")
+    return found
+
+
+def optional(part: str, value: Any) -> int | None:
+    """As `number`; None where the part is not known."""
+    return None if value is None else number(part, value)
+
+
+class StepRecorder:
+    """Writes the records of one (step, rank, role). `active` is False where the settings leave the step out."""
+
+    def __init__(self, recorder: Recorder, step: int, rank: int | None, role: str, *, active: bool = True) -> None:
+        if not str(role).isidentifier():
+            raise RequestError("a role is one plain word", expected="actor, critic, ref, rollout, reward", found=role)
+        self.step, self.rank, self.role = number("step", step), optional("rank", rank), role
+        self.active = active
+        self.recorder = recorder
+        self._running: dict[tuple[int | None, int | None, int], int] = {}
+
+    def __call__(
+        self,
+        stage: str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        micro: int | None = None,
+        epoch: int | None = None,
+        minibatch: int | None = None,
+        role: str | None = None,
+        **more: Any,
+    ) -> Path | None:
+        """Take one record. Returns its file; None where none is written (left out, held back, no full level).
+
+        `fields` and keyword arguments are its tensors, numbers, texts, or nested lists and dicts of
+        them, in order of computation. Tensors are copied to the host, detached; a view is stored as
+        its own bytes, never with the storage it shares.
+
+        Args:
+            stage: the dump point: forward_data, loss, trajectory ...
+            micro: the running number of the forward within (step, rank), across epochs and mini-batches.
+            role: another role than the step's.
+
+        Raises:
+            RecordExistsError: a record of this key is already on disk.
+            RequestError: `stage` would leave the dump directory, a field's name is taken by the key, or a
+                value is of a kind no record can hold (unless on_error is "warn").
+            DumpError: an earlier record could not be written.
+        """
+        if not self._wants(stage):
+            return None
+        snapshots = self.recorder.snapshots()
+        together = {**(fields or {}), **more}
+        return self.admit(stage, together, snapshots, micro=micro, epoch=epoch, minibatch=minibatch, role=role)
+
+    record = __call__
+
+    def admit(
+        self,
+        stage: str,
+        fields: Mapping[str, Any],
+        snapshots: Snapshots,
+        *,
+        micro: int | None = None,
+        epoch: int | None = None,
+        minibatch: int | None = None,
+        role: str | None = None,
+    ) -> Path | None:
+        """Take one record whose tensors may be snapshots of `snapshots` already; else as calling the object."""
+        role = role or self.role
+        key: dict[str, Any] = {"step": self.step, "rank": self.rank, "role": role, "micro": micro, "stage": stage}
+        key.update(epoch=epoch, minibatch=minibatch)
+        with self.recorder.guarded(key):
+            key.update({part: optional(part, key[part]) for part in ("micro", "epoch", "minibatch")})
+            if not stage.isidentifier() or not role.isidentifier():
+                raise RequestError(
+                    "a stage, and a role, is one plain word",
+                    expected="forward_data, loss, modules ...",
+                    found=f"{role}/{stage}",
+                )
+            taken = set(KEY_FIELDS) & set(fields)
+            if taken:
+                raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
+            kept = {name: snapshots.take(value, name) for name, value in fields.items()}
+            snapshots.forget()
+            return self.recorder.admit(Held(key, kept, snapshots))
+        return None
+
+    def running(self, epoch: int | None, minibatch: int | None, micro: int) -> int:
+        """The number of a forward across epochs and mini-batches, for a trainer whose own `micro` starts anew in each.
+
+        Numbers are given in the order of the first asking; the same three always have the same number.
+        """
+        return self._running.setdefault((epoch, minibatch, micro), len(self._running))
+
+    @contextmanager
+    def modules(
+        self, model: Any, pattern: str | None = None, *, micro: int | None = None, inputs: bool = False, **key: Any
+    ) -> Iterator[None]:
+        """Within it, outputs of the model's modules are caught in call order; recorded as `modules` when it ends.
+
+        Args:
+            pattern: a regular expression on module names; None is every module that runs.
+            inputs: catch what goes into the modules too.
+
+        Raises:
+            RequestError: the pattern chooses no module.
+        """
+        if not self._wants("modules"):
+            yield
+            return
+        snapshots = self.recorder.snapshots()
+        with hooks.catching(self._guarded, snapshots, model, pattern, inputs=inputs) as seen:
+            yield
+        self.admit("modules", seen, snapshots, micro=micro, **key)
+
+    def gradients(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
+        """Record the gradients as they stand, of parameters that `target_param_pattern` chooses: `grad.<name>`."""
+        if not self._wants("gradient"):
+            return None
+        return self("gradient", {**hooks.gradients(model, self.recorder.settings), **fields}, micro=micro)
+
+    def params(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
+        """Record the parameters that `target_param_pattern` chooses: `param.<name>`."""
+        if not self._wants("param"):
+            return None
+        return self("param", {**hooks.parameters(model, self.recorder.settings), **fields}, micro=micro)
+
+    @contextmanager
+    def accumulating(self, model: Any, *, micro: int, **key: Any) -> Iterator[None]:
+        """Around a backward: gradients right after they accumulate, before anything else sees them, as `gradient`.
+
+        What is recorded is each parameter's whole gradient so far, in the order the backward reached them.
+        """
+        if not self._wants("gradient"):
+            yield
+            return
+        snapshots = self.recorder.snapshots()
+        with hooks.accumulating(self._guarded, snapshots, model, self.recorder.settings) as seen:
+            yield
+        self.admit("gradient", seen, snapshots, micro=micro, **key)
+
+    def examine(
+        self, model: Any, again: Callable[[], Any] | None = None, *, micro: int | None = None, rng: Any = None
+    ) -> dict[str, Any] | None:
+        """Before the optimizer step: None while every gradient is finite; else an incident, which the manifest keeps
+        and the black box commits on.
+
+        Args:
+            again, rng: as of `examination.rerun`; without `again` nothing is run a second time.
+
+        Returns:
+            trigger "non-finite gradient", step, rank, micro, parameters (names), kind (persistent | transient | failed
+            | not rerun), first (the first module output that is not finite), weights (digest), checkpoint.
+        """
+        bad = examination.not_finite(examination.gradients_of(model)) if self.active else []
+        if not bad:
+            return None
+        recorder = self.recorder
+        incident: dict[str, Any] = {
+            "trigger": "non-finite gradient",
+            "step": self.step,
+            "rank": self.rank,
+            "micro": micro,
+            "parameters": [name.removeprefix("grad.") for name in bad],
+            "kind": "not rerun",
+            "weights": examination.weights_digest(model),
+            "checkpoint": recorder.nearest_checkpoint(self.step),
+        }
+        if again is not None:
+            snapshots = recorder.snapshots()
+
+            def keep(seen: dict[str, Any], gradients: dict[str, Any]) -> None:
+                self.admit("modules", seen, snapshots, micro=micro, role=examination.RERUN)
+                self("gradient", gradients, micro=micro, role=examination.RERUN)
+
+            incident.update(examination.rerun(model, again, rng, snapshots, self._guarded, keep))
+        if recorder.black_box is not None:
+            recorder.commit_held(incident)
+        else:
+            recorder.note(incident=incident)
+        return incident
+
+    def _guarded(self, key: Mapping[str, Any]) -> AbstractContextManager[None]:
+        return self.recorder.guarded({"step": self.step, **key})
+
+    def _wants(self, stage: str) -> bool:
+        return self.active and self.recorder.settings.wants_stage(stage)
 
 
 class Recorder:
@@ -94,7 +294,7 @@ class Recorder:
             models = {} if model is None else {"*": str(model)}
             facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
             self._manifest = Manifest(self.directory, facts)
-            close_at_exit(self)
+            close_at_exit(self, asynchronous=self.settings.asynchronous)
             if black_box is not None:
                 commit_on_crash(self)
 
@@ -140,7 +340,7 @@ class Recorder:
         if self.black_box is not None:
             # A trigger of the user's own may fail.
             with self.guarded({"step": step.step, "part": "black box"}):
-                incident = self.black_box.close(step, failure)
+                incident = self.black_box.close(step.step, failure)
                 if incident is not None:
                     self.commit_held(incident)
         if self.settings.max_keep is not None:
@@ -167,6 +367,12 @@ class Recorder:
             with self.guarded(held.key):
                 self._submit(held)
         self.note(incident=why)
+
+    def commit_box(self, trigger: str, what: str) -> None:
+        """As `commit_held`, if the black box holds anything; on the disk when it returns: the process may end next."""
+        if self.black_box is not None and self.black_box.steps:
+            self.commit_held(self.black_box.incident(trigger, what, self.black_box.steps[-1]))
+            self.flush()
 
     def note_model(self, step: int, reference: str) -> None:
         """Say which weights (a directory, relative to the dump or absolute, or a hub id) compute a step."""
@@ -251,8 +457,6 @@ class Recorder:
         if self.lost:
             self.note(lost=[{"key": entry.key, "why": entry.why} for entry in self.lost])
         self._raise_failure()
-
-    # What follows is for the rooms' own files: `step`, `hooks`, `blackbox`.
 
     @contextmanager
     def guarded(self, key: Mapping[str, Any]) -> Iterator[None]:

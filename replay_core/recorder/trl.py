@@ -17,8 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.recorder.recorder import Recorder
-from replay_core.recorder.step import StepRecorder
+from replay_core.recorder.recorder import Recorder, StepRecorder
 
 #: Fields of a trajectory that the trainer does not want back.
 _OURS = frozenset({"step", "rank", "micro_idx", "prompt_text", "completion_text", "rng_after"})

@@ -14,6 +14,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from replay_core.errors import RequestError
@@ -162,6 +163,15 @@ class Snapshots:
             found=f"a {type(value).__module__}.{type(value).__qualname__}",
             hint=f"record what it holds, field by field, or str({name})",
         )
+
+
+@dataclass(slots=True)
+class Held:
+    """A record on its way to the disk: its key, its fields on the host, and the copies that may still arrive."""
+
+    key: dict[str, Any]
+    fields: dict[str, Any]
+    snapshots: Snapshots
 
 
 def _torch() -> Any:

@@ -23,9 +23,8 @@ from typing import Any, cast
 
 from replay_core.errors import RequestError
 from replay_core.recorder import hooks, seams
-from replay_core.recorder.recorder import Recorder
+from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Settings, need_pattern
-from replay_core.recorder.step import StepRecorder
 from replay_core.recorder.values import is_storable
 
 #: Functions that sample token by token: their model calls are counted, not recorded.

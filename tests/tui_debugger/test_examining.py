@@ -35,7 +35,7 @@ async def test_enter_on_a_finding_inspects_its_tensor_at_its_token() -> None:
         assert state.row.name == "old_logprobs"
         asked = [job.params for job in engine.jobs if job.kind == "inspect"][-1]
         assert (asked["a"]["name"], asked["token"]) == ("old_logprobs", [1, 3])
-        assert app.debugger.active == "inspect"
+        assert app.debugger.panes.active == "inspect"
 
 
 async def test_a_finding_that_points_nowhere_shows_its_evidence_instead() -> None:

@@ -49,7 +49,7 @@ async def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:
         state = app.session.state
         state.begin_live()
         state.add_live([{"name": f"old.{n}", "verdict": "DIFF"} for n in range(3 * filtering.SLICE)])
-        app.debugger._set_filter("new|old.1$")
+        app.debugger.search.set_filter("new|old.1$")
         await asyncio.sleep(0)
         state.add_live([{"name": "new", "verdict": "DIFF"}])
         await rest(app, pilot)

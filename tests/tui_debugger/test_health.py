@@ -1,4 +1,4 @@
-"""A diagnosis on the screen: worst first, echoes folded, skipped rules said, marks that are no colour alone."""
+"""A diagnosis on the screen: worst first, what is downstream folded, what is skipped said, marks that are no colour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tui_debugger.scripted import document
-from tui_debugger.health import MARKS, SEVERITIES, Health, in_steps, lines, merged, worse
+from tui_debugger.health import MARKS, SEVERITIES, Health, in_steps, lines, worse
 
 
 def finding(id: str, severity: str = "error", steps: tuple[int, ...] = (), echo_of: str | None = None) -> Any:
@@ -33,17 +33,17 @@ def diagnosis(*findings: Any, steps: tuple[int, ...] = (0, 1, 2)) -> Any:
     }  # fmt: skip
 
 
-def test_findings_stand_worst_first_with_their_echoes_folded_under_them() -> None:
+def test_findings_stand_worst_first_with_what_is_downstream_folded_under_them() -> None:
     health = Health(
         diagnosis(finding("D20", "info"), finding("D08"), finding("L01", "warning"), finding("D09", echo_of="D08"))
     )
     listed = lines(health, [])
     assert [(line.kind, line.severity) for line in listed[:4]] == [
-        ("finding", "error"), ("echoes", "info"), ("finding", "warning"), ("finding", "info"),
+        ("finding", "error"), ("downstream", "info"), ("finding", "warning"), ("finding", "info"),
     ]  # fmt: skip
-    assert listed[1].text == "1 echo of it: D09"
+    assert listed[1].text == "1 downstream of it: D09"
     opened = lines(health, [], {"D08"})
-    assert [line.text for line in opened[:3]] == ["D08 D08 is wrong", "1 echo of it: D09", "D09 D09 is wrong"]
+    assert [line.text for line in opened[:3]] == ["D08 D08 is wrong", "1 downstream of it: D09", "D09 D09 is wrong"]
 
 
 def test_a_problem_met_while_reading_stands_among_the_warnings() -> None:
@@ -93,19 +93,6 @@ def test_the_answer_is_the_worst_finding_and_how_many_there_are_besides() -> Non
     assert answer.facts == ["step 3", "and 1 warning more (7)"]
     assert answer.sentence.startswith("ERROR D08 D08 is wrong")
     assert Health(diagnosis(finding("D04", "info"))).answer() is None
-
-
-def test_steps_that_came_later_join_what_was_known() -> None:
-    known = diagnosis(finding("D08", "error", (1,)), finding("D20", "info", (0,)))
-    fresh = diagnosis(finding("D08", "error", (5,)), finding("L01", "error", (5,)), steps=(5,))
-    both = merged(known, {**fresh, "checked": ["D01", "D30"]})
-    found = {one["id"]: one["steps"] for one in both["findings"]}
-    assert found == {"D08": [1, 5], "L01": [5], "D20": [0]}
-    assert both["steps"] == [0, 1, 2, 5]
-    assert [one["id"] for one in both["skipped"]] == ["D31", "D32"]
-    # A step that shows it milder is no step of the worse one.
-    milder = merged(known, diagnosis(finding("D08", "info", (6,)), steps=(6,)))
-    assert next(one["steps"] for one in milder["findings"] if one["id"] == "D08") == [1]
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger import keymap
 from tui_debugger.actions import ACTIONS, PANES, for_bar, of_screen
-from tui_debugger.screens.debugger import DebuggerScreen
+from tui_debugger.app import RldbgApp
 from tui_debugger.screens.matrix import MatrixScreen
+from tui_debugger.screens.parity import ParityScreen
 from tui_debugger.screens.trends import TrendsScreen
 
-SCREENS = {"debugger": DebuggerScreen, "matrix": MatrixScreen, "trends": TrendsScreen}
+SCREENS = ("debugger", "matrix", "trends", "parity")
 
 
-def test_every_action_is_a_method_of_its_screens() -> None:
-    for name, screen in SCREENS.items():
-        listed = of_screen(name)
+def test_every_action_is_done_by_somebody_its_screen_asks() -> None:
+    stage = RldbgApp(engine=ScriptedEngine()).debugger.stage
+    for screen in (stage.screen, MatrixScreen(stage), TrendsScreen(stage), ParityScreen(stage)):
+        listed = of_screen(screen.KEYS_OF)
         assert listed
-        assert [action.id for action in listed if not hasattr(screen, f"action_{action.id}")] == []
+        undone = [one.id for one in listed if not any(hasattr(doer, f"do_{one.id}") for doer in screen.doers())]
+        assert not undone, f"{screen.KEYS_OF}: nobody does {undone}"
 
 
 def test_every_key_is_deliverable() -> None:

@@ -91,7 +91,7 @@ async def test_enter_on_a_worst_token_opens_the_critics_own_dumps_there() -> Non
         worst = answer["batches"][0]["worst"][1]
         assert params["at_a"] == [worst["row"], worst["column"]]
         assert params["at_b"] == [2, worst["column"]]
-        assert app.debugger.active == "inspect"
+        assert app.debugger.panes.active == "inspect"
         await press(app, pilot, "P")
         assert isinstance(app.screen, ParityScreen)
 

@@ -139,7 +139,7 @@ async def test_steps_can_be_filtered_by_what_their_line_says() -> None:
         await press(app, pilot, "7")
         assert "the file ends inside a tensor" in screen(app)
         await press(app, pilot, "enter")
-        assert app.debugger.active in ("steps", "tensors")
+        assert app.debugger.panes.active in ("steps", "tensors")
 
 
 def test_a_peek_sees_the_steps_in_names_alone(tmp_path: Path) -> None:

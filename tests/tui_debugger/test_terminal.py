@@ -30,10 +30,11 @@ _RUN_WITHOUT_SHIM = "from tui_debugger import terminal; terminal.survive_broken_
 _CRASH = """
 import sys
 from tui_debugger import app
+from tui_debugger.screens.tensor_search import TensorSearch
 def broken(self):
     secret = "hunter2"
     raise ValueError("a bug")
-app.DebuggerScreen.action_first = broken
+TensorSearch.do_first = broken
 sys.exit(app.run_ui(None, None))
 """
 _WITH_CHILD = """
@@ -125,7 +126,7 @@ def test_a_bug_ends_with_70_and_a_report_without_local_variables(on_pty: type[On
     assert len(reports) == 1
     text = reports[0].read_text()
     assert "ValueError: a bug" in text
-    assert "action_first" in text or "broken" in text
+    assert "do_first" in text or "broken" in text
     assert "hunter2" not in text.replace('secret = "hunter2"', "")
 
 

@@ -77,7 +77,7 @@ async def test_presses_that_are_read_together_each_count() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "R", *"1e-6", "enter")
         for _ in range(4):
-            app.debugger.action_loosen("10")
+            app.debugger.requests.do_loosen("10")
         await rest(app, pilot)
         assert app.session.state.tolerance == Tolerance(1e-2)
 

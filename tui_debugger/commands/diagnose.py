@@ -32,7 +32,7 @@ _STDIN = Path("-")
     show_default=True,
     help="The mildest finding that makes the exit code 1.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Spell out echoes and every skipped rule.")
+@click.option("--all", "show_all", is_flag=True, help="Spell out what is downstream, and every skipped rule.")
 @document_output
 def command(
     paths: tuple[Path, ...],

@@ -15,7 +15,7 @@ from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import Document, Event, Job, Partial, Progress
 from tui_debugger.flows.errands import Errands
-from tui_debugger.health import Health, merged
+from tui_debugger.health import Health
 from tui_debugger.state import Part
 
 
@@ -70,16 +70,20 @@ class Diagnosing:
             else:
                 self._errands.take_log(event)
 
-        asked = {"step": ",".join(map(str, steps))} if steps else {}
+        before = health.document if steps else None
+        asked: dict[str, Any] = {"step": ",".join(map(str, steps))} if steps else {}
+        if before is not None:
+            asked["known"] = {name: before[name] for name in ("findings", "checked", "skipped", "notes")}
         paths = [run["path"], *self.state.more] if run is self.state.a else [run["path"]]
         job = Job("diagnose", {"path": run["path"], "paths": paths, "stream": True, **asked})
         document = await self._errands.engine.run(job, on_event)
-        return {**document, "series": series or document["series"]}
+        # Steps that come are no new curves: those of the whole run stay.
+        return {**document, "series": before["series"] if before is not None else series or document["series"]}
 
     def _take_diagnosis(self, health: Health, document: Document, steps: tuple[int, ...], took_s: float) -> None:
         before = health.document
         if steps and before is not None:
-            health.document = merged(before, document)
+            health.document = document
             health.behind += [step for step in steps if step not in health.behind]
         else:
             health.document, health.took_s = document, took_s

@@ -20,7 +20,7 @@ _EMPTY = (
     "Nothing diagnosed yet. An opened dump or log is diagnosed by itself (E: again); what is wrong with it, and what "
     "cannot be read of it, stands here, worst first. enter goes there, f shows the evidence."
 )
-_FOLDS = ("echoes", "skipped")
+_FOLDS = ("downstream", "skipped")
 
 
 class FindingsPane(Rows):
@@ -86,7 +86,7 @@ class FindingsPane(Rows):
     def finding(self) -> Mapping[str, Any] | None:
         """The finding under the cursor; of a fold the one it belongs to."""
         line = self.here
-        if line is not None and line.kind == "echoes":
+        if line is not None and line.kind == "downstream":
             return self._lines[self.cursor - 1].finding
         return line.finding if line is not None else None
 

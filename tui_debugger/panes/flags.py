@@ -83,9 +83,11 @@ class FlagsPane(Rows):
     @on(Rows.Chosen)
     def _chosen(self, event: Rows.Chosen) -> None:
         event.stop()
-        self.press()
+        self.do_open()
 
-    def press(self) -> None:
+    def do_open(self) -> None:
         """Change the flag under the cursor."""
         name = "model" if self.cursor == len(FLAGS) else FLAGS[self.cursor].name
         self.post_message(FlagPressed(name))
+
+    do_mark = do_open

@@ -50,6 +50,6 @@ class LogPane(RichLog):
             lines = [f"({left_out:,} lines not shown)", *lines[left_out:]]
         self.write(Text("\n".join(fmt.safe(line, lines=True) for line in lines)), scroll_end=self.auto_scroll)
 
-    def toggle_pause(self) -> None:
+    def do_mark(self) -> None:
         self.auto_scroll = not self.auto_scroll
         self.border_subtitle = "" if self.auto_scroll else "paused: space follows again"

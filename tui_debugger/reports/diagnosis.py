@@ -15,14 +15,14 @@ PIECES = 6
 
 def diagnosis_report(doc: DiagnosisDocument, *, show_all: bool = False) -> str:
     causes = [finding for finding in doc["findings"] if finding["echo_of"] is None]
-    echoes = [finding for finding in doc["findings"] if finding["echo_of"] is not None]
+    downstream = [finding for finding in doc["findings"] if finding["echo_of"] is not None]
     lines = [headline(doc), f"{words.safe(doc['path'])}  ({doc['dialect']})"]
     for finding in causes:
         lines += ["", *_finding(finding)]
-    if echoes:
-        lines += ["", "echoes: " + ", ".join(f"{one['id']} of {one['echo_of']}" for one in echoes)]
+    if downstream:
+        lines += ["", "downstream: " + ", ".join(f"{one['id']} of {one['echo_of']}" for one in downstream)]
         if show_all:
-            for finding in echoes:
+            for finding in downstream:
                 lines += ["", *_finding(finding)]
     lines += trends_lines(doc["series"], show_all=show_all)
     lines += ["", f"checked {len(doc['checked'])} rules: " + (" ".join(doc["checked"]) or "none")]

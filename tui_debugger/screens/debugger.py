@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from tui_debugger import keymap, remembered
+from tui_debugger import remembered
 from tui_debugger.actions import ACTIONS, Action
-from tui_debugger.flag_choices import FLAGS
 from tui_debugger.messages import (
     FilterChanged,
     FilterClosed,
+    FindingOpened,
     FlagPressed,
+    ProblemOpened,
     RecordHighlighted,
     RecordOpened,
     StartChosen,
@@ -27,12 +30,15 @@ from tui_debugger.messages import (
 from tui_debugger.panes.start import StartList
 from tui_debugger.panes.steps import StepsPane
 from tui_debugger.panes.tensors import TensorsPane
-from tui_debugger.screens.asking import Watching
 from tui_debugger.screens.examining import Examining
-from tui_debugger.screens.finding import Finding
+from tui_debugger.screens.keyed import KeyedScreen, Overlay
+from tui_debugger.screens.marking import Marking
+from tui_debugger.screens.requests import Requests
+from tui_debugger.screens.stage import Stage
 from tui_debugger.screens.taking import Taking
+from tui_debugger.screens.tensor_search import TensorSearch
 from tui_debugger.session import Session
-from tui_debugger.state import Mark, Part, Scope, State
+from tui_debugger.state import Part
 from tui_debugger.tolerance import Tolerance
 from tui_debugger.widgets.bars import KeyBar, TabLine
 from tui_debugger.widgets.headline import Headline, TitleLine
@@ -49,19 +55,22 @@ _REDRAW_S = 1 / 15
 _LIVE_S = 1 / 4
 
 
-class DebuggerScreen(Finding, Examining, Taking):
+class DebuggerScreen(KeyedScreen):
+    KEYS_OF = "debugger"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
     AUTO_FOCUS = ""
     ESCAPE_TO_MINIMIZE = False
 
     def __init__(self, session: Session, actions: tuple[Action, ...] = ACTIONS) -> None:
-        super().__init__()
-        self.session = session
-        self.actions = actions
-        for binding in keymap.bindings("debugger", actions):
-            for key in binding.key.split(","):
-                self._bindings.bind(key, binding.action, binding.description, show=False)
+        super().__init__(actions)
+        self.session, self.state = session, session.state
+        self.stage = Stage(self, session)
+        self.panes = self.stage.panes
+        self.search, self.requests = TensorSearch(self.stage), Requests(self.stage)
+        self.marking, self.taking = Marking(self.stage), Taking(self.stage)
+        self.examining = Examining(self.stage, self.requests)
+        session.diagnosing.behind = partial(self.stage.work, group="diagnose")
         self._stale: set[Part] = set()
         self._lines: list[str] = []
         self._redraw_due = False
@@ -77,16 +86,13 @@ class DebuggerScreen(Finding, Examining, Taking):
     _telemetry: TelemetryPane
 
     @property
-    def state(self) -> State:
-        return self.session.state
+    def parts(self) -> tuple[object, ...]:
+        """Who does the actions, whatever screen is on top."""
+        return self, self.panes, self.search, self.requests, self.marking, self.taking, self.examining
 
-    @property
-    def job_runs(self) -> bool:
-        return self.state.busy is not None
-
-    @property
-    def compares(self) -> bool:
-        return not self.state.shows_record
+    def doers(self) -> Iterable[object]:
+        # A pane does what its keys do to itself.
+        return self.panes.pane, *self.parts
 
     def compose(self) -> ComposeResult:
         yield TitleLine()
@@ -95,7 +101,7 @@ class DebuggerScreen(Finding, Examining, Taking):
         with Horizontal(id="columns"):
             with Vertical(id="left"):
                 yield StepsPane()
-            # As `_mark_active` leaves them: a class that comes later has everything below styled again.
+            # As `PaneLayout.mark_active` leaves them: a class that comes later has everything below styled again.
             with Vertical(id="centre", classes="-has-active"):
                 yield TensorsPane()
             yield Vertical(id="right")
@@ -103,7 +109,7 @@ class DebuggerScreen(Finding, Examining, Taking):
 
     def on_mount(self) -> None:
         self._draw_first(set(Part))
-        self._focus_pane("tensors")
+        self.panes.focus("tensors")
 
     async def mount_rest(self) -> None:
         """The panes that a person does not look for first: imported and mounted once the steps are on the screen."""
@@ -124,7 +130,7 @@ class DebuggerScreen(Finding, Examining, Taking):
                 self.query_one("#right").mount(self._inspect, self._telemetry),
             )
         self.is_whole = True
-        self._mark_active()
+        self.panes.mark_active()
         self.redraw(*Part)
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
@@ -163,7 +169,7 @@ class DebuggerScreen(Finding, Examining, Taking):
             if Part.TELEMETRY in parts or (Part.TENSORS in parts and not state.live):
                 self._telemetry.show(state)
         on_top = self.app.screen
-        if on_top is not self and isinstance(on_top, Watching):
+        if on_top is not self and isinstance(on_top, Overlay):
             on_top.redraw()
 
     def _can_wait(self, parts: set[Part]) -> set[Part]:
@@ -187,7 +193,7 @@ class DebuggerScreen(Finding, Examining, Taking):
         if with_answer and parts != {Part.TELEMETRY}:
             self.query_one(Headline).show(state)
             self.query_one(TitleLine).show(state)
-            self.query_one(KeyBar).show(self._bar, state.busy is not None, self.compares)
+            self.panes.show_keys()
 
     def _show_start(self) -> None:
         state = self.state
@@ -198,144 +204,41 @@ class DebuggerScreen(Finding, Examining, Taking):
         if not is_open:
             self.query_one(StartList).fill(remembered.recent())
         pane.show_start(not is_open)
-        if self.active == "tensors":
-            self._focus_pane("tensors")
-
-    @property
-    def kept_log(self) -> list[str]:
-        return list(self._log.kept)
+        if self.panes.active == "tensors":
+            self.panes.focus("tensors")
 
     def log_line(self, line: str) -> None:
         self._lines.append(line)
         self.redraw()
 
+    def on_descendant_focus(self) -> None:
+        self.panes.follow_focus()
+
     @on(TabLine.Pressed)
     def _tab_pressed(self, event: TabLine.Pressed) -> None:
-        self._focus_pane(event.pane)
+        self.panes.focus(event.pane)
 
-    def action_back(self) -> None:
-        if self.alone:
-            self.action_maximise()
+    def do_back(self) -> None:
+        if self.panes.alone:
+            self.panes.do_maximise()
         elif self.state.filter:
-            self._set_filter("")
+            self.search.set_filter("")
             self.query_one(TensorsPane).close_filter(hide=True)
         elif self.state.step_filter:
             self.state.step_filter = ""
             self.redraw(Part.RUNS)
-        elif self.active != "tensors":
-            self._focus_pane("tensors")
-        elif not self.state.tolerance.is_table and not self.job_runs:
-            self._judge_by(Tolerance())
+        elif self.panes.active != "tensors":
+            self.panes.focus("tensors")
+        elif not self.state.tolerance.is_table and self.state.busy is None:
+            self.requests.judge_by(Tolerance())
             if self.state.compared is not None:
-                self.say("judged by the table's own tolerances again")
+                self.stage.say("judged by the table's own tolerances again")
 
-    def action_open(self) -> None:
-        if self.active == "flags":
-            self._flags.press()
-        elif self.active == "inspect":
-            if self.session.looking.closer.place is None:
-                self.say("arrow left and right move along the strip; enter then goes to the stretch")
-            self.work(self.session.looking.open_strip(), "inspect")
-
-    # ── replay, compare, flags ───────────────────────────────────────────────────────────────────
-
-    def action_replay(self) -> None:
-        if self.state.busy is not None:
-            self.say(f"{self.state.busy} · ctrl+c cancels")
-            return
-        self.work(self.session.replaying.replay(), "job")
-
-    def action_matrix(self) -> None:
-        from tui_debugger.screens.matrix import MatrixScreen  # 5 ms that nobody waits for who never opens it
-
-        self.app.push_screen(MatrixScreen(self))
-
-    def action_flag(self, name: str) -> None:
-        choice = next(choice for choice in FLAGS if choice.name == name)
-        value = self.state.flags.get(name)
-        at = choice.settings.index(value) if value in choice.settings else -1
-        now = self.state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
-        self.redraw(Part.FLAGS)
-        from replay_core.replay.forecast import unavailable  # comes with the flags pane, after the first paint
-
-        why = unavailable(name, now, self.state.flags)
-        if why is not None:
-            self.app.notify(f"{choice.label} {now} cannot run here: {why}", severity="warning", markup=False, timeout=3)
-        elif self.active != "flags" and not self._flags.region:
-            self.app.notify(f"{choice.label}: {'all' if now is None else now}", markup=False, timeout=2)
-
-    def action_mark(self) -> None:
-        if self.active == "flags":
-            self._flags.press()
-        elif self.active == "log":
-            self._log.toggle_pause()
-        elif self.active == "steps":
-            spot = self.query_one(StepsPane).here
-            if spot is None or self.state.a is None:
-                self.say("nothing to mark: o opens a dump")
-                return
-            self._mark(Mark("record", str(spot.scope), spot.scope.params()))
-        elif self.active == "tensors" and self.state.row is not None and not self.query_one(StartList).display:
-            row = self.state.row
-            sides = self.session.looking.sides(row)
-            side = sides.get("a") or sides.get("b")
-            if side is None:
-                self.say("nothing of it can be read: it cannot be compared")
-                return
-            self._mark(Mark("tensor", row.name, side))
-        else:
-            self.say("space marks a tensor in 2, a step or micro-batch in 1, a cell in the matrix; = compares two")
-
-    def _mark(self, mark: Mark) -> None:
-        self.state.toggle_mark(mark)
-        if len(self.state.marks) == 2:
-            self.say(f"two marked: = compares {self.state.marks[0].name} with {self.state.marks[1].name}")
-        self.redraw(Part.TENSORS, Part.RUNS)
-
-    def action_pair(self) -> None:
-        if len(self.state.marks) != 2:
-            self.say("mark two first: space marks a tensor in 2, a step or micro-batch in 1, a cell in the matrix")
-            return
-        one, other = self.state.marks
-        if one.kind == "tensor":
-            self.work(self.session.looking.inspect_pair(one, other), "inspect")
-            self._focus_pane("inspect")
-        elif one.kind == "record":
-            self.work(self.session.comparing.compare_scopes(Scope(**one.what), Scope(**other.what)), "job")
-            self._focus_pane("tensors")
-        else:
-            self.work(self.session.replaying.compare_cells(dict(one.what), dict(other.what)), "job")
-
-    def action_cancel(self) -> None:
-        if self.state.busy is None and self.state.health.doing:
-            self.workers.cancel_group(self, "diagnose")
-            return
-        if self.state.busy is None:
-            self.say("nothing runs; q quits")
-        for group in ("job", "judge"):
-            self.workers.cancel_group(self, group)
-        self.session.comparing.judging_by = None  # of a judging that had not begun nobody else would say so
-
-    # ── the rest ─────────────────────────────────────────────────────────────────────────────────
-
-    def action_theme(self) -> None:
-        from tui_debugger.screens.themes import ThemeScreen  # textual's OptionList: 5 ms
-
-        self.app.push_screen(ThemeScreen())
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
-
-    def action_help(self) -> None:
-        from tui_debugger.screens.help import HelpScreen  # rich.table: 10 ms
-
-        self.app.push_screen(HelpScreen(self.actions))
-
-    def action_quit(self) -> None:
+    def do_quit(self) -> None:
         busy = self.state.busy
         if busy is not None and busy.is_replay and not self._quit_asked:
             self._quit_asked = True
-            self.say("a replay runs: q again quits, ctrl+c cancels it", "warning")
+            self.stage.say("a replay runs: q again quits, ctrl+c cancels it", "warning")
             return
         self.app.exit(return_code=0)
 
@@ -344,52 +247,56 @@ class DebuggerScreen(Finding, Examining, Taking):
     @on(TensorHighlighted)
     def _tensor_highlighted(self, event: TensorHighlighted) -> None:
         self.state.selected = event.index
-        self.work(self.session.looking.inspect(), "inspect")
+        self.stage.work(self.session.looking.inspect(), "inspect")
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
-        self._focus_pane("inspect")
+        self.panes.focus("inspect")
 
     @on(RecordHighlighted)
     def _record_highlighted(self, event: RecordHighlighted) -> None:
         # With a pair open the list stays on the comparison until enter asks for another.
         if self.state.b is None and event.index is not None:
-            self.work(self.session.looking.show_record(event.index), "look")
+            self.stage.work(self.session.looking.show_record(event.index), "look")
 
     @on(RecordOpened)
     def _record_opened(self, event: RecordOpened) -> None:
         if self.state.b is not None and self.state.snapshot is None:
-            self.work(self.session.comparing.compare(event.scope), "job")
+            self.stage.work(self.session.comparing.compare(event.scope), "job")
         elif event.index is not None:
-            self.work(self.session.looking.show_record(event.index), "look")
-            self._focus_pane("tensors")
+            self.stage.work(self.session.looking.show_record(event.index), "look")
+            self.panes.focus("tensors")
+
+    @on(FindingOpened)
+    def _finding_opened(self, event: FindingOpened) -> None:
+        self.examining.go_to_finding(event.finding)
+
+    @on(ProblemOpened)
+    def _problem_opened(self, event: ProblemOpened) -> None:
+        self.examining.go_to_problem(event.step, event.where)
 
     @on(StartChosen)
     def _start_chosen(self, event: StartChosen) -> None:
         if not event.paths:
-            self.work(self.session.replaying.demo(), "job")
+            self.stage.work(self.session.replaying.demo(), "job")
             return
         more = [Path(path[1:]) for path in event.paths if path.startswith(remembered.TOGETHER)]
         a, *others = (Path(path) for path in event.paths if not path.startswith(remembered.TOGETHER))
-        self.work(self.session.opening.open_another(a, others[0] if others else None, more), "job")
+        self.stage.work(self.session.opening.open_another(a, others[0] if others else None, more), "job")
 
     @on(FlagPressed)
     def _flag_pressed(self, event: FlagPressed) -> None:
         if event.name == "model":
-            self.action_model()
+            self.requests.do_model()
         else:
-            self.action_flag(event.name)
+            self.requests.do_flag(event.name)
 
     @on(FilterChanged)
     def _filter_changed(self, event: FilterChanged) -> None:
-        self._set_filter(event.text)
+        self.search.set_filter(event.text)
 
     @on(FilterClosed)
     def _filter_closed(self, event: FilterClosed) -> None:
         if not event.keep:
-            self._set_filter("")
+            self.search.set_filter("")
         self.query_one(TensorsPane).close_filter(hide=not (event.keep and self.state.filter))
-
-    def act_on(self, name: str, *arguments: Any) -> None:
-        """An action asked for by a screen on top of this one."""
-        getattr(self, f"action_{name}")(*arguments)

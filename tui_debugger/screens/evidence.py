@@ -20,7 +20,7 @@ from tui_debugger.screens.examining import can_do
 from tui_debugger.widgets.paint import paint
 
 if TYPE_CHECKING:
-    from tui_debugger.screens.debugger import DebuggerScreen
+    from tui_debugger.screens.stage import Stage
 
 
 #: Narrower screens have no room for a table of evidence.
@@ -46,9 +46,9 @@ class EvidenceScreen(ModalScreen[None]):
         Binding("pageup,ctrl+u", "scroll('page_up')", show=False),
     ]
 
-    def __init__(self, debugger: DebuggerScreen, finding: Mapping[str, Any]) -> None:
+    def __init__(self, stage: Stage, finding: Mapping[str, Any]) -> None:
         super().__init__()
-        self._debugger = debugger
+        self._stage = stage
         self._finding = finding
         self._explained = ""
 
@@ -76,10 +76,10 @@ class EvidenceScreen(ModalScreen[None]):
         if finding["evidence"]:
             narrow = self.app.size.width < _NARROW
             parts += [self._heading("Evidence"), self._narrow_evidence() if narrow else self._evidence()]
-        echoes = [one for one in self._debugger.state.health.findings if one["echo_of"] == finding["id"]]
-        if echoes:
+        downstream = [one for one in self._stage.state.health.findings if one["echo_of"] == finding["id"]]
+        if downstream:
             parts.append(self._heading("What follows from it"))
-            parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in echoes]
+            parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in downstream]
         if finding["echo_of"]:
             parts.append(Text(f"\nThis follows from {finding['echo_of']}.", paint(self, "muted")))
         parts.append(Text(f"\nRule from: {fmt.safe(finding['source'])}", paint(self, "muted")))
@@ -136,23 +136,23 @@ class EvidenceScreen(ModalScreen[None]):
 
     def action_go(self) -> None:
         self.dismiss()
-        self._debugger.go_to_finding(self._finding)
+        self._stage.screen.examining.go_to_finding(self._finding)
 
     def action_copy(self) -> None:
-        self._debugger.copy(self._finding["next_step"])
+        self._stage.screen.taking.copy(self._finding["next_step"])
 
     def action_do(self) -> None:
         if not can_do(self._finding["next_step"]):
-            self._debugger.say("the screen cannot do this step by itself: y copies it")
+            self._stage.say("the screen cannot do this step by itself: y copies it")
             return
         self.dismiss()
-        self._debugger.do_next_step(self._finding["next_step"])
+        self._stage.screen.examining.take_next_step(self._finding["next_step"])
 
     def action_explain(self) -> None:
-        self._debugger.work(self._explain(), "explain")
+        self._stage.work(self._explain(), "explain")
 
     async def _explain(self) -> None:
-        self._explained = await self._debugger.session.diagnosing.explain(self._finding["id"])
+        self._explained = await self._stage.session.diagnosing.explain(self._finding["id"])
         if self.is_attached:
             self.query_one("#evidence-text", Static).update(self._text())
             self.query_one("#evidence", VerticalScroll).scroll_end(animate=False)

@@ -3,59 +3,47 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from textual import on
-
 from tui_debugger.answer import NO_DUMP
-from tui_debugger.messages import FindingOpened, ProblemOpened
 from tui_debugger.panes.steps import StepsPane
-from tui_debugger.screens.asking import Asking, quietly
-from tui_debugger.screens.moving import Moving
+from tui_debugger.screens.requests import Requests
+from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Part, Scope
 
 if TYPE_CHECKING:
     from tui_debugger.panes.findings import FindingsPane
-    from tui_debugger.screens.debugger import DebuggerScreen
 
 
-class Examining(Moving, Asking):
+class Examining:
     """The actions of findings, trends and following."""
 
-    _findings: FindingsPane
-
-    def begin_behind(self) -> None:
-        """Let the session run what nobody waits for."""
-        self.session.diagnosing.behind = self._behind
-
-    def _behind(self, work: Coroutine[Any, Any, Any]) -> None:
-        self.run_worker(quietly(work), group="diagnose", exclusive=True)
+    def __init__(self, stage: Stage, requests: Requests) -> None:
+        self._stage, self._session, self._state = stage, stage.session, stage.state
+        self._requests = requests
 
     # ── findings ─────────────────────────────────────────────────────────────────────────────────
 
-    def action_diagnose(self) -> None:
-        if self.session.state.a is None:
-            self.say(f"{NO_DUMP}: o opens one")
+    def do_diagnose(self) -> None:
+        if self._state.a is None:
+            self._stage.say(f"{NO_DUMP}: o opens one")
             return
-        self._behind(self.session.diagnosing.diagnose())
+        self._stage.work(self._session.diagnosing.diagnose(), "diagnose")
 
-    def action_finding(self) -> None:
-        finding = self._findings.finding if self.active == "findings" else None
-        self.show_finding(finding or self.session.state.health.worst)
+    def do_finding(self) -> None:
+        pane = self._stage.panes.pane
+        finding = cast("FindingsPane", pane).finding if pane is not None and pane.id == "findings" else None
+        self.show_finding(finding or self._state.health.worst)
 
     def show_finding(self, finding: Mapping[str, Any] | None) -> None:
         if finding is None:
-            self.say(self.session.state.health.note() or "nothing diagnosed yet: o opens a dump or a log")
+            self._stage.say(self._state.health.note() or "nothing diagnosed yet: o opens a dump or a log")
             return
         from tui_debugger.screens.evidence import EvidenceScreen  # nobody waits for it who finds nothing wrong
 
-        self.app.push_screen(EvidenceScreen(cast("DebuggerScreen", self), finding))
-
-    @on(FindingOpened)
-    def _finding_opened(self, event: FindingOpened) -> None:
-        self.go_to_finding(event.finding)
+        self._stage.put_on_top(EvidenceScreen(self._stage, finding))
 
     def go_to_finding(self, finding: Mapping[str, Any]) -> None:
         """Go where the finding's evidence lies: a line of a log, a tensor, a step."""
@@ -63,49 +51,44 @@ class Examining(Moving, Asking):
         if where.get("line") is not None and where.get("path"):
             from tui_debugger.screens.logview import LogScreen
 
-            self.app.push_screen(LogScreen(Path(where["path"]), line=int(where["line"])))
+            self._stage.put_on_top(LogScreen(Path(where["path"]), line=int(where["line"])))
             return
-        self.come_to_front()
-        self.work(self._go_to(where, finding), "look")
-
-    def come_to_front(self) -> None:
-        """Leave what lies on top of the panes."""
-        while self.app.screen is not self:
-            self.app.pop_screen()
+        self._stage.come_to_front()
+        self._stage.work(self._go_to(where, finding), "look")
 
     async def _go_to(self, where: Mapping[str, Any], finding: Mapping[str, Any]) -> None:
         steps = finding.get("steps") or []
         place = {**where, "step": where.get("step") if where.get("step") is not None else next(iter(steps), None)}
-        if any(place.get(name) is not None for name in ("step", "path")) and await self.session.looking.show_place(
+        if any(place.get(name) is not None for name in ("step", "path")) and await self._session.looking.show_place(
             place
         ):
-            named = self.session.state.row is not None and place.get("tensor") is not None
-            self._focus_pane("inspect" if named and place.get("sample") is not None else "tensors")
-            self.redraw(Part.TENSORS, Part.RUNS)
+            named = self._state.row is not None and place.get("tensor") is not None
+            self._stage.panes.focus("inspect" if named and place.get("sample") is not None else "tensors")
+            self._stage.redraw(Part.TENSORS, Part.RUNS)
         else:
             self.show_finding(finding)
 
-    @on(ProblemOpened)
-    def _problem_opened(self, event: ProblemOpened) -> None:
-        self._focus_pane("steps")
-        if not self.query_one(StepsPane).go_to(event.step, event.where):
-            self.say("it belongs to no record that is listed")
+    def go_to_problem(self, step: int | None, where: str) -> None:
+        """Go to the record of the file that a problem names, or to the step it speaks of."""
+        self._stage.panes.focus("steps")
+        if not self._stage.screen.query_one(StepsPane).go_to(step, where):
+            self._stage.say("it belongs to no record that is listed")
 
-    def do_next_step(self, command: str) -> bool:
+    def take_next_step(self, command: str) -> bool:
         """Do on the screen what a finding's next step says, where the screen can: replay or compare."""
         asked = parsed(command)
-        state = self.session.state
-        self.come_to_front()
+        state = self._state
+        self._stage.come_to_front()
         if asked is None or state.a is None:
             return False
         verb, words, options = asked
         if verb == "compare" and len(words) > 1:
-            self.work(self.session.comparing.compare_with(Path(words[1]).expanduser()), "job")
+            self._stage.work(self._session.comparing.compare_with(Path(words[1]).expanduser()), "job")
             return True
         if verb != "replay":
             return False
         numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdigit()}
-        index = self.session.looking.record_at(numbers) if numbers else None
+        index = self._session.looking.record_at(numbers) if numbers else None
         if index is not None:
             state.scope = Scope.of(state.a["records"][index]["key"])
         for name, value in flags_of(options).items():
@@ -115,49 +98,48 @@ class Examining(Moving, Asking):
         model = options.get("model", "")
         if model and not model.isupper():
             state.model = model
-        self.redraw(Part.FLAGS)
+        self._stage.redraw(Part.FLAGS)
         if "matrix" in options:
-            self.act_on("matrix")
+            self._requests.do_matrix()
         elif state.model is None and not state.a.get("models"):
-            self._ask("Model to replay with", "a directory, a cached hub id, or random:llama-tiny",
+            self._stage.ask("Model to replay with", "a directory, a cached hub id, or random:llama-tiny",
                       self._replay_with, path=True)  # fmt: skip
         else:
-            self.act_on("replay")
+            self._requests.do_replay()
         return True
 
     def _replay_with(self, model: str) -> None:
-        self.session.state.model = model
-        self.act_on("replay")
-
-    def act_on(self, name: str, *arguments: Any) -> None:
-        raise NotImplementedError
+        self._state.model = model
+        self._requests.do_replay()
 
     # ── trends ───────────────────────────────────────────────────────────────────────────────────
 
-    def action_trends(self) -> None:
+    def do_trends(self) -> None:
         from tui_debugger.screens.trends import TrendsScreen  # as late as the others
 
-        if self.session.state.a is None:
-            self.say("no run is open: o opens a dump or a log")
+        if self._state.a is None:
+            self._stage.say("no run is open: o opens a dump or a log")
             return
-        self.app.push_screen(TrendsScreen(cast("DebuggerScreen", self)))
+        self._stage.put_on_top(TrendsScreen(self._stage))
 
     # ── following ────────────────────────────────────────────────────────────────────────────────
 
-    def action_follow(self) -> None:
-        state = self.session.state
+    def do_follow(self) -> None:
+        state = self._state
         if state.live_run is not None:
-            self.workers.cancel_group(self, "follow")
-            self.say("no longer followed")
+            self._stage.cancel("follow")
+            self._stage.say("no longer followed")
         elif state.a_path is None or state.snapshot is not None:
-            self.say("no run is open that could grow: o opens one")
+            self._stage.say("no run is open that could grow: o opens one")
         elif state.more:
-            self.say(f"a run in {1 + len(state.more)} directories is not followed: rldbg --follow with one of them")
+            self._stage.say(
+                f"a run in {1 + len(state.more)} directories is not followed: rldbg --follow with one of them"
+            )
         else:
             self.follow(state.a_path)
 
     def follow(self, path: Path) -> None:
-        self.run_worker(quietly(self.session.following.follow(path)), group="follow", exclusive=True)
+        self._stage.work(self._session.following.follow(path), "follow")
 
 
 def parsed(command: str) -> tuple[str, list[str], dict[str, str]] | None:
@@ -195,7 +177,7 @@ def flags_of(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def can_do(command: str) -> bool:
-    """Whether `do_next_step` knows what to do with a command."""
+    """Whether `Examining.take_next_step` knows what to do with a command."""
     asked = parsed(command)
     return asked is not None and (
         (asked[0] == "compare" and len(asked[1]) > 1)

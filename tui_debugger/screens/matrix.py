@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 from textual import on
@@ -14,22 +14,18 @@ from textual.widgets import Static
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
 from replay_core.replay.flags import Flags
-from tui_debugger import digests, keymap
+from tui_debugger import digests
 from tui_debugger import format as fmt
 from tui_debugger.answer import NO_DUMP
 from tui_debugger.screens.ask import AskScreen
-from tui_debugger.screens.asking import Watching
-from tui_debugger.screens.help import HelpScreen
+from tui_debugger.screens.keyed import Overlay
 from tui_debugger.screens.logview import LogScreen
-from tui_debugger.screens.moving import move
-from tui_debugger.screens.themes import ThemeScreen
+from tui_debugger.screens.pane_layout import move
+from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Mark, Matrix
 from tui_debugger.widgets.bars import KeyBar
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
-
-if TYPE_CHECKING:
-    from tui_debugger.screens.debugger import DebuggerScreen
 
 _EMPTY = (
     "No cell has run. r runs every combination of these axes, each in a child process of its own, and holds it "
@@ -121,28 +117,24 @@ def _figure(cell: Mapping[str, Any], name: str) -> str:
     return "" if value is None else fmt.seconds(value)
 
 
-class MatrixScreen(Watching):
+class MatrixScreen(Overlay):
     """The cells of the matrix over the debugger's panes."""
 
     KEYS_OF = "matrix"
 
-    def __init__(self, debugger: DebuggerScreen) -> None:
-        super().__init__()
-        self.debugger = debugger
-        for binding in keymap.bindings("matrix", debugger.actions):
-            for key in binding.key.split(","):
-                self._bindings.bind(key, binding.action, binding.description, show=False)
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
 
     @property
     def matrix(self) -> Matrix:
-        return self.debugger.state.matrix
+        return self.stage.state.matrix
 
     def compose(self) -> ComposeResult:
         yield Static("", markup=False, id="matrix-title")
         yield Static("", markup=False, id="matrix-answer")
         yield MatrixRows()
         yield Static("", markup=False, id="matrix-cell")
-        yield KeyBar(self.debugger.actions)
+        yield KeyBar(self.actions)
 
     def on_mount(self) -> None:
         self.query_one(MatrixRows).focus()
@@ -151,7 +143,7 @@ class MatrixScreen(Watching):
     def redraw(self) -> None:
         if not self.is_attached:
             return
-        state = self.debugger.state
+        state = self.stage.state
         marked = {mark.name for mark in state.marks if mark.kind == "cell"}
         rows = self.query_one(MatrixRows)
         rows.show(self.matrix, marked)
@@ -169,7 +161,7 @@ class MatrixScreen(Watching):
 
     def _answer(self) -> Text:
         """The answer first: what breaks agreement, what does not run, or how far it is."""
-        matrix, state = self.matrix, self.debugger.state
+        matrix, state = self.matrix, self.stage.state
         text = Text(no_wrap=True, overflow="ellipsis", end="")
         if matrix.runs:
             text.append(" RUN ", paint(self, "key"))
@@ -212,7 +204,7 @@ class MatrixScreen(Watching):
     def _highlighted(self, event: Rows.Highlighted) -> None:
         event.stop()
         if isinstance(event, Rows.Chosen):
-            self.action_open()
+            self.do_open()
         else:
             self._show_cell(event.row)
 
@@ -248,14 +240,14 @@ class MatrixScreen(Watching):
         row = self.query_one(MatrixRows).cursor
         return self.matrix.cells[row] if row < len(self.matrix.cells) else None
 
-    def action_run_matrix(self) -> None:
-        state = self.debugger.state
+    def do_run_matrix(self) -> None:
+        state = self.stage.state
         if state.busy is not None:
-            self.debugger.say(f"{state.busy} · ctrl+c cancels")
+            self.stage.say(f"{state.busy} · ctrl+c cancels")
             return
-        self.debugger.work(self.debugger.session.replaying.run_matrix(), "job")
+        self.stage.work(self.stage.session.replaying.run_matrix(), "job")
 
-    def action_axes(self) -> None:
+    def do_axes(self) -> None:
         def go(text: str | None) -> None:
             if text is None:
                 return
@@ -270,68 +262,47 @@ class MatrixScreen(Watching):
         hint = "name=value,value ...: the first value of each is its baseline"
         self.app.push_screen(AskScreen("Axes of the matrix", hint, self.matrix.axes), go)
 
-    def action_open(self) -> None:
+    def do_open(self) -> None:
         cell, baseline = self._cell, self.matrix.baseline
         if cell is None:
             return
         if not cell.get("dump"):
-            self.action_open_log()
+            self.do_open_log()
             return
         if baseline is None or cell.get("part") == "reference":
-            self.debugger.say("the baseline agrees with itself: choose another cell, or mark two and press =")
+            self.stage.say("the baseline agrees with itself: choose another cell, or mark two and press =")
             return
         self._leave_for_tensors()
-        self.debugger.work(self.debugger.session.replaying.compare_cells(baseline, cell), "job")
+        self.stage.work(self.stage.session.replaying.compare_cells(baseline, cell), "job")
 
     def _leave_for_tensors(self) -> None:
         """Back to the debugger, at the list that the answer will stand in: a narrow screen shows one pane."""
         self.app.pop_screen()
-        self.debugger.action_pane("tensors")
+        self.stage.panes.focus("tensors")
 
-    def action_open_log(self) -> None:
+    def do_open_log(self) -> None:
         log = (self._cell or {}).get("log")
         if not log:
-            self.debugger.say("this cell has no log of its own")
+            self.stage.say("this cell has no log of its own")
             return
         self.app.push_screen(LogScreen(Path(str(log))))
 
-    def action_mark(self) -> None:
+    def do_mark(self) -> None:
         cell = self._cell
         if cell is None or not cell.get("dump"):
-            self.debugger.say("a cell that did not run left nothing to compare")
+            self.stage.say("a cell that did not run left nothing to compare")
             return
         row = self.query_one(MatrixRows).cursor
-        self.debugger.state.toggle_mark(Mark("cell", str(row), cell))
+        self.stage.state.toggle_mark(Mark("cell", str(row), cell))
         self.redraw()
 
-    def action_pair(self) -> None:
-        if len(self.debugger.state.marks) == 2:
+    def do_pair(self) -> None:
+        if len(self.stage.state.marks) == 2:
             self._leave_for_tensors()
-        self.debugger.action_pair()
+        self.stage.screen.marking.do_pair()
 
-    def action_cancel(self) -> None:
-        self.debugger.action_cancel()
-
-    def action_back(self) -> None:
-        self.app.pop_screen()
-
-    def action_move(self, where: str) -> None:
+    def do_move(self, where: str) -> None:
         move(self.query_one(MatrixRows), where)
 
-    def action_export(self) -> None:
-        self.debugger.action_export()
-
-    def action_copy(self) -> None:
-        self.debugger.copy(self._answer().plain)
-
-    def action_theme(self) -> None:
-        self.app.push_screen(ThemeScreen())
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.debugger.actions))
-
-    def action_quit(self) -> None:
-        self.debugger.action_quit()
+    def do_copy(self) -> None:
+        self.stage.screen.taking.copy(self._answer().plain)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -12,19 +11,16 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
-from tui_debugger import keymap, paths, snapshot
 from tui_debugger.actions import PARITY_PARTS
 from tui_debugger.panes import parity_sheets as sheets
 from tui_debugger.parity_view import ParityView
-from tui_debugger.screens.asking import Watching
-from tui_debugger.screens.moving import move
+from tui_debugger.screens.keyed import Overlay
+from tui_debugger.screens.pane_layout import move
+from tui_debugger.screens.stage import Stage
 from tui_debugger.widgets.bars import KeyBar
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.plots import scatter, two_histograms
 from tui_debugger.widgets.rows import Rows
-
-if TYPE_CHECKING:
-    from tui_debugger.screens.debugger import DebuggerScreen
 
 _NUMBERS = {name: number for number, name in enumerate(PARITY_PARTS, 1)}
 _WAITING = "Both critics run, each in a process of its own. Their values stand here once both have answered."
@@ -186,7 +182,7 @@ class ParityTabs(Static):
         self.update(text)
 
 
-class ParityScreen(Watching):
+class ParityScreen(Overlay):
     """The answer, and seven parts below it; a narrow terminal shows one at a time."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]
@@ -194,18 +190,14 @@ class ParityScreen(Watching):
     KEYS_OF = "parity"
     AUTO_FOCUS = ""
 
-    def __init__(self, debugger: DebuggerScreen) -> None:
-        super().__init__()
-        self.debugger = debugger
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
         self.active = "measures"
         self.alone = False
-        for binding in keymap.bindings("parity", debugger.actions):
-            for key in binding.key.split(","):
-                self._bindings.bind(key, binding.action, binding.description, show=False)
 
     @property
     def view(self) -> ParityView:
-        return self.debugger.state.parity
+        return self.stage.state.parity
 
     def compose(self) -> ComposeResult:
         yield Static("", markup=False, id="parity-title")
@@ -221,7 +213,7 @@ class ParityScreen(Watching):
                 yield Sheet("scatter")
                 yield Sheet("differences")
                 yield Sheet("bands")
-        yield KeyBar(self.debugger.actions)
+        yield KeyBar(self.actions)
 
     def on_mount(self) -> None:
         self._focus_part("measures")
@@ -230,7 +222,7 @@ class ParityScreen(Watching):
     def redraw(self) -> None:
         if not self.is_attached:
             return
-        view, state = self.view, self.debugger.state
+        view, state = self.view, self.stage.state
         for part in self.query(Sheet):
             part.show(view)
         self.query_one(WorstRows).show(view)
@@ -266,14 +258,14 @@ class ParityScreen(Watching):
         self.query_one(ParityTabs).show(name)
         self.query_one(f"#parity-{name}").focus()
 
-    def action_part(self, name: str) -> None:
+    def do_part(self, name: str) -> None:
         self._focus_part(name)
 
-    def action_next_pane(self, direction: str) -> None:
+    def do_next_pane(self, direction: str) -> None:
         names = list(PARITY_PARTS)
         self._focus_part(names[(names.index(self.active) + (1 if direction == "next" else -1)) % len(names)])
 
-    def action_maximise(self) -> None:
+    def do_maximise(self) -> None:
         self.alone = not self.alone
         self._focus_part(self.active)
 
@@ -284,21 +276,21 @@ class ParityScreen(Watching):
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────
 
-    def action_batch(self, direction: str) -> None:
+    def do_batch(self, direction: str) -> None:
         if len(self.view.batches) < 2:
-            self.debugger.say("there is one batch only" if self.view.batches else "there is nothing yet")
+            self.stage.say("there is one batch only" if self.view.batches else "there is nothing yet")
         self.view.turn(1 if direction == "next" else -1)
         self.query_one(WorstRows).move_cursor(0)
         self.redraw()
 
-    def action_mode(self) -> None:
+    def do_mode(self) -> None:
         if self.view.batch is not None and self.view.batch.get("train") is None:
-            self.debugger.say("no values of train mode were recorded")
+            self.stage.say("no values of train mode were recorded")
             return
         self.view.mode = "train" if self.view.mode == "eval" else "eval"
         self.redraw()
 
-    def action_points(self) -> None:
+    def do_points(self) -> None:
         self.view.only_counted = not self.view.only_counted
         self.redraw()
 
@@ -306,73 +298,47 @@ class ParityScreen(Watching):
     def _highlighted(self, event: Rows.Highlighted) -> None:
         event.stop()
         if isinstance(event, Rows.Chosen):
-            self.action_open()
+            self.do_open()
 
-    def action_open(self) -> None:
+    def do_open(self) -> None:
         worst, batch = self.query_one(WorstRows).chosen, self.view.batch
         if self.active != "worst" and worst is not None:
             self._focus_part("worst")
-            self.debugger.say("enter again goes to the token under the cursor")
+            self.stage.say("enter again goes to the token under the cursor")
             return
         if worst is None or batch is None:
-            self.debugger.say("no token that counts differs")
+            self.stage.say("no token that counts differs")
             return
         self.app.pop_screen()
-        self.debugger.work(self.debugger.session.parities.open_value(batch, worst), "job")
-        self.debugger.action_pane("inspect")
+        self.stage.work(self.stage.session.parities.open_value(batch, worst), "job")
+        self.stage.panes.focus("inspect")
 
-    def action_run_parity(self) -> None:
-        debugger = self.debugger
-        if debugger.state.busy is not None:
-            debugger.say(f"{debugger.state.busy} · ctrl+c cancels")
+    def do_run_parity(self) -> None:
+        stage = self.stage
+        if stage.state.busy is not None:
+            stage.say(f"{stage.state.busy} · ctrl+c cancels")
         elif not self.view.request:
-            debugger.say("a saved document is not run again: rldbg parity CONFIG_A CONFIG_B")
+            stage.say("a saved document is not run again: rldbg parity CONFIG_A CONFIG_B")
         else:
             request = {name: value for name, value in self.view.request.items() if name != "out"}
-            debugger.work(debugger.session.parities.run(request), "job")
+            stage.work(stage.session.parities.run(request), "job")
 
-    def action_cancel(self) -> None:
-        self.debugger.action_cancel()
-
-    def action_back(self) -> None:
+    def do_back(self) -> None:
         if self.alone:
-            self.action_maximise()
+            self.do_maximise()
         else:
-            self.app.pop_screen()
+            super().do_back()
 
-    def action_move(self, where: str) -> None:
+    def do_move(self, where: str) -> None:
         move(self.focused, where)
 
-    def action_export(self) -> None:
-        self.debugger.work(self._export(), "export")
+    def do_export(self) -> None:
+        documents = [self.view.document] if self.view.document is not None else []
+        self.stage.work(self.stage.screen.taking.write(documents, "nothing to export yet"), "export")
 
-    async def _export(self) -> None:
-        try:
-            documents = [self.view.document] if self.view.document is not None else []
-            written = await asyncio.to_thread(snapshot.write_each, paths.here(), documents)
-        except (OSError, ValueError) as error:
-            self.debugger.say(f"cannot export: {error}", "error")
-            return
-        said = "\n".join(f"wrote {path}" for path in written) or "nothing to export yet"
-        self.debugger.say(said)
+    def do_copy(self) -> None:
+        answer = self.view.answer(self.stage.state.busy)
+        self.stage.screen.taking.copy(" · ".join([answer.sentence, *answer.notes]))
 
-    def action_copy(self) -> None:
-        answer = self.view.answer(self.debugger.state.busy)
-        self.debugger.copy(" · ".join([answer.sentence, *answer.notes]))
-
-    def action_open_log(self) -> None:
-        from tui_debugger.screens.logview import LogScreen
-
-        self.app.push_screen(LogScreen(None, self.debugger.kept_log))
-
-    def action_theme(self) -> None:
-        self.debugger.action_theme()
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
-
-    def action_help(self) -> None:
-        self.debugger.action_help()
-
-    def action_quit(self) -> None:
-        self.debugger.action_quit()
+    def do_open_log(self) -> None:
+        self.stage.screen.taking.show_log()

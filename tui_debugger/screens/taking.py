@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from replay_core.jobs import Document
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import answer_of
-from tui_debugger.screens.asking import Asking
-from tui_debugger.screens.moving import Moving
+from tui_debugger.screens.stage import Stage
 
 if TYPE_CHECKING:
     from tui_debugger.panes.findings import FindingsPane
@@ -21,29 +21,25 @@ if TYPE_CHECKING:
 _LOOK_S, _IDLE_LOOKS = 0.05, 20
 
 
-class Taking(Moving, Asking):
+class Taking:
     """The actions export, copy and log."""
 
-    _findings: FindingsPane
-    _inspect: InspectPane
-    _log: LogPane
-    _export_waits = False
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._state = stage, stage.state
+        self._export_waits = False
 
-    def log_line(self, line: str) -> None:
-        raise NotImplementedError
-
-    def action_export(self) -> None:
-        findings, state = self.active == "findings", self.session.state
+    def do_export(self) -> None:
+        findings, state = self._stage.panes.active == "findings", self._state
         if not (state.live and state.busy is not None):
-            self.work(self._export(findings), "export")
+            self._stage.work(self._export(findings), "export")
             return
-        self.say(f"{state.busy} · written when it has ended")
+        self._stage.say(f"{state.busy} · written when it has ended")
         if not self._export_waits:
             self._export_waits = True
-            self.work(self._export_when_ended(findings), "export")
+            self._stage.work(self._export_when_ended(findings), "export")
 
     async def _export_when_ended(self, findings: bool) -> None:
-        state, idle = self.session.state, 0
+        state, idle = self._state, 0
         try:
             # Between the end of the job and its answer on the screen nothing is busy for a moment.
             while state.live and idle < _IDLE_LOOKS:
@@ -52,43 +48,47 @@ class Taking(Moving, Asking):
         finally:
             self._export_waits = False
         if state.live:
-            self.say("the comparison did not come to its end: nothing was written", "warning")
+            self._stage.say("the comparison did not come to its end: nothing was written", "warning")
         else:
             await self._export(findings)
 
     async def _export(self, findings: bool) -> None:
-        documents = snapshot.documents(self.session.state, findings=findings)
+        documents = snapshot.documents(self._state, findings=findings)
+        await self.write(documents, "nothing to export: open a dump first")
+
+    async def write(self, documents: list[Document], lacking: str) -> None:
+        """Write documents as JSON, or say what is lacking. A long list takes a second: the keys go on meanwhile."""
         try:
-            # A long list takes a second to write: the keys go on meanwhile.
             written = await asyncio.to_thread(snapshot.write_each, paths.here(), documents)
         except (OSError, ValueError) as error:
-            self.say(f"cannot export: {error}", "error")
+            self._stage.say(f"cannot export: {error}", "error")
             return
-        names = "\n".join(str(path) for path in written)
-        self.say(f"wrote {names}" if written else "nothing to export: open a dump first")
+        self._stage.say("wrote " + "\n".join(map(str, written)) if written else lacking)
         for path in written:
-            self.log_line(f"wrote {path}")
+            self._stage.session.errands.log(f"wrote {path}")
 
-    def action_copy(self) -> None:
-        named = {
-            "inspect": lambda: self._inspect.text,
-            "findings": lambda: self._findings.text,
-        }
-        self.copy(named.get(self.active, str)() or answer_of(self.session.state).sentence)
+    def do_copy(self) -> None:
+        pane = self._stage.panes.pane
+        text = cast("InspectPane | FindingsPane", pane).text if pane and pane.id in ("inspect", "findings") else ""
+        self.copy(text or answer_of(self._state).sentence)
 
     def copy(self, text: str) -> None:
-        self.work(self._copy(text), "copy")
+        self._stage.work(self._copy(text), "copy")
 
     async def _copy(self, text: str) -> None:
-        self.app.copy_to_clipboard(text)
+        self._stage.screen.app.copy_to_clipboard(text)
         from tui_debugger import clipboard
 
         in_tmux = await clipboard.tmux_buffer(text)
-        self.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
+        self._stage.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
 
-    def action_open_log(self) -> None:
+    def do_open_log(self) -> None:
+        cell = self._state.cells[-1].document if self._state.cells else {}
+        self.show_log(cell.get("log"))
+
+    def show_log(self, path: str | None = None) -> None:
+        """A log over the whole screen: of a file, or of this session."""
         from tui_debugger.screens.logview import LogScreen  # as late as the others
 
-        cell = self.session.state.cells[-1].document if self.session.state.cells else {}
-        log = cell.get("log")
-        self.app.push_screen(LogScreen(Path(log)) if log else LogScreen(None, self._log.kept))
+        kept = cast("LogPane", self._stage.screen.query_one("#log")).kept
+        self._stage.put_on_top(LogScreen(Path(path)) if path else LogScreen(None, kept))

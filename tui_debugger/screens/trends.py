@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -12,11 +12,11 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
-from tui_debugger import keymap
 from tui_debugger.answer import answer_of
 from tui_debugger.health import WORDS, causes
-from tui_debugger.screens.asking import Watching
-from tui_debugger.screens.moving import move
+from tui_debugger.screens.keyed import Overlay
+from tui_debugger.screens.pane_layout import move
+from tui_debugger.screens.stage import Stage
 from tui_debugger.trend_rows import Trend, trends
 from tui_debugger.widgets.bars import KeyBar
 from tui_debugger.widgets.fixed import Fixed
@@ -24,9 +24,6 @@ from tui_debugger.widgets.headline import Headline, TitleLine
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.plot import bars, plot
 from tui_debugger.widgets.rows import Rows
-
-if TYPE_CHECKING:
-    from tui_debugger.screens.debugger import DebuggerScreen
 
 _EMPTY = (
     "Nothing over steps: no loss, reward or time is recorded here. rldbg diagnose also reads a training log, metrics "
@@ -42,8 +39,8 @@ class TrendRows(Rows):
     """The signals, each a line: name, first and last value, bars, why it stands out."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "screen.point('previous')", show=False),
-        Binding("right", "screen.point('next')", show=False),
+        Binding("left", "screen.do('point', 'previous')", show=False),
+        Binding("right", "screen.do('point', 'next')", show=False),
     ]
 
     def __init__(self) -> None:
@@ -101,20 +98,16 @@ class PlotPanel(Fixed):
             screen.draw_plot()
 
 
-class TrendsScreen(Watching):
+class TrendsScreen(Overlay):
     """The signals over the debugger's panes."""
 
     KEYS_OF = "trends"
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
 
-    def __init__(self, debugger: DebuggerScreen) -> None:
-        super().__init__()
-        self.debugger = debugger
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
         self._point: int | None = None
         self._drawn: object = None
-        for binding in keymap.bindings("trends", debugger.actions):
-            for key in binding.key.split(","):
-                self._bindings.bind(key, binding.action, binding.description, show=False)
 
     def compose(self) -> ComposeResult:
         yield TitleLine()
@@ -122,7 +115,7 @@ class TrendsScreen(Watching):
         yield Static("", markup=False, id="trend-findings")
         yield TrendRows()
         yield PlotPanel(id="trend-plot")
-        yield KeyBar(self.debugger.actions)
+        yield KeyBar(self.actions)
 
     def on_mount(self) -> None:
         self.query_one(TrendRows).focus()
@@ -133,7 +126,7 @@ class TrendsScreen(Watching):
     def redraw(self) -> None:
         if not self.query(PlotPanel):
             return  # news came before it was composed: mounting draws them
-        state = self.debugger.state
+        state = self.stage.state
         health = state.health
         self.query_one(TitleLine).show(state)
         self.query_one(Headline).show(state)
@@ -150,7 +143,7 @@ class TrendsScreen(Watching):
 
     def _draw_findings(self) -> None:
         """What else was found, where the screen is tall."""
-        health = self.debugger.state.health
+        health = self.stage.state.health
         at_top = health.worst
         listed = [one for one in causes(health.findings) if one != at_top]
         room = _FINDINGS if self.has_class("-tall") else 1
@@ -214,7 +207,7 @@ class TrendsScreen(Watching):
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────
 
-    def action_point(self, direction: str) -> None:
+    def do_point(self, direction: str) -> None:
         one = self.query_one(TrendRows).trend
         if one is None:
             return
@@ -222,13 +215,13 @@ class TrendsScreen(Watching):
         self._point = max(0, min(len(one.values) - 1, self._at(one) + (stride if direction == "next" else -stride)))
         self.draw_plot()
 
-    def action_anomaly(self, direction: str) -> None:
+    def do_anomaly(self, direction: str) -> None:
         one = self.query_one(TrendRows).trend
         here = self._at(one) if one is not None else 0
         marks = sorted(one.marks) if one is not None else []
         beyond = [mark for mark in marks if (mark > here if direction == "next" else mark < here)]
         if not beyond:
-            self.debugger.say(f"no {direction} value of it stands out")
+            self.stage.say(f"no {direction} value of it stands out")
             return
         self._point = beyond[0] if direction == "next" else beyond[-1]
         self.draw_plot()
@@ -239,56 +232,25 @@ class TrendsScreen(Watching):
         if one is None:
             return
         step = one.steps[self._at(one)]
-        if step is None or not self.debugger.go_to_step(step):
-            self.debugger.say("it belongs to no step" if step is None else f"the run has no record of step {step}")
+        if step is None or not self.stage.screen.requests.go_to_step(step):
+            self.stage.say("it belongs to no step" if step is None else f"the run has no record of step {step}")
             return
-        self.debugger.come_to_front()
-        self.debugger.action_pane("steps")
+        self.stage.come_to_front()
+        self.stage.panes.focus("steps")
 
-    def action_open(self) -> None:
+    def do_open(self) -> None:
         self._go()
 
-    def action_finding(self) -> None:
-        self.debugger.show_finding(self.debugger.state.health.worst)
+    def do_finding(self) -> None:
+        self.stage.screen.examining.show_finding(self.stage.state.health.worst)
 
-    def action_trends(self) -> None:
+    def do_trends(self) -> None:
         self.app.pop_screen()
 
-    def action_back(self) -> None:
-        self.app.pop_screen()
-
-    def action_pane(self, name: str) -> None:
-        self.app.pop_screen()
-        self.debugger.action_pane(name)
-
-    def action_move(self, where: str) -> None:
+    def do_move(self, where: str) -> None:
         move(self.query_one(TrendRows), where)
 
-    def action_cancel(self) -> None:
-        self.debugger.action_cancel()
-
-    def action_diagnose(self) -> None:
-        self.debugger.action_diagnose()
-
-    def action_follow(self) -> None:
-        self.debugger.action_follow()
-
-    def action_export(self) -> None:
-        self.debugger.action_export()
-
-    def action_copy(self) -> None:
+    def do_copy(self) -> None:
         one = self.query_one(TrendRows).trend
         said = f"{one.name}: {one.first_to_last}{' · ' + one.said if one.said else ''}" if one is not None else ""
-        self.debugger.copy(said or answer_of(self.debugger.state).sentence)
-
-    def action_theme(self) -> None:
-        self.debugger.action_theme()
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
-
-    def action_help(self) -> None:
-        self.debugger.action_help()
-
-    def action_quit(self) -> None:
-        self.debugger.action_quit()
+        self.stage.screen.taking.copy(said or answer_of(self.stage.state).sentence)

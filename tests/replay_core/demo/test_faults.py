@@ -29,7 +29,7 @@ def test_every_fault_has_a_name_to_be_found_under() -> None:
     assert set(NAMED) == set(FAULTS)
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_first(fault: str, seed: int, tmp_path: Path) -> None:
     train_demo(tmp_path / "run", steps=3, seed=seed, fault=fault)
@@ -39,7 +39,7 @@ def test_a_fault_is_named_first(fault: str, seed: int, tmp_path: Path) -> None:
     assert others == [NAMED[fault]]
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_demo_without_a_fault_is_clean(seed: int, tmp_path: Path) -> None:
     train_demo(tmp_path / "run", steps=4, seed=seed)
     found = diagnose(Case(open_run(tmp_path / "run")))

@@ -1,13 +1,48 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import torch
+
 from replay_core import workbench
+from replay_core.diagnose.engine import chain
 from replay_core.diagnose.finding import Diagnosis, Finding, Skipped
 from replay_core.diagnose.merging import together
+from replay_core.records import Selection
 from tests.fixtures import FIXTURES
+from tests.replay_core.diagnose.test_micro_batches import record
 
 
 def finding(id: str, severity: str, link: str = "loss") -> Finding:
     return Finding(id, severity, f"{id} is so", (), "", "", link, "")  # type: ignore[arg-type]
+
+
+def test_steps_that_come_later_are_told_as_the_whole_run_tells_them(tmp_path: Path) -> None:
+    """Step 0 is at another temperature, a mistake that lasts; step 2 only disagrees, which that explains."""
+
+    def sampled(step: int, batch: dict[str, Any]) -> None:
+        draw = torch.Generator().manual_seed(step)
+        trainer_BT = batch["old_log_probs"]
+        batch["rollout_log_probs"] = {0: trainer_BT * 1.6, 1: trainer_BT.clone()}.get(
+            step, trainer_BT + 0.3 * torch.randn(trainer_BT.shape, generator=draw)
+        )
+
+    path = record(tmp_path / "dump", steps=3, fields=sampled)
+    rules = ("D09", "D10")  # of one step each: what looks over steps has not seen those that came
+    whole = workbench.diagnose(path, rules=rules)
+    known = workbench.diagnose(path, rules=rules, step=Selection.parse("0,1"))
+    later = workbench.diagnose(path, rules=rules, step=Selection.parse("2"), known=known)
+    assert [(one["id"], one["echo_of"], one["steps"]) for one in whole["findings"]][-1] == ("D09", "D10", [2])
+    for said in ("id", "link", "severity", "claim", "evidence", "steps", "echo_of", "where"):
+        assert [one[said] for one in later["findings"]] == [one[said] for one in whole["findings"]]
+    assert (later["counts"], set(later["checked"])) == (whole["counts"], set(whole["checked"]))
+
+
+def test_what_a_later_step_let_look_is_skipped_no_more() -> None:
+    known = Diagnosis((), ("D01",), (Skipped("D30", "needs routing"), Skipped("D31", "needs versions")))
+    both = chain().updated(known, Diagnosis((), ("D30",), (Skipped("D01", "needs rewards"),)))
+    assert (both.checked, both.skipped) == (("D01", "D30"), (Skipped("D31", "needs versions"),))
 
 
 def test_findings_carry_their_runs_name_and_stand_worst_first() -> None:

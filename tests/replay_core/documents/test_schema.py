@@ -16,10 +16,9 @@ import torch
 from replay_core import workbench
 from replay_core.documents.reopening import SCHEMA_PATH
 from replay_core.errors import RldbgError
-from replay_core.executors.child import ChildRunner
 from replay_core.records import Selection
 from tests import golden
-from tests.builders import save_file, write_dump, write_pair
+from tests.builders import Here, save_file, write_dump, write_pair
 from tests.fixtures import FIXTURES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -208,8 +207,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "dump": str(dump), "step": 0, "rank": 0, "micro": 0, "model": "random:llama-tiny",
         "flags": {"packing": True, "block_mask": False},
     }  # fmt: skip
-    with ChildRunner() as runner:
-        return workbench.replay(plan, root / "out", runner)
+    return workbench.replay(plan, root / "out", Here())
 
 
 def test_a_replay_is_a_document(replayed: dict[str, Any]):

@@ -116,3 +116,14 @@ def test_a_record_that_is_gone_leaves_the_run(tmp_path: Path) -> None:
     (tmp_path / "run/loss/step_000000_rank0_micro0.pt").unlink()
     assert follower.poll() == []
     assert [record.key.step for record in follower.run.records] == [1]
+
+
+def test_a_log_that_grows_is_looked_at_again_whatever_its_ending(tmp_path: Path):
+    log = tmp_path / "train.out"
+    log.write_text("{'loss': 0.1, 'step': 0}\n")
+    follower = Follower(tmp_path)
+    os.utime(tmp_path, (1, 1))
+    follower.poll()
+    with open(log, "a") as file:
+        file.write("{'loss': 0.2, 'step': 1}\n")
+    assert [record.key.step for record in follower.poll()] == [1]

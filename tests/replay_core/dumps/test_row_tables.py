@@ -126,3 +126,22 @@ def test_completions_of_an_evaluation_are_nobodys_training(tmp_path: Path) -> No
         (tmp_path / "completions" / mode).mkdir(parents=True)
         parquet.write_table(table, tmp_path / "completions" / mode / "completions_00005.parquet")
     assert [(r.key.step, r.key.role) for r in open_run(tmp_path).records] == [(5, "rollout"), (5, "eval")]
+
+
+def test_miles_trajectories_and_dashboard_columns_are_rows_of_a_rollout(tmp_path: Path) -> None:
+    row = {"sample_index": 7, "group_index": 2, "status": "completed", "prompt": "p", "messages": [], "reward": 0.5}
+    (tmp_path / "trajectory").mkdir()
+    (tmp_path / "trajectory/3.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "sample_index": 8}) + "\n")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    (tmp_path / "dashboard_columns").mkdir()
+    pq.write_table(
+        pa.table({"tokens": [[1, 2, 3], [4]], "loss_mask": [[1, 1], [1]], "reward": [0.5, 0.0]}),
+        tmp_path / "dashboard_columns/rollout_3.parquet",
+    )
+    run = open_run(tmp_path)
+    assert {record.path.suffix: record.key.step for record in run.records} == {".jsonl": 3, ".parquet": 3}
+    assert "miles" in run.dialect
+    by_suffix = {record.path.suffix: {ref.canonical: ref for ref in record.tensors()} for record in run.records}
+    assert by_suffix[".jsonl"]["sample_id"].shape == (2,)
+    assert (by_suffix[".parquet"]["input_ids"].rows, by_suffix[".parquet"]["response_mask"].rows) == ((3, 1), (2, 1))

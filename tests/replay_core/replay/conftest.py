@@ -12,6 +12,7 @@ import pytest
 from replay_core.replay.batch import Batch, padded_batch
 from replay_core.replay.flags import Flags
 from replay_core.replay.plan import ReplayPlan
+from tests.builders import Here
 
 #: (left padding, tokens, right padding) of each row.
 ROWS = ((3, 14, 7), (0, 24, 0), (6, 9, 9))
@@ -28,12 +29,17 @@ def small_batch() -> Batch:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A native dump of `small_batch`, whose manifest points at a checkpoint of a random Llama."""
+    import gc
+
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
     from replay_core.recorder import Recorder
 
     path = tmp_path_factory.mktemp("recorded") / "dump"
+    # A cell that lets its model go collects everything: .3 s, if the collector looks at these libraries too.
+    gc.collect()
+    gc.freeze()
     recorder = Recorder(path)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -65,18 +71,9 @@ def replay(recorded: Path, tmp_path: Path) -> Replay:
     def run(flags: str = "", on_event: Any = lambda _event: None, **plan: Any) -> dict[str, Any]:
         parts = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint", **plan}
         out = str(tmp_path / f"cell{len(list(tmp_path.iterdir()))}")
-        return run_cell(ReplayPlan(out=out, flags=Flags.parse(f"threads=2 {flags}"), **parts), on_event)
+        return run_cell(ReplayPlan(out=out, flags=Flags.parse(f"threads=1 {flags}"), **parts), on_event)
 
     return run
-
-
-class Here:
-    """Runs jobs in this very process: what a warm child does, without its start."""
-
-    def run(self, job: Any, on_event: Any = lambda _event: None) -> dict[str, Any]:
-        from replay_core.desk import perform
-
-        return perform(job, on_event)
 
 
 @pytest.fixture
@@ -86,7 +83,7 @@ def ask(recorded: Path, tmp_path: Path) -> Replay:
 
     def run(flags: str = "", plan: dict[str, Any] | None = None, runner: Any = None, **request: Any) -> dict[str, Any]:
         base = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint"}
-        chosen = Flags.parse(f"threads=2 {flags}").to_mapping()
+        chosen = Flags.parse(f"threads=1 {flags}").to_mapping()
         out = tmp_path / f"asked{len(list(tmp_path.iterdir()))}"
         return workbench.replay({**base, "flags": chosen, **(plan or {})}, out, runner or Here(), **request)
 

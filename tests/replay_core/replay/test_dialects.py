@@ -26,7 +26,7 @@ REPLAYED = {
     "trl/base": ({}, 4, None, []),
     "nexrl/self_hosted_fp32": ({}, 2, None, ["policy_logprobs"]),
     "nexrl/seedtime": ({"whole_step": True}, 8, 87, ["rollout_logprobs"]),
-    "openrlhf/input_dumps": ({"micro": 8, "max_rows": 2, "model": "random:llama-tiny"}, 2, None, []),
+    "openrlhf/input_dumps": ({"micro": 13, "max_rows": 2, "model": "random:llama-tiny"}, 2, None, []),
 }
 
 

@@ -83,7 +83,7 @@ def test_run_twice_this_machine_repeats_itself(ask):
 
 
 def test_an_abort_in_the_child_is_a_crashed_cell_and_the_matrix_completes(ask):
-    with ChildRunner(time_limit_s=120) as runner:
+    with ChildRunner(warm=True, time_limit_s=120) as runner:
         doc = ask(matrix="fault=none,abort", plan={"capture": "none"}, runner=runner)
     assert [cell["outcome"] for cell in doc["cells"][1:]] == ["ran", "ran", "crashed"]
     crashed = doc["cells"][-1]

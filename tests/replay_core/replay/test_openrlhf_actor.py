@@ -30,7 +30,8 @@ def actor_forward(model, sequences, action_mask, attention_mask, temperature=1.0
 @pytest.mark.parametrize(
     ("micro", "flags"),
     [
-        (1, "packing=on"),
+        (3, "packing=on"),
+        pytest.param(1, "packing=on", marks=pytest.mark.slow),
         pytest.param(1, "", marks=pytest.mark.slow),
         pytest.param(1, "rows_per_forward=1", marks=pytest.mark.slow),
         pytest.param(2, "packing=on", marks=pytest.mark.slow),

@@ -7,7 +7,7 @@ from replay_core.demo.train import train_demo
 from replay_core.errors import RequestError
 from replay_core.replay.flags import Flags
 from replay_core.replay.optimizing import Optimizer, resolve
-from tests.replay_core.replay.conftest import Here
+from tests.builders import Here
 
 MICROS = list(range(8))
 

@@ -16,7 +16,7 @@ from replay_core.records import Inline, TensorRef
 from replay_core.replay.batch import padded_batch
 from replay_core.replay.flags import Flags
 from replay_core.replay.recorded import place
-from tests.replay_core.replay.conftest import Here
+from tests.builders import Here
 
 BATCH = padded_batch([[0, 5, 6, 7], [8, 9, 4, 0]], [[0, 1, 1, 1], [1, 1, 1, 0]], [[0, 0, 1, 1], [0, 1, 1, 0]])
 

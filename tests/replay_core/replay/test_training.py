@@ -7,7 +7,7 @@ from replay_core.demo.train import train_demo
 from replay_core.errors import RequestError
 from replay_core.pages import array
 from replay_core.replay.flags import Flags
-from tests.replay_core.replay.conftest import Here
+from tests.builders import Here
 from tests.replay_core.replay.test_run import run_of
 
 MICROS = list(range(8))

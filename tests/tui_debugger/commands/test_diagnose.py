@@ -134,6 +134,6 @@ def test_echoes_are_named_with_their_cause_and_spelled_out_on_request() -> None:
     finding = {"id": "D09", "severity": "error", "claim": "they part", "evidence": [], "cause": "c",
                "next_step": "rldbg ls run", "steps": [1, 2, 3, 4, 5, 6], "echo_of": "D08"}  # fmt: skip
     document = _document(findings=[finding])
-    assert "echoes: D09 of D08" in diagnosis_report(document)
+    assert "downstream: D09 of D08" in diagnosis_report(document)
     assert "they part" not in diagnosis_report(document)
     assert "they part  [step 1, 2, 3, 4, 5 and 1 more]" in diagnosis_report(document, show_all=True)

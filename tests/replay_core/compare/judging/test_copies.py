@@ -14,7 +14,7 @@ from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import Facing, Side, TensorPair
 from replay_core.dumps import open_run
 from replay_core.records import Record, RecordKey, TensorRef
-from tests.builders import compare_paths, save_file
+from tests.builders import as_rank, compare_paths, save_file
 
 NAME = "param.layers.0.mlp.up_proj.weight"
 
@@ -63,29 +63,16 @@ def test_runs_whose_ranks_part_alike_agree(tmp_path: Path) -> None:
     assert judged(tmp_path, a, b).verdict is Verdict.SAME
 
 
-_RANK = """
-import sys, torch
-from torch.distributed import destroy_process_group, init_process_group
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.testing._internal.distributed.fake_pg import FakeStore
-for rank in range(2):
-    init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-    local = torch.arange(6.0).reshape(2, 3) + float(sys.argv[2]) * rank
-    whole = DTensor.from_local(local, init_device_mesh("cpu", (2,)), [Replicate()], run_check=False)
-    torch.save({"w": whole}, f"{sys.argv[1]}/model_world_size_2_rank_{rank}.pt")
-    destroy_process_group()
-"""
-
-
 @pytest.mark.parametrize(("off", "verdict"), [(0.0, Verdict.SAME), (0.5, Verdict.DIFF)])
 def test_replicated_files_of_torch_are_held_against_the_whole(off: float, verdict: Verdict, tmp_path: Path) -> None:
-    import subprocess
-    import sys
+    from torch.distributed.tensor import DTensor, Replicate
 
     (tmp_path / "ranks").mkdir()
-    words = [sys.executable, "-W", "ignore", "-c", _RANK, str(tmp_path / "ranks"), str(off)]
-    subprocess.run(words, check=True, timeout=120)
+    for rank in range(2):
+        with as_rank(rank, 2) as mesh:
+            local = torch.arange(6.0).reshape(2, 3) + off * rank
+            whole = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
+            torch.save({"w": whole}, tmp_path / f"ranks/model_world_size_2_rank_{rank}.pt")
     whole = save_file(tmp_path / "whole.pt", {"w": torch.arange(6.0).reshape(2, 3)})
     compared = compare_paths(tmp_path / "ranks", whole)
     (row,) = compared.tensors

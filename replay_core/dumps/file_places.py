@@ -1,0 +1,46 @@
+"""Where a file stands in its run, as far as its name, the folders above it and its neighbours tell."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from replay_core.dumps.dialect import Entry
+from replay_core.records import RecordKey
+
+_PARTS = {
+    "step": re.compile(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
+    "rank": re.compile(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
+    "micro": re.compile(r"(?<![a-z])(?:micro(?:_?(?:batch|step|idx))?|call)[_=-]?(\d{1,18})"),
+}
+
+
+def _place_in_name(file: str, part: str) -> int | None:
+    """The step, rank or micro that a file's name says."""
+    match = _PARTS[part].search(file)
+    return int(match.group(1)) if match else None
+
+
+def place_below(root: str, file: Path, part: str) -> int | None:
+    """The step, rank or micro that a file says, else the nearest folder between it and `root`, an absolute path."""
+    inside = str(file)[len(root) + 1 :]
+    return next(
+        (number for name in reversed(inside.split("/")) if (number := _place_in_name(name, part)) is not None), None
+    )
+
+
+def told_apart(entries: Iterable[Entry], *, alone: bool = False) -> list[Entry]:
+    """The entries, those that share a key and say no micro-batch numbered in their order; with `alone` all of those."""
+    entries = list(entries)
+    shared = Counter(key for key, _ in entries)
+    numbers: Counter[RecordKey] = Counter()
+    answer = []
+    for key, file in entries:
+        if key.micro is None and (alone or shared[key] > 1):
+            numbers[key] += 1
+            key = replace(key, micro=numbers[key] - 1)
+        answer.append((key, file))
+    return answer

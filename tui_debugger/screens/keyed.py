@@ -1,0 +1,72 @@
+"""Screens whose keys are the actions of `actions.py`: each is done by the first object that has a `do_<id>`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.screen import Screen
+
+from tui_debugger import keymap
+from tui_debugger.actions import Action
+
+if TYPE_CHECKING:
+    from tui_debugger.screens.stage import Stage
+
+
+class KeyedScreen(Screen[None]):
+    """Binds the keys of one screen, and routes what they ask for."""
+
+    KEYS_OF: ClassVar[str]
+
+    def __init__(self, actions: tuple[Action, ...]) -> None:
+        super().__init__()
+        self.actions = actions
+        for binding in keymap.bindings(self.KEYS_OF, actions):
+            for key in binding.key.split(","):
+                self._bindings.bind(key, binding.action, binding.description, show=False)
+
+    def doers(self) -> Iterable[object]:
+        """Who may have a `do_<id>` for an action, the first asked first."""
+        return (self,)
+
+    def action_do(self, id: str, *arguments: str) -> None:
+        """Do one of the actions."""
+        for doer in self.doers():
+            do = getattr(doer, f"do_{id}", None)
+            if do is not None:
+                do(*arguments)
+                return
+
+    def do_theme(self) -> None:
+        from tui_debugger.screens.themes import ThemeScreen  # textual's OptionList: 5 ms
+
+        self.app.push_screen(ThemeScreen())
+
+    def do_palette(self) -> None:
+        self.app.action_command_palette()
+
+    def do_help(self) -> None:
+        from tui_debugger.screens.help import HelpScreen  # rich.table: 10 ms
+
+        self.app.push_screen(HelpScreen(self.actions))
+
+
+class Overlay(KeyedScreen):
+    """A screen on top of the debugger's that shows the same state, and is told when it changed.
+
+    An action that it does not do itself is the debugger's.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage.screen.actions)
+        self.stage = stage
+
+    def doers(self) -> Iterable[object]:
+        return (self, *self.stage.screen.parts)
+
+    def redraw(self) -> None:
+        """Draw the state anew."""
+
+    def do_back(self) -> None:
+        self.app.pop_screen()

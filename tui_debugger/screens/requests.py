@@ -1,0 +1,158 @@
+"""Asking for work: which dump, model, step or tolerance, a replay, a matrix, two critics; and calling it off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from replay_core.errors import RldbgError
+from tui_debugger import format as fmt
+from tui_debugger.answer import NEXT, NO_DUMP
+from tui_debugger.flag_choices import FLAGS
+from tui_debugger.screens.stage import Stage
+from tui_debugger.state import Part, Scope
+from tui_debugger.tolerance import Tolerance
+
+
+class Requests:
+    """The actions that open, compare, replay and judge, and their settings."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._session, self._state = stage, stage.session, stage.state
+
+    def do_compare(self) -> None:
+        if self._state.a is None and self._state.busy is None:
+            self._stage.say(f"{NO_DUMP}: o opens one, c then compares it")
+            return
+
+        def go(text: str) -> None:
+            self._stage.work(self._session.comparing.compare_with(Path(text).expanduser()), "job")
+
+        value = str(self._state.b_path or "")
+        self._stage.ask("Compare with", "a dump: directory or file", go, value, path=True)
+
+    def do_open_dump(self) -> None:
+        def go(text: str) -> None:
+            self._stage.work(self._session.opening.open_another(Path(text).expanduser()), "job")
+
+        self._stage.ask("Open", "a dump (directory or file), or a saved document (.json)", go, path=True)
+
+    def do_model(self) -> None:
+        def go(text: str) -> None:
+            self._state.model = text
+            self._stage.redraw(Part.FLAGS)
+
+        hint = "a directory, a cached hub id, or random:llama-tiny"
+        self._stage.ask("Model to replay with", hint, go, self._state.model or "", path=True)
+
+    def do_tolerance(self) -> None:
+        session = self._session
+        if session.state.comparison is None and session.state.busy is None:
+            self._stage.say(NEXT if session.state.a is not None else f"{NO_DUMP}: o opens one")
+            return
+
+        def go(text: str) -> None:
+            try:
+                tolerance = Tolerance.parse(text)
+            except RldbgError as error:
+                self._stage.say(fmt.error_line(error), "error")
+                return
+            self.judge_by(tolerance)
+
+        hint = "1e-3 (atol), 1e-3 1e-2 (atol rtol), rtol=1e-2, exact, table, or a file of rules (.toml). Reads nothing."
+        self._stage.ask("Judge by", hint, go, session.state.tolerance.typed, path=True)
+
+    def do_loosen(self, factor: str) -> None:
+        tolerance = (self._session.comparing.judging_by or self._state.tolerance).scaled(float(factor))
+        if tolerance is None:
+            self._stage.say("R sets a tolerance first: + and - then make it ten times looser or tighter")
+            return
+        self.judge_by(tolerance)
+
+    def judge_by(self, tolerance: Tolerance) -> None:
+        busy = self._state.busy
+        if busy is not None and self._session.comparing.judging_by is None:
+            self._stage.say(f"{busy} · ctrl+c cancels")
+            return
+        # Now, not once the worker begins: of keys that are read together each goes on from the one before.
+        self._session.comparing.judging_by = tolerance
+        self._stage.work(self._session.comparing.judge_by(tolerance), "judge")
+
+    def do_parity(self) -> None:
+        state = self._state
+        if state.parity.document is None and not state.parity.runs:
+            if state.a_path is None or state.snapshot is not None:
+                self._stage.say("open the dumps of two critics first: o, then c")
+                return
+            b = state.b_path or state.a_path
+            request = {"recorded": True, "a": str(state.a_path), "b": str(b)}
+            self._stage.work(self._session.parities.run(request), "job")
+            return
+        self.show_parity()
+
+    def show_parity(self) -> None:
+        from tui_debugger.screens.parity import ParityScreen  # nobody waits for it who never opens it
+
+        if not isinstance(self._stage.screen.app.screen, ParityScreen):
+            self._stage.put_on_top(ParityScreen(self._stage))
+
+    def do_step(self) -> None:
+        state = self._state
+        steps = state.a["steps"] if state.a else []
+        if not steps:
+            self._stage.say("the run has no steps" if state.a else f"{NO_DUMP}: o opens one")
+            return
+
+        def go(text: str) -> None:
+            if not text.isdigit() or int(text) not in steps:
+                self._stage.say(f"there is no step {text}: {steps[0]} to {steps[-1]}", "error")
+                return
+            self.go_to_step(int(text))
+
+        self._stage.ask("Go to step", f"{steps[0]} to {steps[-1]}, {len(steps):,} of them", go)
+
+    def go_to_step(self, step: int) -> bool:
+        """Compare a step of a pair, or show the first record of a run's; False where there is none."""
+        state = self._state
+        records = state.a["records"] if state.a else []
+        index = next((i for i, record in enumerate(records) if record["key"]["step"] == step), None)
+        if index is None:
+            return False
+        if state.b is not None:
+            self._stage.work(self._session.comparing.compare(Scope(step)), "job")
+        else:
+            self._stage.work(self._session.looking.show_record(index), "look")
+        return True
+
+    def do_replay(self) -> None:
+        if self._state.busy is not None:
+            self._stage.say(f"{self._state.busy} · ctrl+c cancels")
+            return
+        self._stage.work(self._session.replaying.replay(), "job")
+
+    def do_matrix(self) -> None:
+        from tui_debugger.screens.matrix import MatrixScreen  # 5 ms that nobody waits for who never opens it
+
+        self._stage.put_on_top(MatrixScreen(self._stage))
+
+    def do_flag(self, name: str) -> None:
+        choice = next(choice for choice in FLAGS if choice.name == name)
+        value = self._state.flags.get(name)
+        at = choice.settings.index(value) if value in choice.settings else -1
+        now = self._state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
+        self._stage.redraw(Part.FLAGS)
+        from replay_core.replay.forecast import unavailable  # comes with the flags pane, after the first paint
+
+        why = unavailable(name, now, self._state.flags)
+        if why is not None:
+            self._stage.say(f"{choice.label} {now} cannot run here: {why}", "warning", 3)
+        elif self._stage.panes.active != "flags" and not self._stage.screen.query_one("#flags").region:
+            self._stage.say(f"{choice.label}: {'all' if now is None else now}", seconds=2)
+
+    def do_cancel(self) -> None:
+        if self._state.busy is None and self._state.health.doing:
+            self._stage.cancel("diagnose")
+            return
+        if self._state.busy is None:
+            self._stage.say("nothing runs; q quits")
+        self._stage.cancel("job", "judge")
+        self._session.comparing.judging_by = None  # of a judging that had not begun nobody else would say so

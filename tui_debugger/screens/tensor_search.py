@@ -1,0 +1,136 @@
+"""Finding a tensor and a place in it: the first divergence, the next one, a filter, an order, an index, a stretch."""
+
+from __future__ import annotations
+
+from tui_debugger.answer import NEXT
+from tui_debugger.filtering import shown
+from tui_debugger.panes.tensors import TensorsPane
+from tui_debugger.screens.stage import Stage
+from tui_debugger.state import Part, Scope
+from tui_debugger.tensor_rows import SORTS, matching
+
+
+class TensorSearch:
+    """The actions that choose which tensor, or which of them, are looked at."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._session, self._state = stage, stage.session, stage.state
+
+    def do_first(self) -> None:
+        state = self._state
+        if state.comparison is None:
+            self._stage.say(NEXT)
+            return
+        if state.shows_record:
+            state.show_comparison(state.comparison, None)
+        index = state.first()
+        if index is None:
+            self._stage.say("nothing diverges")
+            index = state.selected
+        elif index not in state.shown:
+            self.set_filter("")
+        self.select(index)
+        self._stage.panes.focus("tensors")
+
+    def do_diverging(self, direction: str) -> None:
+        index = self._state.diverging(self._state.selected, 1 if direction == "next" else -1)
+        if index is None:
+            compared = self._state.comparison is not None
+            self._stage.say(f"no {direction} diverging tensor" if compared and not self._state.shows_record else
+                     "these are one record's tensors: v goes back to the comparison" if compared else NEXT)  # fmt: skip
+            return
+        self.select(index)
+
+    def select(self, index: int) -> None:
+        self._state.selected = index
+        self._stage.redraw(Part.TENSORS)
+        self._stage.work(self._session.looking.inspect(), "inspect")
+
+    def do_view(self) -> None:
+        state = self._state
+        if state.shows_record and state.comparison is not None:
+            state.show_comparison(state.comparison)
+        elif not state.shows_record and state.record is not None and Scope.of(state.record["key"]) == state.scope:
+            state.show_record(state.record)
+        elif not state.shows_record and state.a and state.a.get("records"):
+            keys = [record["key"] for record in state.a["records"]]
+            here = next((i for i, key in enumerate(keys) if key.get("step") == state.scope.step), 0)
+            self._stage.work(self._session.looking.show_record(here), "look")
+            return
+        else:
+            self._stage.say(NEXT)
+            return
+        self._stage.redraw(Part.TENSORS, Part.ANSWER)
+        self._stage.work(self._session.looking.inspect(), "inspect")
+
+    def do_strip(self, direction: str) -> None:
+        if not (self._state.closer or {}).get("strip"):
+            self._stage.say("no strip: it stands under a pair that differs")
+            return
+        self._session.looking.closer.move(1 if direction == "right" else -1)
+
+    def do_at(self) -> None:
+        if self._state.inspected is None:
+            self._stage.say("no tensor is selected: there are no values to go to")
+            return
+
+        def go(text: str) -> None:
+            text = text.replace("[", "").replace("]", "").replace(" ", "")
+            if ":" in text:
+                self._stage.work(self._session.looking.inspect(part=text), "inspect")
+                return
+            try:
+                at = [int(part) for part in text.split(",")]
+            except ValueError:
+                self._stage.say(f"not an index: {text} (expected e.g. 0,12 or 0:4,:8)", "error")
+                return
+            self._stage.work(self._session.looking.inspect(at), "inspect")
+
+        self._stage.ask("Values from index", "one number per dimension (0,12), or a slice of any rank (0:4,:8)", go)
+
+    def do_strip_axis(self) -> None:
+        self._stage.work(self._session.looking.closer.turn(), "inspect")
+
+    def do_sheet(self) -> None:
+        self._state.sheet = "tokens" if self._state.sheet == "values" else "values"
+        self._stage.work(self._session.looking.inspect(), "inspect")
+
+    def do_sort(self) -> None:
+        self._state.sort = SORTS[(SORTS.index(self._state.sort) + 1) % len(SORTS)]
+        self._stage.say(f"sorted: {self._state.sort}")
+        self.set_filter(self._state.filter)
+
+    def do_open(self) -> None:
+        """Enter in the inspector: to the stretch under the strip's cursor."""
+        if self._stage.panes.active != "inspect":
+            return
+        if self._session.looking.closer.place is None:
+            self._stage.say("arrow left and right move along the strip; enter then goes to the stretch")
+        self._stage.work(self._session.looking.open_strip(), "inspect")
+
+    def do_filter(self) -> None:
+        if self._stage.panes.active == "steps":
+            hint = "a regular expression, e.g. PROBLEM, DIFF, rank 1, micro 3, modules; empty shows all"
+            self._stage.ask("Filter the records", hint, self._filter_steps, self._state.step_filter)
+            return
+        self._stage.panes.focus("tensors")
+        self._stage.screen.query_one(TensorsPane).ask_filter(self._state.filter)
+
+    def _filter_steps(self, text: str) -> None:
+        self._state.step_filter = text
+        self._stage.redraw(Part.RUNS)
+
+    def set_filter(self, text: str) -> None:
+        self._state.filter = text
+        self._stage.work(self._refilter(), "filter")
+
+    async def _refilter(self) -> None:
+        state, rows = self._state, self._state.rows
+        wanted, looked_at = state.wanted(), len(rows)
+        hits = await shown(rows, wanted if state.filter else None, state.sort)
+        if rows is not state.rows:
+            return  # another list came meanwhile, and was filtered as a whole
+        state.shown = [*hits, *matching(rows, wanted, looked_at, len(rows))]  # with what was judged meanwhile
+        if state.shown and state.row is not None and not state.row_is_shown():
+            self.select(state.shown[0])
+        self._stage.redraw(Part.TENSORS)
