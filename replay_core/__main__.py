@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from replay_core.errors import JobCancelledError, RldbgError
+from replay_core.errors import JobCancelledError, RldbgError, missing_library
 from replay_core.executors import wire
 from replay_core.jobs import COORDINATING_JOBS, Answer, Event, Job, OnEvent, event_to_mapping
 
@@ -167,7 +167,7 @@ def _samples(job: Job, on_event: OnEvent) -> Any:
         yield
         return
     # Deferred: psutil costs a reader 20 ms and would sample nothing there.
-    from replay_core.telemetry import Sampler
+    from replay_core.telemetry.sampler import Sampler
 
     with Sampler(on_event):
         yield
@@ -219,6 +219,8 @@ def _cancelled(job: Job) -> dict[str, Any]:
 
 
 def _unexpected(job: Job, error: BaseException) -> RldbgError:
+    if missing := missing_library(error, job.kind):
+        return missing
     if isinstance(error, MemoryError):
         hint = "the job asked for more memory than its process may have"
     else:

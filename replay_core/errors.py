@@ -155,3 +155,24 @@ def error_from_mapping(mapping: dict[str, Any]) -> RldbgError:
     kind = _tree(RldbgError).get(str(mapping.get("type")), RldbgError)
     fields = {name: mapping.get(name) for name in ("file", "tensor", "expected", "found", "hint")}
     return kind(str(mapping.get("message", "unknown error")), **fields)
+
+
+#: Libraries that the base installation does not bring, and the extra that does.
+EXTRAS = {
+    "torch": "replay", "transformers": "replay", "safetensors": "replay", "xxhash": "replay", "psutil": "replay",
+    "pynvml": "replay", "scipy": "replay", "yaml": "parity", "deepspeed": "parity", "megatron": "parity",
+    "omegaconf": "yaml", "pyarrow": "parquet",
+}  # fmt: skip
+
+
+def missing_library(error: BaseException, what: str) -> UnavailableError | None:
+    """What to say where `what` ended because a library of an extra is not installed; None for any other error."""
+    library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if library not in EXTRAS:
+        return None
+    return UnavailableError(
+        f"{what} needs {library}",
+        expected=f"the extra `{EXTRAS[library]}`",
+        found="not installed",
+        hint=f"pip install 'rldbg[{EXTRAS[library]}]'",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+def _stored(ref: TensorRef, where: FileBytes) -> np.dtype[Any]:
+    """The dtype as it lies in the file."""
+    dtype = numpy_dtype(ref.dtype)
+    return dtype.newbyteorder(">") if where.big_endian else dtype
+
+
 def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     """The tensor as a read-only numpy array of its own dtype and shape; no copy when it lies in a file.
 
@@ -54,9 +60,7 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     if isinstance(ref.source, Parts):
         return _joined(ref, ref.source)
     where = ref.source
-    dtype = numpy_dtype(ref.dtype)
-    if where.big_endian:
-        dtype = dtype.newbyteorder(">")
+    dtype = _stored(ref, where)
     file = mapped(where.path)
     if where.strides is None:
         flat = np.frombuffer(file.view(where.offset, ref.nbytes), dtype=dtype, count=ref.numel)
@@ -107,13 +111,12 @@ def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
         flat = int(np.ravel_multi_index(index, ref.shape)) if index else 0
     else:
         flat = sum(place * stride for place, stride in zip(index, strides, strict=True))
-    dtype = numpy_dtype(ref.dtype)
-    stored = dtype.newbyteorder(">") if where.big_endian else dtype
+    dtype = _stored(ref, where)
     # Not by the map: one touched page brings its whole folio, megabytes of it, into what the process holds.
     number = np.empty(dtype.itemsize, dtype=np.uint8)
     with stream(where.path) as file:
         file.into(number.data, where.offset + flat * dtype.itemsize)
-    return number.view(stored)[0].item()
+    return number.view(dtype)[0].item()
 
 
 def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
@@ -141,19 +144,10 @@ def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np
 
     A tensor that is not contiguous is copied chunk by chunk of its leading axis.
     """
-    import numpy as np
 
     where = ref.source
     if isinstance(where, FileBytes) and where.strides is None:
-        dtype = numpy_dtype(ref.dtype)
-        if where.big_endian:
-            dtype = dtype.newbyteorder(">")
-        buffer = np.empty(min(elements, ref.numel) * dtype.itemsize, dtype=np.uint8)
-        with stream(where.path) as file:
-            for start in range(0, ref.numel, elements):
-                part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
-                file.into(part.data, where.offset + start * dtype.itemsize)
-                yield start, part.view(dtype)
+        yield from _read_chunks(ref, where, range(0, ref.numel, elements), elements)
         return
     if isinstance(where, Parts) and where.axis == 0:
         yield from _chunks_of_parts(where, ref.numel, elements)
@@ -168,20 +162,26 @@ def spread_chunks(ref: TensorRef, chunks: int, elements: int = CHUNK) -> Iterato
 
     Only a tensor whose bytes lie in one piece can be read here and there; any other is read whole.
     """
-    import numpy as np
 
     where = ref.source
     total = -(-ref.numel // elements)
     if total <= chunks or not isinstance(where, FileBytes) or where.strides is not None:
         yield from flat_chunks(ref, elements)
         return
-    dtype = numpy_dtype(ref.dtype)
-    if where.big_endian:
-        dtype = dtype.newbyteorder(">")
-    buffer = np.empty(elements * dtype.itemsize, dtype=np.uint8)
+    starts = [(number * (total - 1) // (chunks - 1)) * elements for number in range(chunks)]
+    yield from _read_chunks(ref, where, starts, elements)
+
+
+def _read_chunks(
+    ref: TensorRef, where: FileBytes, starts: Iterable[int], elements: int
+) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """Chunks that lie in one piece, each in the buffer of the one before."""
+    import numpy as np
+
+    dtype = _stored(ref, where)
+    buffer = np.empty(min(elements, ref.numel) * dtype.itemsize, dtype=np.uint8)
     with stream(where.path) as file:
-        for number in range(chunks):
-            start = (number * (total - 1) // (chunks - 1)) * elements
+        for start in starts:
             part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
             file.into(part.data, where.offset + start * dtype.itemsize)
             yield start, part.view(dtype)
@@ -198,9 +198,7 @@ def row_reader(ref: TensorRef, width: int) -> Callable[[Any], np.ndarray[Any, An
     if not (isinstance(where, FileBytes) and where.strides is None):
         whole = array(ref).reshape(-1, width)
         return lambda numbers: whole[numbers]
-    dtype = numpy_dtype(ref.dtype)
-    if where.big_endian:
-        dtype = dtype.newbyteorder(">")
+    dtype = _stored(ref, where)
     row = width * dtype.itemsize
     path, offset = where.path, where.offset
 

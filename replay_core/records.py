@@ -347,19 +347,21 @@ class Run:
         )
 
     def _grid(self) -> str:
-        def spans(values: Iterable[int | None]) -> str:
-            numbers = sorted({value for value in values if value is not None})
-            if not numbers:
-                return "none"
-            runs, start = [], numbers[0]
-            for here, after in zip(numbers, [*numbers[1:], None], strict=True):
-                if after != here + 1:
-                    runs.append(f"{start}" if start == here else f"{start}..{here}")
-                    start = after if after is not None else here
-            return ",".join(runs)
-
         keys = [record.key for record in self.records]
         return (
             f"step {spans(k.step for k in keys)}; rank {spans(k.rank for k in keys)}; "
             f"micro {spans(k.micro for k in keys)}; stage {', '.join(sorted({k.stage for k in keys}))}"
         )
+
+
+def spans(numbers: Iterable[int | None]) -> str:
+    """`0..3, 6` of [0, 1, 2, 3, 6]; "none" where there is no number."""
+    parts: list[str] = []
+    last: int | None = None
+    for number in sorted({number for number in numbers if number is not None}):
+        if last is not None and number == last + 1:
+            parts[-1] = f"{parts[-1].partition('..')[0]}..{number}"
+        else:
+            parts.append(str(number))
+        last = number
+    return ", ".join(parts) or "none"

@@ -401,9 +401,9 @@ def parity(
         RldbgError: the request is wrong, or a critic cannot run here.
     """
     from replay_core.export.parity import parity_document
-    from replay_core.parity.pipeline import Request, run_parity
+    from replay_core.parity.pipeline import ParityRequest, run_parity
 
-    return parity_document(run_parity(config_a, config_b, Request(**asked), out, runner, on_event))
+    return parity_document(run_parity(config_a, config_b, ParityRequest(**asked), out, runner, on_event))
 
 
 def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> ParityDocument:

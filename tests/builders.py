@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
+from replay_core.records import Inline, Record, RecordKey, TensorRef
+from replay_core.replay.batch import MicroBatch
+from replay_core.samples.batch import Batch
 
 Fields = Mapping[str, Any]
 
@@ -64,6 +68,23 @@ def write_nexrl(directory: Path, stage: str, content: Any, *, step: int = 0, ran
     else:
         save_file(directory / stage / f"{name}.pt", content)
     return directory
+
+
+def record_with(*fields: TensorRef, stage: str = "tensors") -> Record:
+    """A record of these fields that lies in no file."""
+    return Record(RecordKey(0, 0, 0, "actor", stage), Path("file.pt"), lambda: fields)
+
+
+def samples_with(**fields: Any) -> Batch:
+    """The samples of a record of these canonical fields; those that are None are left out."""
+    arrays = {name: np.asarray(value) for name, value in fields.items() if value is not None}
+    refs = [TensorRef(name, x.dtype.name, x.shape, Inline(x.tolist()), name) for name, x in arrays.items()]
+    return Batch(record_with(*refs), refs)
+
+
+def padded_batch(ids: Any, mask: Any, response: Any = None, temperature: float | None = None) -> MicroBatch:
+    """A micro-batch from [B, S] ids and mask; `response` may be [B, S] or the last columns [B, A]."""
+    return MicroBatch.of(samples_with(input_ids=ids, attention_mask=mask, response_mask=response), temperature)
 
 
 class Bomb:

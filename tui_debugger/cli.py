@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import replay_core
-from replay_core.errors import ExitCode, RldbgError
+from replay_core.errors import ExitCode, RldbgError, missing_library
 from tui_debugger.commands import fail
 
 #: Command -> the module that holds it. Imported when asked for: `ls` never pays for the screen.
@@ -104,6 +104,9 @@ def run(arguments: list[str]) -> int:
         fail("interrupted")
         return ExitCode.INTERRUPTED
     except Exception as error:
+        if missing := missing_library(error, "the command"):
+            fail(str(missing))
+            return missing.exit_code
         from tui_debugger.crash import write_crash
 
         fail(f"internal error: {type(error).__name__}: {error}", f"the report is in {write_crash(error)}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, TensorRef
-from replay_core.samples.batch import Batch
+from replay_core.samples.batch import Batch, places_of
 
 Array = NDArray[Any]
 
@@ -138,7 +138,12 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
     if not spine.has_tokens or not other.has_tokens:
         return None
     if not other.padding_known:
-        return _match_padded(spine, other)
+        # Rows of unknown padding: each is a sample of the spine, and one id around it.
+        samples = [spine.tokens(sample) for sample in range(len(spine))]
+        told = [part if part.padding_known else part.among(samples) for part in other.parts]
+        if None in told:
+            return None
+        other.parts = [part for part in told if part is not None]
     stated = _stated_rows(spine, other)
     if stated is not None:
         return stated
@@ -196,50 +201,10 @@ def _values(part: Batch, ref: TensorRef) -> list[bytes]:
 
 
 def _matched(spine: Sequence[bytes], other: Sequence[bytes]) -> list[int | None] | None:
-    places: dict[bytes, list[int]] = defaultdict(list)
-    for sample, key in enumerate(other):
-        places[key].append(sample)
-    used: dict[bytes, int] = defaultdict(int)
-    chosen: list[int | None] = []
-    for key in spine:
-        found = places.get(key)
-        # Equal samples have equal values: a further occurrence may share the last row there is.
-        chosen.append(None if not found else found[min(used[key], len(found) - 1)])
-        used[key] += 1
+    chosen = places_of(spine, other)
     known = set(spine)
-    inside = sum(key in known for key in other)
-    complete = all(place is not None for place in chosen)
-    return chosen if any(place is not None for place in chosen) and (inside == len(other) or complete) else None
-
-
-def _match_padded(spine: Sheet, other: Sheet) -> list[int | None] | None:
-    """Rows with unknown padding: a spine sample, then one repeated token."""
-    free = set(range(len(other)))
-    chosen: list[int | None] = []
-    for sample in range(len(spine)):
-        tokens = spine.tokens(sample)
-        found = next((row for row in sorted(free) if _begins(other.tokens(row), tokens)), None)
-        chosen.append(found)
-        free.discard(-1 if found is None else found)
-    if free or not any(place is not None for place in chosen):
-        return None
-    kept: dict[int, dict[int, int]] = defaultdict(dict)
-    for sample, place in enumerate(chosen):
-        if place is not None:
-            part, row = other.index[place]
-            kept[part][row] = spine.tokens(sample).size
-    for part, sizes in kept.items():
-        width = other.parts[part].width
-        if width is not None:
-            # What comes after a sample is padding, now that it is known.
-            lengths = np.array([sizes.get(row, width) for row in range(len(other.parts[part]))])
-            other.parts[part] = other.parts[part].with_mask(np.arange(width) < lengths[:, None])
-    return chosen
-
-
-def _begins(row: Array, tokens: Array) -> bool:
-    rest = row[tokens.size :]
-    return row.size >= tokens.size and np.array_equal(row[: tokens.size], tokens) and (rest == rest[:1]).all()
+    is_inside = all(key in known for key in other)
+    return chosen if any(place is not None for place in chosen) and (is_inside or None not in chosen) else None
 
 
 def _key(tokens: Array) -> bytes:

@@ -145,7 +145,7 @@ class ValueSources(TypedDict):
     b: NamedTensor | None
 
 
-class ParityBatch(TypedDict):
+class BatchEntry(TypedDict):
     """A batch that both critics valued."""
 
     name: str
@@ -172,7 +172,7 @@ class ParityBatch(TypedDict):
     sources: ValueSources
 
 
-class CriticSide(TypedDict):
+class CriticEntry(TypedDict):
     """One of the critics."""
 
     backend: str
@@ -217,9 +217,9 @@ class ParityDocument(Versioned):
     """Two critics on the same tokens."""
 
     kind: Literal["parity"]
-    a: CriticSide
+    a: CriticEntry
     """The baseline."""
-    b: CriticSide
+    b: CriticEntry
     backends: Pair[str]
     """Names of a and b."""
     about: str
@@ -234,7 +234,7 @@ class ParityDocument(Versioned):
     eval: RegionMeasures
     train: RegionMeasures | None
     steps: list[ParityStep]
-    batches: Annotated[list[ParityBatch], Says(minItems=1)]
+    batches: Annotated[list[BatchEntry], Says(minItems=1)]
     first_divergence: DivergenceEntry | None
     comparison: ModuleComparison | None
     randomness: list[RandomSource]

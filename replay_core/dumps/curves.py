@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replay_core.dumps.containers import wire
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
@@ -29,10 +29,6 @@ _BLOCK = 1 << 15
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 _Steps = dict[int | None, dict[str, float]]
-
-
-def detect(path: Path) -> bool:
-    return next(_files(path), None) is not None
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -228,4 +224,4 @@ def _json_number(text: bytes) -> float | None:
         return None
 
 
-DIALECT = Dialect("curves", "names", detect, index, read, grows=r"\.tfevents\.|\.wandb$", is_container=False)
+DIALECT = Dialect("curves", "names", any_of(_files), index, read, grows=r"\.tfevents\.|\.wandb$", is_container=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,11 @@ class Dialect:
     """Its files are read whole. Others are read line by line, record by record, and say themselves where they end."""
     numbered: Callable[[list[Entry]], list[Entry]] | None = None
     """Gives numbers to the files that are left to it in a directory, once it is known which those are."""
+
+
+def any_of(files: Callable[[Path], Iterable[object]]) -> Callable[[Path], bool]:
+    """Detects a dialect by whether any of its files is there."""
+    return lambda path: next(iter(files(path)), None) is not None
 
 
 def in_order(dialects: Sequence[Dialect]) -> list[Dialect]:

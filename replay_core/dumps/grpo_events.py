@@ -1,4 +1,4 @@
-"""Events captured around the GRPO trainer of text 002: a list of {"kind": "sample" | "judge", …} as they happened.
+"""Events captured around a GRPO trainer (docs/evidence.md#grpo-notes): a list of {"kind": "sample" | "judge", …}.
 
 A sample's `tokens` are masked, its `completions` filled in; a judge's `tokens` are the completions it scored.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
@@ -17,10 +17,6 @@ from replay_core.records import RecordKey, TensorRef
 
 _MEANING = {"completions": "input_ids", "rewards": "reward"}
 _SIDE = {"completions": "full", "tokens": "full", "rewards": "sample"}
-
-
-def detect(path: Path) -> bool:
-    return bool(_files(path))
 
 
 def _is_events(tree: Any) -> bool:
@@ -66,4 +62,4 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     return fields
 
 
-DIALECT = Dialect("grpo_notes", "content", detect, index, read)
+DIALECT = Dialect("grpo_notes", "content", any_of(_files), index, read)

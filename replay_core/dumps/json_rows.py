@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class JsonRows:
     """Every line of a file, and what is wrong with some."""
 
     rows: tuple[Row, ...]
@@ -93,7 +93,7 @@ def is_broken(row: dict[str, Any]) -> bool:
 
 
 @kept_while_unchanged(64)
-def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
+def rows_by_place(path: Path, fields: tuple[str, ...]) -> JsonRows:
     """Every line with the numbers of `fields`, which say what record it belongs to.
 
     Raises:
@@ -119,7 +119,7 @@ def rows_by_place(path: Path, fields: tuple[str, ...]) -> Rows:
             found=damaged[0] if damaged else "an empty file",
         )  # fmt: skip
     more = [f"{len(damaged) - NAMED_LINES} more lines are damaged"] if len(damaged) > NAMED_LINES else []
-    return Rows(tuple(rows), tuple(Problem(str(path), what) for what in damaged[:NAMED_LINES] + more))
+    return JsonRows(tuple(rows), tuple(Problem(str(path), what) for what in damaged[:NAMED_LINES] + more))
 
 
 def _number_of(field: str) -> re.Pattern[bytes]:

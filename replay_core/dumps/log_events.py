@@ -9,7 +9,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from replay_core.dumps.log_lines import Line
+from replay_core.dumps.log_lines import LogLine
 
 #: Events of one kind that are kept word by word; the rest are counted.
 KEPT = 200
@@ -59,7 +59,7 @@ class Watch:
         self._frames: dict[str, deque[str]] = {}
         self._code_follows: set[str] = set()
 
-    def event(self, line: Line) -> Event | None:
+    def event(self, line: LogLine) -> Event | None:
         """The line as an event, if it is one."""
         if _FRAME.match(line.text) or line.stream in self._code_follows:
             kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))

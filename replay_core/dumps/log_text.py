@@ -1,4 +1,4 @@
-"""Text logs as a run of scalars: the GRPO log of seed 002, and the metric lines of other trainers.
+"""Text logs as a run of scalars: a GRPO trainer's log of its stages, and the metric lines of others.
 
 One file may hold several forms, the lines of several processes, and much that is no metric at all. Every value keeps
 the line it stands on. What a log tells beside numbers (`log_events.py`) are text fields named `event.<kind>.<n>`
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replay_core.dumps import step_log
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
@@ -58,10 +58,6 @@ class _Log:
     @property
     def is_empty(self) -> bool:
         return not (self.iterations or self.metrics or self.events)
-
-
-def detect(path: Path) -> bool:
-    return next(_files(path), None) is not None
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -226,4 +222,4 @@ def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: li
 _WORDS = (("kl", "kl_loss"), ("kl_penalty", "kl_loss"), ("total", "metrics.total"), ("loss", "loss"))
 
 
-DIALECT = Dialect("log", "names", detect, index, read, grows=r"\.(?:log|out|txt|err)$", is_container=False)
+DIALECT = Dialect("log", "names", any_of(_files), index, read, grows=r"\.(?:log|out|txt|err)$", is_container=False)

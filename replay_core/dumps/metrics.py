@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
@@ -33,10 +33,6 @@ SWIFT_STEP = "global_step/max_steps"
 STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter", SWIFT_STEP)
 
 NUMBERED = "rows that name no step are numbered in the order they stand in"
-
-
-def detect(path: Path) -> bool:
-    return next(_files(path), None) is not None
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -175,4 +171,4 @@ def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int
     return [(None, history[i]) for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
 
 
-DIALECT = Dialect("metrics", "names", detect, index, read, grows=r"\.jsonl?$")
+DIALECT = Dialect("metrics", "names", any_of(_files), index, read, grows=r"\.jsonl?$")

@@ -17,6 +17,7 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.containers.json_lines import read_object
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
@@ -87,7 +88,7 @@ def _last(pattern: re.Pattern[str], parts: list[str]) -> int | None:
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    data = _load(path).get("data")
+    data = read_object(path, "dump.json", MAX_JSON).get("data")
     if not isinstance(data, dict):
         raise DumpError("dump.json has no data", file=str(path), expected="an object of calls")
     reading = _Reading(path.parent)
@@ -95,20 +96,6 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         if isinstance(entry, dict):
             reading.call(str(call), entry)
     return Fields(reading.fields, reading.problems)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_JSON:
-            raise DumpError("dump.json is too large", file=str(path), expected=f"at most {MAX_JSON:,} bytes")
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DumpError(f"dump.json is not JSON: {error}", file=str(path)) from None
-    except OSError as error:
-        raise DumpError(f"cannot read dump.json: {error.strerror}", file=str(path)) from None
-    if not isinstance(document, dict):
-        raise DumpError("dump.json is not an object", file=str(path), found=type(document).__name__)
-    return document
 
 
 def _canonical(field: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.columns import columns
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, has, tree_of
@@ -28,10 +28,6 @@ WORDS = words(
     none="packed_seq_lens=sample_lengths num_actions original_responses=response_ids",
 )
 SENTINEL = {"vllm_logprobs": "NaN or 1.0"}
-
-
-def detect(path: Path) -> bool:
-    return bool(_files(path))
 
 
 def _files(path: Path) -> list[Path]:
@@ -60,4 +56,4 @@ def _column(field: str, value: Any) -> list[TensorRef]:
     return columns({field: value}) if isinstance(value, list) else flatten({field: value})
 
 
-DIALECT = Dialect("open_instruct", "content", detect, index, read)
+DIALECT = Dialect("open_instruct", "content", any_of(_files), index, read)

@@ -44,30 +44,14 @@ from replay_core.records import Fields, Problem, Record, RecordKey, Run, TensorR
 #: Every dialect. Which is asked first where two could take a file, the dialects themselves say (`Dialect.before`).
 DIALECTS = in_order(
     [
-        native.DIALECT,
-        nexrl.DIALECT,
-        openrlhf.DIALECT,
-        areal.DIALECT,
-        verl.DIALECT,
-        roll.DIALECT,
-        slime.DIALECT,
-        skyrl.DIALECT,
-        sglang.DIALECT,
-        msprobe.DIALECT,
-        shards.DIALECT,
-        open_instruct.DIALECT,
-        trl_inputs.DIALECT,
-        grpo_events.DIALECT,
-        weights.DIALECT,
-        prime_rl.DIALECT,
+        *(room.DIALECT for room in (
+            native, nexrl, openrlhf, areal, verl, roll, slime, skyrl, sglang, msprobe, shards, open_instruct,
+            trl_inputs, grpo_events, weights, prime_rl,
+        )),
         *row_tables.DIALECTS,
-        metrics.DIALECT,
-        curves.DIALECT,
-        log_text.DIALECT,
-        loose_rows.DIALECT,
-        loose.DIALECT,
+        *(room.DIALECT for room in (metrics, curves, log_text, loose_rows, loose)),
     ]
-)
+)  # fmt: skip
 #: Endings of files that would have to be unpacked first.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz", ".zip", ".tar")
 

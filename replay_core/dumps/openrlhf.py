@@ -3,7 +3,7 @@
 The files name no step, no micro-batch and no role. They are inferred from rank, timestamp order and
 `return_output` (False in the actor's and the reference's logprob forwards, True in training), and the
 run says so: a new step begins where a forward follows a training batch, and the second identical half
-of a step's forwards is the reference model's (facts: seed_systems.md section 1.1).
+of a step's forwards is the reference model's (docs/evidence.md#actor-inputs).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.file_places import told_apart
 from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
@@ -30,10 +30,10 @@ class RowSpec:
 
     name: str
     """The dialect's name."""
-    file: re.Pattern[str]
-    """The end of the file's path; groups `step`, `rank`, `eval` where the name says so."""
-    needs: frozenset[str]
-    """Fields that every row has: the content that settles what the name suggests."""
+    file: str
+    """A regular expression on the end of the file's path; groups `step`, `rank`, `eval` where the name says so."""
+    needs: str
+    """Fields that every row has, as words: the content that settles what the name suggests."""
     words: Words
     stage: str = "trajectory"
     role: str = "rollout"
@@ -62,13 +62,11 @@ class RowFiles:
 
     def __init__(self, spec: RowSpec) -> None:
         self.spec = spec
+        self._path, self._needs = re.compile(spec.file), frozenset(spec.needs.split())
 
     @property
     def dialect(self) -> Dialect:
-        return Dialect(self.spec.name, "names", self.detect, self.index, self.read, grows=r"\.jsonl$")  # fmt: skip
-
-    def detect(self, path: Path) -> bool:
-        return next(self._files(path), None) is not None
+        return Dialect(self.spec.name, "names", any_of(self._files), self.index, self.read, grows=r"\.jsonl$")
 
     def index(self, path: Path) -> Index:
         found = Index([], notes=list(self.spec.notes))
@@ -82,7 +80,7 @@ class RowFiles:
         for folder in listing(path).folders:
             trusted, ours, unclear = False, False, []
             for name in names_with(folder, *_SUFFIXES):
-                match = self.spec.file.search(f"{folder.path}/{name}")
+                match = self._path.search(f"{folder.path}/{name}")
                 if match is None:
                     continue
                 file = folder.file(name)
@@ -100,12 +98,12 @@ class RowFiles:
         row = first_row(file)
         if row is None or is_broken(row):
             return self.spec.distinctive
-        if not self.spec.needs <= row.keys():
+        if not self._needs <= row.keys():
             return False
         return self.spec.unwrap or self._is_columnar(row) == self.spec.columnar
 
     def _is_columnar(self, row: Mapping[str, Any]) -> bool:
-        return all(isinstance(row[name], list) for name in self.spec.needs if name not in ("step", "global_step"))
+        return all(isinstance(row[name], list) for name in self._needs if name not in ("step", "global_step"))
 
     def _keys(self, file: Path, match: re.Match[str], problems: list[Problem]) -> list[RecordKey]:
         groups = match.groupdict()

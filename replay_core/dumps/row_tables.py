@@ -5,8 +5,6 @@ Order matters where two could claim a file.
 
 from __future__ import annotations
 
-import re
-
 from replay_core.dumps.row_dialect import RowFiles, RowSpec
 from replay_core.dumps.words import Words, words
 
@@ -55,16 +53,11 @@ MILES = words(
     response="loss_mask=response_mask rollout_log_probs=rollout_logprobs",
 )
 
-SPECS: tuple[RowSpec, ...] = (
+SPECS = (
     RowSpec(
-        "nemo_rl",
-        re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
-        frozenset({"token_ids", "token_loss_mask", "generation_logprobs"}),
-        NEMO_RL,
-        stage="batch_inputs",
-        role="actor",
-        unwrap=True,
-        pad="right",
+        "nemo_rl", r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$",
+        "token_ids token_loss_mask generation_logprobs", NEMO_RL,
+        stage="batch_inputs", role="actor", unwrap=True, pad="right",
         sentinels={
             "generation_logprobs": "0.0 on the prompt and on padding",
             "prev_logprobs": "0.0 at the first token",
@@ -72,89 +65,42 @@ SPECS: tuple[RowSpec, ...] = (
         },
     ),
     RowSpec(
-        "nemo_rl",
-        re.compile(r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$"),
-        frozenset({"content", "rewards"}),
-        NEMO_RL,
-        unwrap=True,
-        distinctive=False,
-        notes=(_TEXT_ONLY,),
+        "nemo_rl", r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$", "content rewards", NEMO_RL,
+        unwrap=True, distinctive=False, notes=(_TEXT_ONLY,),
     ),
     RowSpec(
-        "open_instruct",
-        re.compile(r"_rollouts_\d{6}\.jsonl$"),
-        frozenset({"step", "sample_idx", "prompt_tokens", "response_tokens"}),
-        OPEN_INSTRUCT,
-        step_field="step",
-        sentinels={"logprobs": "1.0 (INVALID_LOGPROB)"},
+        "open_instruct", r"_rollouts_\d{6}\.jsonl$", "step sample_idx prompt_tokens response_tokens", OPEN_INSTRUCT,
+        step_field="step", sentinels={"logprobs": "1.0 (INVALID_LOGPROB)"},
         notes=("sample_idx and prompt_idx count within a step",),
     ),
     RowSpec(
-        "areal",
-        re.compile(r"/(?:(?P<eval>eval-)?rollout/)?(?P<step>\d+)/[^/]+\.jsonl$"),
-        frozenset({"task_id", "sample_idx", "seqlen", "prompt_len", "head_version", "completion"}),
-        AREAL,
+        "areal", r"/(?:(?P<eval>eval-)?rollout/)?(?P<step>\d+)/[^/]+\.jsonl$",
+        "task_id sample_idx seqlen prompt_len head_version completion", AREAL, one_per_task=True, distinctive=False,
         notes=(_TEXT_ONLY, "the step is the folder's: the newest weight version that sampled the task"),
-        one_per_task=True,
-        distinctive=False,
     ),
     RowSpec(
-        "roll",
-        re.compile(r"/rollout_dump_data\.step_(?P<step>\d+)\.jsonl$|/rollout_data\.jsonl$"),
-        frozenset({"responses", "scores"}),
-        _PAIR,
-        step_field="global_step",
-        columnar=True,
+        "roll", r"/rollout_dump_data\.step_(?P<step>\d+)\.jsonl$|/rollout_data\.jsonl$", "responses scores", _PAIR,
+        step_field="global_step", columnar=True, notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(
+        "ms_swift", r"/completions\.jsonl$", "step prompt completion", _PAIR, step_field="step", columnar=True,
         notes=(_TEXT_ONLY,),
     ),
     RowSpec(
-        "ms_swift",
-        re.compile(r"/completions\.jsonl$"),
-        frozenset({"step", "prompt", "completion"}),
-        _PAIR,
-        step_field="step",
-        columnar=True,
+        "ms_swift", r"/completions\.jsonl$", "prompt completion", _PAIR, step_field="step", distinctive=False,
         notes=(_TEXT_ONLY,),
     ),
     RowSpec(
-        "ms_swift",
-        re.compile(r"/completions\.jsonl$"),
-        frozenset({"prompt", "completion"}),
-        _PAIR,
-        step_field="step",
-        distinctive=False,
-        notes=(_TEXT_ONLY,),
+        "verl", r"/(?P<eval>val\w*/|\w*validation\w*/)?(?P<step>\d+)\.jsonl$", "input output score step", _PAIR,
+        distinctive=False, notes=(_TEXT_ONLY,),
     ),
     RowSpec(
-        "verl",
-        re.compile(r"/(?P<eval>val\w*/|\w*validation\w*/)?(?P<step>\d+)\.jsonl$"),
-        frozenset({"input", "output", "score", "step"}),
-        _PAIR,
-        distinctive=False,
-        notes=(_TEXT_ONLY,),
+        "miles", r"/trajectory/(?P<step>\d+)\.jsonl$", "sample_index group_index status prompt messages", MILES,
+        distinctive=False, notes=(_TEXT_ONLY,),
     ),
-    RowSpec(
-        "miles",
-        re.compile(r"/trajectory/(?P<step>\d+)\.jsonl$"),
-        frozenset({"sample_index", "group_index", "status", "prompt", "messages"}),
-        MILES,
-        distinctive=False,
-        notes=(_TEXT_ONLY,),
-    ),
-    RowSpec(
-        "miles",
-        re.compile(r"/dashboard_columns/rollout_(?P<step>\d+)\.parquet$"),
-        frozenset(),
-        MILES,
-    ),
-    RowSpec(
-        "trl",
-        re.compile(r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$"),
-        frozenset(),
-        _PAIR,
-        notes=(_TEXT_ONLY,),
-    ),
-)
+    RowSpec("miles", r"/dashboard_columns/rollout_(?P<step>\d+)\.parquet$", "", MILES),
+    RowSpec("trl", r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$", "", _PAIR, notes=(_TEXT_ONLY,)),
+)  # fmt: skip
 
 #: In the order they are asked; ms-swift's two forms are one dialect to the reader.
 DIALECTS = tuple(RowFiles(spec).dialect for spec in SPECS)

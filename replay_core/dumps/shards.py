@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.dtensor import assembled, holds_dtensor, is_dtensor
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
@@ -26,10 +26,6 @@ _FILE = re.compile(r"(?P<base>.*?)[_.-]?(?:rank|r)[_=-]?(?P<rank>\d{1,6})\.(?:pt
 _SHAPE = re.compile(r".*(?:rank|r)[_=-]?\d*\.(?:pt|pth|bin)")
 _STEP = re.compile(r"(?:global_step|step|iter)[_=-]?(\d{1,18})")
 _WORLD = re.compile(r"world_size_(\d{1,6})")
-
-
-def detect(path: Path) -> bool:
-    return next(_groups(path), None) is not None
 
 
 def _groups(path: Path) -> Iterator[tuple[Folder, dict[int, str]]]:
@@ -125,4 +121,4 @@ def whole(trees: dict[int, Any], depth: int = 0) -> Any:
     return first
 
 
-DIALECT = Dialect("dtensor", "names", detect, index, read)
+DIALECT = Dialect("dtensor", "names", any_of(_groups), index, read)

@@ -1,4 +1,4 @@
-"""The text log of a GRPO trainer (seed 002): its grammar, as data, read and written.
+"""The text log of a GRPO trainer (docs/evidence.md#grpo-notes): its grammar, as data, read and written.
 
       [Micro 0] 1. Iteration start: mem=0MB, time=0.000s, masks_in_X=20/48 (41.7%)
       [Micro 0] 3. Samples scored: mem=0MB, time=0.192s, rewards=0.5164±0.0005

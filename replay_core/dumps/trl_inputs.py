@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
@@ -34,10 +34,6 @@ TRL = words(
     none="num_items_in_batch=metrics.num_items_in_batch",
 )
 TRL_PAD = {"prompt": "left", "response": "right"}
-
-
-def detect(path: Path) -> bool:
-    return next(_files(path), None) is not None
 
 
 def _is_trl(tree: Any) -> bool:
@@ -104,4 +100,4 @@ def _joined(field: str, prompt: TensorRef | None, completion: TensorRef | None) 
     return TensorRef(field, prompt.dtype, shape, source, canonical=field, alignment="full", pad="left+right")
 
 
-DIALECT = Dialect("trl", "content", detect, index, read)
+DIALECT = Dialect("trl", "content", any_of(_files), index, read)

@@ -14,7 +14,7 @@ from typing import Any
 
 from replay_core.dumps.columns import columns
 from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, tensor_fields
-from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
 from replay_core.dumps.listing import Folder, listing
@@ -38,10 +38,6 @@ WORDS = words(
     none="meta_info.temperature=temperature meta_info.global_steps=step global_steps=step",
 )
 PAD = {"prompt": "left", "response": "right", "full": "left+right"}
-
-
-def detect(path: Path) -> bool:
-    return next(_files(path), None) is not None
 
 
 def _files(path: Path) -> Iterator[tuple[Folder, str]]:
@@ -138,4 +134,4 @@ def _beside(tree: dict[str, Any]) -> list[TensorRef]:
     return fields + flatten({"global_steps": tree["global_steps"]})
 
 
-DIALECT = Dialect("verl", "content", detect, index, read)
+DIALECT = Dialect("verl", "content", any_of(_files), index, read)

@@ -7,13 +7,12 @@ names say how many there are.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.containers.json_lines import read_object
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
@@ -121,15 +120,7 @@ def _named(ref: TensorRef) -> TensorRef:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    try:
-        if path.stat().st_size > MAX_INDEX:
-            raise DumpError("the index of weights is too large", file=str(path))
-        document: Any = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DumpError(f"the index of weights is not JSON: {error}", file=str(path)) from None
-    except OSError as error:
-        raise DumpError(f"cannot read the index of weights: {error.strerror}", file=str(path)) from None
-    places = document.get("weight_map") if isinstance(document, dict) else None
+    places = read_object(path, "the index of weights", MAX_INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise DumpError("the index of weights has no weight_map", file=str(path), expected="{tensor: file}")
     return places

@@ -6,10 +6,10 @@ from typing import cast
 
 from replay_core import naming
 from replay_core.documents.parity import (
+    BatchEntry,
     BatchKind,
     Counted,
-    CriticSide,
-    ParityBatch,
+    CriticEntry,
     ParityDocument,
     ParityStep,
     RegionMeasures,
@@ -19,7 +19,7 @@ from replay_core.export.documents import first_divergence, stamp
 from replay_core.export.numbers import clean
 from replay_core.parity.correlation import Measures
 from replay_core.parity.judging import BatchResult, Parity, Step
-from replay_core.parity.sides import Side
+from replay_core.parity.sides import CriticSide
 
 
 def parity_document(found: Parity) -> ParityDocument:
@@ -60,7 +60,7 @@ def parity_document(found: Parity) -> ParityDocument:
     return clean(doc)
 
 
-def _side(side: Side) -> CriticSide:
+def _side(side: CriticSide) -> CriticEntry:
     return {
         "backend": side.backend,
         "engine": side.engine,
@@ -73,7 +73,7 @@ def _side(side: Side) -> CriticSide:
     }
 
 
-def _batch(one: BatchResult) -> ParityBatch:
+def _batch(one: BatchResult) -> BatchEntry:
     evidence = one.evidence
     return {
         "name": one.name,

@@ -12,8 +12,7 @@ from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.documents.tensor import DecodedText, DetectedAlignment, TokenColumn, TokensEntry
 from replay_core.inspection.subject import Subject
 from replay_core.measure.lag import detect_lag
-from replay_core.records import Record, TensorRef
-from replay_core.samples.rows import per_token, split, token_ids
+from replay_core.samples.batch import Batch, rows_of
 
 #: Tokens of one sample shown at once.
 MAX_TOKENS = 512
@@ -22,24 +21,21 @@ MAX_TEXTS = 4
 MAX_TEXT_TOKENS = 2048
 #: Alignments that say which token a value is about.
 ALIGNED = ("full", "next", "response")
-#: A record, and the fields that its values per token are laid out by.
-Source = tuple[Record, list[TensorRef]]
-
 #: Kinds of tensors that say something of a token, in the order they are read.
 _TOKEN_KINDS = ("logprob", "value", "loss", "metric", "mask")
 
 
 def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
     """One sample token by token, both sides; None where no ids are recorded beside the tensor."""
-    found = _sources(a)
-    ids = next((rows for _, fields in found if (rows := token_ids(fields)) is not None), None)
+    found = _batches(a)
+    ids = next((batch.contents for batch in found if batch.contents is not None), None)
     if ids is None:
         return None
     sample = min(max(0, sample), len(ids) - 1)
     row = ids[sample][:MAX_TOKENS]
     columns = _columns(found, sample, "a", a.ref.name)
     if b is not None:
-        columns += _columns(_sources(b), sample, "b", b.ref.name)
+        columns += _columns(_batches(b), sample, "b", b.ref.name)
     path = find_tokenizer(a.record.path, a.run.models.values())
     pieces = Decoder(path).pieces([int(token) for token in row]) if path is not None else None
     return {
@@ -53,37 +49,40 @@ def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
     }
 
 
-def _sources(subject: Subject) -> list[Source]:
+def _batches(subject: Subject) -> list[Batch]:
     """The record and the others of its micro-batch, whatever their dump point and role."""
-    sources: list[Source] = []
+    batches: list[Batch] = []
     others = [one for one in subject.micro_batch(of_any_role=True) if one is not subject.record]
     for one in [subject.record, *others]:
-        fields = list(one.tensors())
-        if any((ref.canonical or ref.name) in ("input_ids", "prompt_ids") for ref in fields) or not sources:
-            sources.append((one, fields))
-        else:
+        batch = Batch(one, one.tensors())
+        if batches and not batch.has_tokens:
             # Ids and masks often stand in one dump point, log-probabilities in the next.
-            sources.append((one, [*fields, *sources[0][1]]))
-    return sources
+            batch = Batch(one, [*one.tensors(), *batches[0].fields()])
+        batches.append(batch)
+    return batches
 
 
-def _columns(sources: list[Source], sample: int, side: Literal["a", "b"], wanted: str) -> list[TokenColumn]:
+def _columns(batches: list[Batch], sample: int, side: Literal["a", "b"], wanted: str) -> list[TokenColumn]:
     columns: list[tuple[int, TokenColumn]] = []
     seen = set()
-    for record, fields in sources:
-        for ref in fields:
+    for batch in batches:
+        if sample >= len(batch):
+            continue
+        here = slice(batch.starts[sample], batch.starts[sample] + batch.lengths[sample])
+        for ref in batch.fields():
             name = ref.canonical or ref.name
             kind = naming.meaning(name).kind
             known = kind in _TOKEN_KINDS or (ref.name == wanted and kind != "ids")
-            if not known or name in seen or not ref.is_readable or ref.is_text:
+            # One number per sample is no column of its tokens.
+            if not known or name in seen or ref.is_text or batch.per_sample(ref) is not None:
                 continue
-            rows = per_token(ref, fields)
-            if rows is None or sample >= len(rows) or not np.isfinite(rows[sample]).any():
+            said = batch.values(ref)
+            if said is None or not np.isfinite(values := said.values_N[here]).any():
                 continue
             seen.add(name)
             place = 0 if ref.name == wanted or kind not in _TOKEN_KINDS else _TOKEN_KINDS.index(kind) + 1
-            values = rows[sample].tolist()
-            columns.append((place, {"side": side, "name": name, "stage": record.key.stage, "values": values}))
+            stage = batch.record.key.stage
+            columns.append((place, {"side": side, "name": name, "stage": stage, "values": values.tolist()}))
     return [column for _, column in sorted(columns, key=lambda one: one[0])]
 
 
@@ -92,11 +91,11 @@ def detected_alignment(subject: Subject) -> DetectedAlignment | None:
     ref = subject.ref
     if ref.alignment in ALIGNED or naming.meaning(subject.name).kind not in ("logprob", "value"):
         return None
-    fields = subject.record.tensors()
-    rows = per_token(ref.with_(alignment="full"), fields)
-    for other in fields:
+    batch = Batch(subject.record, subject.record.tensors())
+    rows = batch.by_sample(ref.with_(alignment="full"))
+    for other in batch.fields():
         known = other.alignment in ALIGNED and naming.meaning(other.canonical or other.name).kind == "logprob"
-        against = per_token(other, fields) if known and rows is not None else None
+        against = batch.by_sample(other) if known and rows is not None else None
         if rows is None or against is None:
             continue
         # Zeros fill what has no log-probability, and would agree at every lag.
@@ -115,7 +114,7 @@ def decoded(subject: Subject, shown: list[int], tokenizer: Path | None) -> Decod
     if path is None:
         return None
     decoder = Decoder(path)
-    samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in split(subject.ref)[:MAX_TEXTS]]
+    samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in rows_of(subject.ref)[:MAX_TEXTS]]
     return {
         "tokenizer": str(decoder.path),
         "pieces": decoder.pieces([int(value) for value in shown]),

@@ -28,7 +28,7 @@ DEFAULT = MADE_UP
 
 
 @dataclass
-class Batch:
+class ParityBatch:
     """One batch. rewards_BT [B, S - 1] are about token t + 1, as the values are."""
 
     name: str
@@ -48,7 +48,7 @@ class Batch:
 def make_batch(
     spec: str, vocabulary: int, tokenizer: Path | None = None, seed: int = SEED, *, avoid: int | None = None,
     **selection: int,
-) -> Batch:  # fmt: skip
+) -> ParityBatch:  # fmt: skip
     """The batch a word or path asks for: random | padded | stale | text:FILE | a dump.
 
     random: no padding. padded: rows of different lengths, zeros after them. stale: the same, with old tokens in the
@@ -70,7 +70,7 @@ def make_batch(
     return batch
 
 
-def _random(name: str, vocabulary: int, seed: int, avoid: int | None) -> Batch:
+def _random(name: str, vocabulary: int, seed: int, avoid: int | None) -> ParityBatch:
     draw = np.random.default_rng(seed)
     ids_BS = draw.integers(1, vocabulary, (ROWS, WIDTH))
     if avoid is not None and vocabulary > 2:
@@ -84,10 +84,10 @@ def _random(name: str, vocabulary: int, seed: int, avoid: int | None) -> Batch:
         response_BS *= attention_BS
     if name == "padded":
         ids_BS = ids_BS * attention_BS
-    return Batch(name, name, ids_BS, attention_BS, response_BS, np.zeros((0, 0), np.float32))
+    return ParityBatch(name, name, ids_BS, attention_BS, response_BS, np.zeros((0, 0), np.float32))
 
 
-def _text(path: Path | None, tokenizer: Path | None, vocabulary: int) -> Batch:
+def _text(path: Path | None, tokenizer: Path | None, vocabulary: int) -> ParityBatch:
     """Each line a row; its second half counts as the response."""
     source = Path(__file__).with_name("configs") / "prompts.txt" if path is None else path
     try:
@@ -115,7 +115,7 @@ def _text(path: Path | None, tokenizer: Path | None, vocabulary: int) -> Batch:
         attention_BS[number, : len(row)] = 1
         response_BS[number, len(row) // 2 : len(row)] = 1
     name = source.stem if path is None else source.name
-    return Batch(name, "text", ids_BS, attention_BS, response_BS, np.zeros((0, 0), np.float32), tokenizer, notes)
+    return ParityBatch(name, "text", ids_BS, attention_BS, response_BS, np.zeros((0, 0), np.float32), tokenizer, notes)
 
 
 def _encoder(path: Path) -> Any:
@@ -128,7 +128,7 @@ def _encoder(path: Path) -> Any:
         raise RequestError(f"the file is no tokenizer: {error}", file=str(file), expected=FILE) from None
 
 
-def _recorded(path: Path, tokenizer: Path | None, selection: dict[str, int]) -> Batch:
+def _recorded(path: Path, tokenizer: Path | None, selection: dict[str, int]) -> ParityBatch:
     run = open_run(path)
     chosen = {name: selection.get(name, 0) for name in ("step", "rank", "micro")}
     recorded = read_batch(run, ReplayPlan.from_mapping({"dump": str(path), "model": "", "out": "", **chosen}))
@@ -144,13 +144,13 @@ def _recorded(path: Path, tokenizer: Path | None, selection: dict[str, int]) -> 
     if empty:
         notes.append(f"{empty} of {len(attention_BS)} rows hold no token: they say nothing")
     found = tokenizer or find_tokenizer(path, [one for one in run.models.values() if Path(one).is_dir()])
-    return Batch(
+    return ParityBatch(
         path.name, "recorded", batch.ids_BS.astype(np.int64), attention_BS, response_BS, np.zeros((0, 0), np.float32),
         found, notes,
     )  # fmt: skip
 
 
-def _rewards(batch: Batch, seed: int) -> NDArray[np.float32]:
+def _rewards(batch: ParityBatch, seed: int) -> NDArray[np.float32]:
     """A standard normal reward at each response's last token: the same for both critics, whatever it is."""
     rewards_BT = np.zeros((batch.ids_BS.shape[0], batch.ids_BS.shape[1] - 1), np.float32)
     drawn = np.random.default_rng(seed).standard_normal(len(rewards_BT)).astype(np.float32)
@@ -161,7 +161,7 @@ def _rewards(batch: Batch, seed: int) -> NDArray[np.float32]:
     return rewards_BT
 
 
-def _need_tokens(batch: Batch, vocabulary: int, spec: str) -> None:
+def _need_tokens(batch: ParityBatch, vocabulary: int, spec: str) -> None:
     if batch.ids_BS.ndim != 2 or batch.ids_BS.shape[1] < 2 or not batch.ids_BS.size:
         raise RequestError("the batch has no rows of two tokens", file=spec, found=f"shape {batch.ids_BS.shape}")
     if not (batch.response_BS * batch.attention_BS)[:, 1:].any():

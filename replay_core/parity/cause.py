@@ -18,8 +18,8 @@ from replay_core.compare.judging.tolerance import END_TO_END
 from replay_core.documents.parity import CauseEntry, ParityCause
 from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values
-from replay_core.parity.evidence import Evidence
-from replay_core.parity.sides import Side
+from replay_core.parity.evidence import ValueEvidence
+from replay_core.parity.sides import CriticSide
 
 #: Every cause, what explains most first. The last three are no disagreement.
 CAUSES = (
@@ -43,7 +43,7 @@ class Cause:
         return {"kind": self.kind, "why": self.why, "numbers": self.numbers}
 
 
-def causes_of(ev: Evidence, a: Side, b: Side, rows: list[TensorVerdict]) -> list[Cause]:
+def causes_of(ev: ValueEvidence, a: CriticSide, b: CriticSide, rows: list[TensorVerdict]) -> list[Cause]:
     """Every cause a batch shows before training, what explains most first. `rows`: its module tensors, compared."""
     if ev.masked.nonfinite:
         return [Cause(None, f"{ev.masked.nonfinite} values that count are NaN or infinite", {})]
@@ -63,7 +63,7 @@ def causes_of(ev: Evidence, a: Side, b: Side, rows: list[TensorVerdict]) -> list
     return found or [_agreement(ev, a, b)]
 
 
-def _order(ev: Evidence) -> list[Cause]:
+def _order(ev: ValueEvidence) -> list[Cause]:
     if ev.order is None:
         return []
     moved = sum(place != row for row, place in enumerate(ev.order))
@@ -77,7 +77,7 @@ def _order(ev: Evidence) -> list[Cause]:
     ]
 
 
-def _positions(ev: Evidence, a: Side, b: Side) -> list[Cause]:
+def _positions(ev: ValueEvidence, a: CriticSide, b: CriticSide) -> list[Cause]:
     if ev.shift:
         way = "later" if ev.shift > 0 else "earlier"
         return [Cause("positions", f"B's values are A's, one token {way}", {"shift_tokens": ev.shift})]
@@ -98,7 +98,7 @@ def _positions(ev: Evidence, a: Side, b: Side) -> list[Cause]:
     return [Cause("positions", why, {"smallest": low, "largest": high})]
 
 
-def _weights(a: Side, b: Side) -> list[Cause]:
+def _weights(a: CriticSide, b: CriticSide) -> list[Cause]:
     """Backbone weights that differ after conversion. Digests of two dtypes are never equal and say nothing."""
     if not a.weights or not b.weights or a.said("dtype") != b.said("dtype"):
         return []
@@ -110,7 +110,7 @@ def _weights(a: Side, b: Side) -> list[Cause]:
     return [Cause("weights", why, {"differing": apart[:8], "of": len(names)})]
 
 
-def _head(ev: Evidence, a: Side, b: Side) -> list[Cause]:
+def _head(ev: ValueEvidence, a: CriticSide, b: CriticSide) -> list[Cause]:
     """What the two value heads are to each other: a factor, a constant, or different heads."""
     if not a.head or not b.head or "weight" not in a.head or "weight" not in b.head:
         return []
@@ -139,7 +139,7 @@ def _head(ev: Evidence, a: Side, b: Side) -> list[Cause]:
     return found
 
 
-def head_line(a: Side, b: Side) -> tuple[float, float] | None:
+def head_line(a: CriticSide, b: CriticSide) -> tuple[float, float] | None:
     """(scale, offset) that B's values are of A's if their heads are all that differs; None where no line says so."""
     if not a.head or not b.head or "weight" not in a.head or "weight" not in b.head:
         return None
@@ -157,13 +157,13 @@ def _is_one(weights: Any) -> bool:
     return bool(weights.size > 1 and (weights == weights[0]).all())
 
 
-def _scaled(ev: Evidence, ratio: float) -> Cause:
+def _scaled(ev: ValueEvidence, ratio: float) -> Cause:
     seen = ev.fit.scale if ev.fit is not None and ev.fit.why in ("scale", "both") else ev.masked.slope
     why = f"B's head is {ratio:.6g} times A's, and its values are {_number(seen)} times A's"
     return Cause("scale", why, {"head_ratio": ratio, "slope": seen})
 
 
-def _biased(ev: Evidence, a: Side, b: Side, bias: float) -> Cause:
+def _biased(ev: ValueEvidence, a: CriticSide, b: CriticSide, bias: float) -> Cause:
     has = [side for side, head in (("A", a.head), ("B", b.head)) if head and "bias" in head]
     whose = f"only {has[0]}'s head has a bias" if len(has) == 1 else "the heads' biases differ"
     seen = ev.fit.offset if ev.fit is not None and ev.fit.why == "offset" else ev.masked.mean_signed
@@ -171,7 +171,7 @@ def _biased(ev: Evidence, a: Side, b: Side, bias: float) -> Cause:
     return Cause("offset", why + "; no correlation can see it", {"bias_difference": bias, "mean_signed": seen})
 
 
-def _norm(a: Side, b: Side, rows: list[TensorVerdict], *, bitwise: bool = False) -> list[Cause]:
+def _norm(a: CriticSide, b: CriticSide, rows: list[TensorVerdict], *, bitwise: bool = False) -> list[Cause]:
     """A norm that turns equal inputs into different outputs with equal weights: its epsilon, or how it is computed."""
     name = _first_norm(rows, bitwise=bitwise)
     if name is None:
@@ -199,7 +199,7 @@ def _first_norm(rows: list[TensorVerdict], *, bitwise: bool) -> str | None:
     return name if name is not None and "norm" in name.rpartition(".")[2] else None
 
 
-def _attention(ev: Evidence, rows: list[TensorVerdict], found: list[Cause]) -> list[Cause]:
+def _attention(ev: ValueEvidence, rows: list[TensorVerdict], found: list[Cause]) -> list[Cause]:
     if any(one.kind == "positions" for one in found):
         return []
     if ev.alone_differs is False:
@@ -216,7 +216,7 @@ def _attention(ev: Evidence, rows: list[TensorVerdict], found: list[Cause]) -> l
     return []
 
 
-def _dropout(ev: Evidence, a: Side, b: Side) -> list[Cause]:
+def _dropout(ev: ValueEvidence, a: CriticSide, b: CriticSide) -> list[Cause]:
     """Train mode parts although eval mode is explained, and a critic's values change from call to call."""
     if not ev.train_differs or not ev.wobble:
         return []
@@ -232,7 +232,7 @@ def _dropout(ev: Evidence, a: Side, b: Side) -> list[Cause]:
     return [Cause("dropout", why, {"wobble_a": ev.wobble.get("a"), "wobble_b": ev.wobble.get("b"), **_pair(drops)})]
 
 
-def _padding(ev: Evidence) -> Cause:
+def _padding(ev: ValueEvidence) -> Cause:
     r = ev.unmasked.pearson
     whole = f"over all positions Pearson is {r:.3f}" if r is not None else "over all positions there is no correlation"
     counted = ev.masked.pearson
@@ -243,7 +243,7 @@ def _padding(ev: Evidence) -> Cause:
     )
 
 
-def _agreement(ev: Evidence, a: Side, b: Side) -> Cause:
+def _agreement(ev: ValueEvidence, a: CriticSide, b: CriticSide) -> Cause:
     largest, bitwise = ev.masked.max_abs, ev.masked.max_abs == 0.0
     dtypes = {one for one in (a.said("dtype"), b.said("dtype")) if one}
     ratio = ev.floor * END_TO_END[ev.dtype].noise / END_TO_END[ev.dtype].bug
@@ -259,7 +259,7 @@ def _agreement(ev: Evidence, a: Side, b: Side) -> Cause:
     return Cause("noise", why, {"max_abs": largest, "floor": ev.floor})
 
 
-def of_training(a: Side, b: Side, parted: tuple[int, Evidence] | None, before: Cause) -> list[Cause]:
+def of_training(a: CriticSide, b: CriticSide, parted: tuple[int, ValueEvidence] | None, before: Cause) -> list[Cause]:
     """What training adds: rows in another order, or critics that agreed and then part.
 
     `parted` is the first training step after which they do, and its evidence: later ones mix cause with effect.
@@ -289,7 +289,7 @@ def of_training(a: Side, b: Side, parted: tuple[int, Evidence] | None, before: C
     return [Cause("weights", why, {"max_abs": last.masked.max_abs, "step": step})]
 
 
-def _frozen(a: Side, b: Side) -> str:
+def _frozen(a: CriticSide, b: CriticSide) -> str:
     """Hugging Face's embeddings leave the padding token's gradient out, Megatron's do not: it shows among tokens."""
     ids = [one.said("padding_idx") for one in (a, b)]
     if not a.readback or not b.readback or ids[0] == ids[1]:
@@ -317,7 +317,7 @@ def _some(rows: list[int]) -> str:
     return ", ".join(map(str, rows[:6])) + (" …" if len(rows) > 6 else "")
 
 
-def _switch(side: Side) -> str:
+def _switch(side: CriticSide) -> str:
     value = side.said("shuffle")
     return "not known" if value is None else "on" if value else "off"
 

@@ -94,7 +94,7 @@ def read_config(path: Path, environment: Mapping[str, str] | None = None) -> Cri
     process's own by default), else from its `model_args` or `training_args`, else it is the backend's default.
 
     Raises:
-        RequestError: no such file, no YAML, or a value that is none; says which.
+        RequestError: no such file, no YAML, or a value that cannot be used; says which.
     """
     whole = _load(path)
     critic = _section(whole, "critic", path)

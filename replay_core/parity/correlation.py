@@ -12,12 +12,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_core.compare.correlation import pearson
 from replay_core.documents.parity import MeasuresEntry
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-#: Seed 004 and ROLL's parity test: two values nearer than this are "nearly identical".
+#: ROLL's parity test: two values nearer than this are "nearly identical".
 NEARLY_IDENTICAL = 0.1
 #: ROLL's parity test: what is added to |a| before dividing by it.
 RELATIVE_EPSILON = 1e-8
@@ -56,8 +57,7 @@ class Measures:
     std_ratio: float | None
 
     def to_mapping(self) -> MeasuresEntry:
-        mapping = {name: getattr(self, name) for name in self.__slots__}
-        return cast(MeasuresEntry, mapping)
+        return cast(MeasuresEntry, {name: getattr(self, name) for name in self.__slots__})
 
 
 def measure(a: Any, b: Any, mask: Any = None, *, threshold: float = NEARLY_IDENTICAL) -> Measures:
@@ -95,7 +95,7 @@ def measure(a: Any, b: Any, mask: Any = None, *, threshold: float = NEARLY_IDENT
     return Measures(
         n=n,
         nonfinite=nonfinite,
-        pearson=None if undefined else pearson(flat_a, flat_b),
+        pearson=None if undefined else _within_1(pearson(flat_a, flat_b)),
         spearman=None if undefined else _spearman(flat_a, flat_b),
         undefined=undefined,
         nearly_identical=100.0 * float((size < threshold).mean()),
@@ -134,17 +134,15 @@ def is_constant(values: Floats) -> bool:
     return bool(values.max() - values.min() <= _CONSTANT * np.abs(values).max())
 
 
-def pearson(a: Floats, b: Floats) -> float:
-    """Pearson's r, in [-1, 1]. Both vary."""
-    centred_a, centred_b = a - a.mean(), b - b.mean()
-    r = float(centred_a @ centred_b / np.sqrt((centred_a @ centred_a) * (centred_b @ centred_b)))
-    return min(1.0, max(-1.0, r))
-
-
-def _spearman(a: Floats, b: Floats) -> float:
+def _spearman(a: Floats, b: Floats) -> float | None:
     from scipy.stats import rankdata  # 0.8 s
 
-    return pearson(np.asarray(rankdata(a), np.float64), np.asarray(rankdata(b), np.float64))
+    return _within_1(pearson(np.asarray(rankdata(a), np.float64), np.asarray(rankdata(b), np.float64)))
+
+
+def _within_1(r: float | None) -> float | None:
+    """A correlation without the last bit that rounding puts past 1."""
+    return None if r is None else min(1.0, max(-1.0, r))
 
 
 def line(a: Floats, b: Floats) -> tuple[float | None, float | None]:

@@ -1,16 +1,24 @@
-"""What every critic can do, whatever runs it: the Critic protocol, the batch it takes, and its value head."""
+"""What every critic can do, whatever runs it; the batch it takes, and its value head."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from replay_core.errors import ModelError
 from replay_core.parity.config import CriticConfig
+from replay_core.parity.engines import CriticEngine
 
 Tensors = dict[str, torch.Tensor]
+
+#: What a readback takes from the configuration: nothing of a built model shows it.
+_AS_CONFIGURED = (
+    "seed", "training_seed", "data_seed", "shuffle", "learning_rate", "weight_decay", "max_grad_norm", "value_clip",
+    "reduction",
+)  # fmt: skip
 
 HEAD_WEIGHT, HEAD_BIAS = "v_head.summary.weight", "v_head.summary.bias"
 
@@ -43,47 +51,6 @@ class CriticBatch:
         return (self.response_BS * self.attention_BS)[:, 1:]
 
 
-class Critic(Protocol):
-    """A value model that can be asked, trained, and looked into.
-
-    backend names the implementation (what every label is taken from), engine what runs it.
-    """
-
-    backend: str
-    engine: str
-    config: CriticConfig
-    model: torch.nn.Module
-    notes: list[str]
-
-    def values(self, batch: CriticBatch) -> torch.Tensor:
-        """[B, S - 1] float32: index t is the value of the state after token t. Differentiable, in the current mode."""
-        ...
-
-    def positions(self, batch: CriticBatch) -> torch.Tensor:
-        """[B, S]: the position every token really had."""
-        ...
-
-    def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
-        """Add the gradients of one micro-batch's loss divided by the `of` micro-batches of this step."""
-        ...
-
-    def step(self) -> float | None:
-        """Apply the added gradients. Returns their norm before clipping, where the engine tells."""
-        ...
-
-    def state(self) -> Tensors:
-        """Weights on the host in float32 under Hugging Face's names, the head as `v_head.summary.*`."""
-        ...
-
-    def captured(self, batch: CriticBatch) -> Tensors:
-        """Module inputs and outputs of one forward, [B, S, D] under Hugging Face's names, in call order."""
-        ...
-
-    def readback(self) -> dict[str, Any]:
-        """The controls as found in the built model, JSON-able."""
-        ...
-
-
 class ValueHead(torch.nn.Module):  # type: ignore[misc]
     """Dropout, then one number per token: TRL's ValueHead with a bias, the Megatron wrapper's without.
 
@@ -104,6 +71,71 @@ class ValueHead(torch.nn.Module):  # type: ignore[misc]
             hidden = hidden.to(self.summary.weight.dtype)
         value: torch.Tensor = self.summary(hidden)
         return value
+
+
+class Critic(ABC):
+    """A value model that can be asked, trained, and looked into.
+
+    backend names the implementation (what every label is taken from), engine what runs it.
+    """
+
+    backend: str
+    engine: str
+    config: CriticConfig
+    model: torch.nn.Module
+    head: ValueHead
+    notes: list[str]
+    _engine: CriticEngine
+
+    @abstractmethod
+    def values(self, batch: CriticBatch) -> torch.Tensor:
+        """[B, S - 1] float32: index t is the value of the state after token t. Differentiable, in the current mode."""
+
+    @abstractmethod
+    def positions(self, batch: CriticBatch) -> torch.Tensor:
+        """[B, S]: the position every token really had."""
+
+    @abstractmethod
+    def state(self) -> Tensors:
+        """Weights on the host in float32 under Hugging Face's names, the head as `v_head.summary.*`."""
+
+    @abstractmethod
+    def captured(self, batch: CriticBatch) -> Tensors:
+        """Module inputs and outputs of one forward, [B, S, D] under Hugging Face's names, in call order."""
+
+    @abstractmethod
+    def attends(self) -> dict[str, Any]:
+        """How it attends, as a readback says it: attention, padding_mask, positions."""
+
+    def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
+        """Add the gradients of one micro-batch's loss divided by the `of` micro-batches of this step."""
+        self._engine.backward(loss, of=of, last=last)
+
+    def step(self) -> float | None:
+        """Apply the added gradients. Returns their norm before clipping, where the engine tells."""
+        return self._engine.step()
+
+    def readback(self) -> dict[str, Any]:
+        """The controls as found in the built model, JSON-able."""
+        config, head = self.config, self.head
+        parameter, weight = next(self.model.parameters()), head.summary.weight.detach().float()
+        drops = ((name, module) for name, module in self.model.named_modules() if isinstance(module, torch.nn.Dropout))
+        return {
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "device": str(parameter.device),
+            "dropout": {name: float(module.p) for name, module in drops if module.p > 0},
+            "head_dropout": float(head.dropout.p) if isinstance(head.dropout, torch.nn.Dropout) else 0.0,
+            "head_weight_mean": float(weight.mean()),
+            "head_weight_std": float(weight.std()) if weight.numel() > 1 else 0.0,
+            "head_is_constant": bool((weight == weight.flatten()[0]).all()),
+            "head_bias": None if head.summary.bias is None else float(head.summary.bias.detach().float()),
+            "norm_eps": norm_eps(self.model),
+            "padding_idx": _padding_idx(self.model),
+            **{name: getattr(config, name) for name in _AS_CONFIGURED},
+            "sources": dict(config.sources),
+            **self.attends(),
+            "float32_copies": self._engine.copies,
+        }
 
 
 @dataclass
@@ -172,40 +204,6 @@ def _take(head: ValueHead, found: Tensors, config: CriticConfig, notes: list[str
 
 def head_state(head: ValueHead) -> Tensors:
     return {f"v_head.{name}": value.detach().float().cpu() for name, value in head.state_dict().items()}
-
-
-def read_back(critic: Any, head: ValueHead, extra: dict[str, Any]) -> dict[str, Any]:
-    """What a built model really holds of the controls; `extra` is what only its backend knows."""
-    config: CriticConfig = critic.config
-    weight = head.summary.weight.detach().float()
-    dropouts = {
-        name: float(module.p)
-        for name, module in critic.model.named_modules()
-        if isinstance(module, torch.nn.Dropout) and module.p > 0
-    }
-    return {
-        "dtype": str(next(critic.model.parameters()).dtype).removeprefix("torch."),
-        "device": str(next(critic.model.parameters()).device),
-        "dropout": dropouts,
-        "head_dropout": float(head.dropout.p) if isinstance(head.dropout, torch.nn.Dropout) else 0.0,
-        "head_weight_mean": float(weight.mean()),
-        "head_weight_std": float(weight.std()) if weight.numel() > 1 else 0.0,
-        "head_is_constant": bool((weight == weight.flatten()[0]).all()),
-        "head_bias": None if head.summary.bias is None else float(head.summary.bias.detach().float()),
-        "norm_eps": norm_eps(critic.model),
-        "padding_idx": _padding_idx(critic.model),
-        "seed": config.seed,
-        "training_seed": config.training_seed,
-        "data_seed": config.data_seed,
-        "shuffle": config.shuffle,
-        "learning_rate": config.learning_rate,
-        "weight_decay": config.weight_decay,
-        "max_grad_norm": config.max_grad_norm,
-        "value_clip": config.value_clip,
-        "reduction": config.reduction,
-        "sources": dict(config.sources),
-        **extra,
-    }
 
 
 def norm_eps(model: torch.nn.Module) -> list[float]:

@@ -17,8 +17,8 @@ import torch
 from replay_core.errors import UnavailableError
 from replay_core.parity.backbone import backbone_state, build
 from replay_core.parity.config import CriticConfig
-from replay_core.parity.critics import CriticBatch, Tensors, head_state, make_head, read_back
-from replay_core.parity.engines import Engine, TorchEngine, lone_process_group
+from replay_core.parity.critics import Critic, CriticBatch, Tensors, head_state, make_head
+from replay_core.parity.engines import CriticEngine, TorchEngine, lone_process_group
 from replay_core.replay.capture import Capture, modules_matching
 
 _CANNOT_COMPILE = "DeepSpeed compiles its CPU communication at its first start, which needs a C++ compiler"
@@ -39,7 +39,7 @@ class _WithValueHead(torch.nn.Module):  # type: ignore[misc]
         return value
 
 
-class DeepSpeedCritic:
+class DeepSpeedCritic(Critic):
     """A `Critic`. The padding mask and the position ids go to the backbone, as in ROLL's DeepSpeed strategy."""
 
     def __init__(self, config: CriticConfig) -> None:
@@ -57,7 +57,7 @@ class DeepSpeedCritic:
         self._engine = self._made_engine()
         self.engine = self._engine.name
 
-    def _made_engine(self) -> Engine:
+    def _made_engine(self) -> CriticEngine:
         if self.config.backend == "deepspeed":
             if importlib.util.find_spec("deepspeed") is not None:
                 return DeepSpeedEngine(self.model, self.config)
@@ -74,12 +74,6 @@ class DeepSpeedCritic:
         values_BS = self._engine.forward(batch.ids_BS, batch.attention_BS, self.positions(batch))
         return values_BS[:, :-1].float()
 
-    def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
-        self._engine.backward(loss, of=of, last=last)
-
-    def step(self) -> float | None:
-        return self._engine.step()
-
     def state(self) -> Tensors:
         return {**backbone_state(self._causal_lm), **head_state(self.head)}
 
@@ -90,20 +84,15 @@ class DeepSpeedCritic:
             self.model(batch.ids_BS, batch.attention_BS, self.positions(batch))
         return {name.removeprefix("backbone."): value for name, value in capture.tensors.items()}
 
-    def readback(self) -> dict[str, Any]:
-        return read_back(
-            self,
-            self.head,
-            {
-                "attention": str(self._causal_lm.config._attn_implementation),
-                "padding_mask": "given to every attention layer",
-                "positions": "given: counted over each row's tokens",
-                "float32_copies": self._engine.copies,
-            },
-        )
+    def attends(self) -> dict[str, Any]:
+        return {
+            "attention": str(self._causal_lm.config._attn_implementation),
+            "padding_mask": "given to every attention layer",
+            "positions": "given: counted over each row's tokens",
+        }
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(CriticEngine):
     """A DeepSpeed engine of one process around the model."""
 
     def __init__(self, model: torch.nn.Module, config: CriticConfig) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from replay_core.compare.judging.tolerance import END_TO_END
 from replay_core.documents.parity import ParityCause
-from replay_core.parity.evidence import Evidence
+from replay_core.parity.evidence import ValueEvidence
 
 #: Dropout on a head leaves correlations in this range: below, nothing is shared; above, hardly a unit was dropped.
 _SCATTER = (0.8, 0.9995)
@@ -21,12 +21,12 @@ _SCATTER = (0.8, 0.9995)
 Found = tuple[ParityCause, str, dict[str, Any]]
 
 
-def from_values(ev: Evidence) -> list[Found]:
+def from_values(ev: ValueEvidence) -> list[Found]:
     """Causes (kind, why, numbers) of a difference that counts."""
     return [*_line(ev)] or [*_random(ev)] or [_beginning(ev) or _scatter(ev)]
 
 
-def _line(ev: Evidence) -> list[Found]:
+def _line(ev: ValueEvidence) -> list[Found]:
     ranges = {"A": ev.masked.range_a, "B": ev.masked.range_b}
     flat = [(side, each[0]) for side, each in ranges.items() if each is not None and each[0] == each[1]]
     if len(flat) == 1 and ev.masked.n > 1:
@@ -48,7 +48,7 @@ def _line(ev: Evidence) -> list[Found]:
     return found
 
 
-def _random(ev: Evidence) -> list[Found]:
+def _random(ev: ValueEvidence) -> list[Found]:
     limits = END_TO_END[ev.dtype]
     # One critic against itself: kernels may round rows differently, but nothing accumulated between implementations.
     smallest = 3 * ev.floor * limits.noise / limits.bug
@@ -61,7 +61,7 @@ def _random(ev: Evidence) -> list[Found]:
     return [("dropout", why, {"equal_prefixes": pairs, "largest": largest})]
 
 
-def _beginning(ev: Evidence) -> Found | None:
+def _beginning(ev: ValueEvidence) -> Found | None:
     """Differences that begin after the first token are about what tokens see of each other."""
     if ev.starts is None or ev.first_state_differs is not False:
         return None
@@ -83,7 +83,7 @@ def _beginning(ev: Evidence) -> Found | None:
     return "attention", why, numbers
 
 
-def _scatter(ev: Evidence) -> Found:
+def _scatter(ev: ValueEvidence) -> Found:
     r, slope = ev.masked.pearson, ev.masked.slope
     numbers = {"pearson": r, "slope": slope, "residual_rms": ev.masked.residual_rms}
     repeats = [pairs for pairs, _ in ev.repeats.values()]
@@ -100,7 +100,7 @@ def _scatter(ev: Evidence) -> Found:
     return "weights", why, numbers
 
 
-def _unbiased(ev: Evidence) -> bool:
+def _unbiased(ev: ValueEvidence) -> bool:
     """Whether B is A plus noise, or A is B plus noise: one regression's slope is 1 within three standard errors."""
     r, slope, ratio, n = ev.masked.pearson, ev.masked.slope, ev.masked.std_ratio, ev.masked.n
     if r is None or slope is None or not ratio or n < 3:

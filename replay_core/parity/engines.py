@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from replay_core.parity.config import CriticConfig
 
 
-class Engine:
+class CriticEngine(ABC):
     """Owns a model's optimizer. Micro-batches are added up, then applied at once."""
 
     name: str
@@ -19,16 +20,17 @@ class Engine:
     copies: bool | None = None
     _steps = 0
 
+    @abstractmethod
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """The model's values."""
 
+    @abstractmethod
     def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
         """Add the gradients of one of a step's `of` micro-batches."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self) -> float | None:
         """Apply what was added; the norm before clipping, or None where the engine does not tell."""
-        raise NotImplementedError
 
     @staticmethod
     def adam(parameters: Iterable[torch.nn.Parameter], config: CriticConfig) -> torch.optim.Optimizer:
@@ -46,7 +48,7 @@ class Engine:
             group["lr"] = self.config.learning_rate * share
 
 
-class TorchEngine(Engine):
+class TorchEngine(CriticEngine):
     """Forward, backward, clip, AdamW. Weights of half precision are updated through float32 copies of them, as
     DeepSpeed's and Megatron's own optimizers do."""
 

@@ -15,7 +15,7 @@ from replay_core.dtypes import EPS, coarsest
 from replay_core.parity.correlation import Bools, Floats, Measures, is_constant, line, measure
 from replay_core.parity.values import Ints, Values
 
-#: A slope or an offset counts from this many standard errors on (compare.md section 4: noise stays below 4).
+#: A slope or an offset counts from this many standard errors on (noise stays below 4: docs/evidence.md#gain-and-shape).
 SIGMAS = 10.0
 #: A line is fitted through no fewer tokens.
 TOKENS = 8
@@ -32,7 +32,7 @@ class Fit:
 
 
 @dataclass(slots=True)
-class Evidence:
+class ValueEvidence:
     """One batch, A against B. `floor` is the rms difference that rounding explains, in the values' unit.
 
     differs: whether what counts parts beyond rounding. starts: the first valued position of each row that parts, -1
@@ -64,11 +64,11 @@ class Evidence:
     #: Masked, valid and unmasked, in train mode.
     train: tuple[Measures, Measures | None, Measures] | None = None
     train_differs: bool | None = None
-    #: Side -> rms between two train-mode calls of the same critic.
+    #: CriticSide -> rms between two train-mode calls of the same critic.
     wobble: dict[str, float] = field(default_factory=dict)
 
 
-def gather(a: Values, b: Values, *, threshold: float) -> Evidence:
+def gather(a: Values, b: Values, *, threshold: float) -> ValueEvidence:
     """The evidence of two values of one batch and one step. Rows must face each other (`faced`)."""
     mask_BT, counted = counting(a, b)
     dtype = coarsest(a.dtype, b.dtype)
@@ -78,7 +78,7 @@ def gather(a: Values, b: Values, *, threshold: float) -> Evidence:
     masked = measure(a.values_BT, b.values_BT, mask_BT, threshold=threshold)
     differs = masked.nonfinite > 0 or (fit is not None and (fit.why is not None or rms(flat_b - flat_a) > floor))
     valid_BT = a.valid_BT if a.valid_BT is not None else b.valid_BT
-    made = Evidence(
+    made = ValueEvidence(
         batch=a.batch,
         dtype=dtype,
         counted=counted,
@@ -176,7 +176,7 @@ def _apart(a: Values, b: Values, where_BT: Bools, floor: float, fit: Fit | None)
     return bool(np.abs(d[np.isfinite(d)]).max(initial=0.0) > 10 * floor)
 
 
-def _where(made: Evidence, a: Values, b: Values, valid_BT: Bools | None) -> None:
+def _where(made: ValueEvidence, a: Values, b: Values, valid_BT: Bools | None) -> None:
     """Where rows begin to part, and whether equal prefixes have equal values."""
     seen_BT = np.ones(a.shape, bool) if valid_BT is None else valid_BT
     d_BT = np.abs(b.values_BT - a.values_BT)
@@ -210,7 +210,7 @@ def _repeated_prefixes(values: Values, ids_BS: Ints, attention_BS: Bools) -> tup
     return pairs, float(largest)
 
 
-def _positions(made: Evidence, a: Values, b: Values) -> None:
+def _positions(made: ValueEvidence, a: Values, b: Values) -> None:
     """Whether the recorded position ids differ where tokens are: "shifted" by one constant per row, or "apart"."""
     if a.positions_BS is None or b.positions_BS is None or a.positions_BS.shape != b.positions_BS.shape:
         return
@@ -225,7 +225,7 @@ def _positions(made: Evidence, a: Values, b: Values) -> None:
     made.positions = "shifted" if constant else "apart"
 
 
-def _probes(made: Evidence, a: Values, b: Values, threshold: float) -> None:
+def _probes(made: ValueEvidence, a: Values, b: Values, threshold: float) -> None:
     """Train mode, and each row alone, where both dumps recorded them."""
     if "values_train" in a.probes and "values_train" in b.probes:
         train_a, train_b = a.probes["values_train"], b.probes["values_train"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import cast
 
 from replay_core.documents.parity import BandEntry
 from replay_core.parity.correlation import Measures
@@ -54,16 +55,8 @@ def against(
 
 def _row(band: Band, masked: Measures, unmasked: Measures) -> BandEntry:
     found, over_all = getattr(masked, band.measure), getattr(unmasked, band.measure)
-    return {
-        "data": band.data,
-        "measure": band.measure,
-        "low": band.low,
-        "high": band.high,
-        "masked": found,
-        "unmasked": over_all,
-        "note": _note(band, found, over_all),
-        "source": SOURCE,
-    }
+    held = {"masked": found, "unmasked": over_all, "note": _note(band, found, over_all), "source": SOURCE}
+    return cast(BandEntry, {**asdict(band), **held})
 
 
 def _note(band: Band, found: float | None, over_all: float | None) -> str:

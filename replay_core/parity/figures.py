@@ -10,7 +10,7 @@ import numpy as np
 from replay_core.decoding import Decoder
 from replay_core.documents.parity import ScatterEntry, ValueHistogram, WorstValue
 from replay_core.errors import RequestError
-from replay_core.parity.evidence import Evidence
+from replay_core.parity.evidence import ValueEvidence
 from replay_core.parity.values import Values
 
 POINTS = 2000
@@ -20,7 +20,7 @@ WORST = 10
 CONTEXT = 8
 
 
-def scatter(a: Values, b: Values, ev: Evidence) -> ScatterEntry:
+def scatter(a: Values, b: Values, ev: ValueEvidence) -> ScatterEntry:
     """Up to 2,000 points [a, b, region] (region: response | valid | padding), every k-th where there are more."""
     region_BT = regions(a, ev)
     finite = np.flatnonzero(np.isfinite(a.values_BT.reshape(-1)) & np.isfinite(b.values_BT.reshape(-1)))
@@ -36,7 +36,7 @@ def scatter(a: Values, b: Values, ev: Evidence) -> ScatterEntry:
     }
 
 
-def regions(a: Values, ev: Evidence) -> Any:
+def regions(a: Values, ev: ValueEvidence) -> Any:
     """[B, T] of words: what each value is about."""
     region_BT = np.full(a.shape, "padding", dtype="<U8")
     valid_BT = np.ones(a.shape, bool) if a.valid_BT is None else a.valid_BT
@@ -45,7 +45,7 @@ def regions(a: Values, ev: Evidence) -> Any:
     return region_BT
 
 
-def histogram(a: Values, b: Values, ev: Evidence) -> ValueHistogram | None:
+def histogram(a: Values, b: Values, ev: ValueEvidence) -> ValueHistogram | None:
     """Counts of d = b - a in equal bins: `counted` over tokens that count, `others` the rest. None without values."""
     d_BT = b.values_BT - a.values_BT
     finite_BT = np.isfinite(d_BT)
@@ -60,7 +60,7 @@ def histogram(a: Values, b: Values, ev: Evidence) -> ValueHistogram | None:
     return {"edges": edges.tolist(), "counted": counted.tolist(), "others": others.tolist()}
 
 
-def worst(a: Values, b: Values, ev: Evidence, tokenizer: Path | None) -> list[WorstValue]:
+def worst(a: Values, b: Values, ev: ValueEvidence, tokenizer: Path | None) -> list[WorstValue]:
     """The tokens that count whose values part most, largest first; none where they are equal. Text where it is known.
 
     `row` and `position` are those of the token that the value comes before; `column` is the value's own.

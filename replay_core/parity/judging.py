@@ -15,9 +15,9 @@ from replay_core.parity import cause as causes
 from replay_core.parity import expectations, figures, randomness
 from replay_core.parity.cause import Cause, rows_of
 from replay_core.parity.elimination import from_values
-from replay_core.parity.evidence import Evidence, faced, gather, rms
+from replay_core.parity.evidence import ValueEvidence, faced, gather, rms
 from replay_core.parity.pairing import PairedValues
-from replay_core.parity.sides import Side, TrainedStep
+from replay_core.parity.sides import CriticSide, TrainedStep
 from replay_core.parity.values import Values
 from replay_core.records import Record, RecordKey, Run
 
@@ -30,7 +30,7 @@ class Step:
     """Values after one training step, and how far each critic has moved from its untrained self (rms, value units)."""
 
     step: int
-    evidence: Evidence
+    evidence: ValueEvidence
     drift_a: float
     drift_b: float
     loss_a: float | None
@@ -45,7 +45,7 @@ class BatchResult:
     name: str
     kind: str
     shape: tuple[int, ...]
-    evidence: Evidence
+    evidence: ValueEvidence
     causes: list[Cause]
     steps: list[Step]
     scatter: ScatterEntry
@@ -62,8 +62,8 @@ class BatchResult:
 class Parity:
     """The answer. `about` is the batch whose cause is the run's."""
 
-    a: Side
-    b: Side
+    a: CriticSide
+    b: CriticSide
     batches: list[BatchResult]
     about: BatchResult
     threshold: float
@@ -81,7 +81,7 @@ class Parity:
 
 
 def judge(
-    run_a: Run, run_b: Run, a: Side, b: Side, pairs: list[PairedValues], *,
+    run_a: Run, run_b: Run, a: CriticSide, b: CriticSide, pairs: list[PairedValues], *,
     threshold: float, kinds: dict[str, str] | None = None, tokenizers: dict[str, Path | None] | None = None,
     on_event: OnEvent = ignore,
 ) -> Parity:  # fmt: skip
@@ -119,7 +119,7 @@ def _rank(found: Cause) -> int:
 
 
 def _batch(
-    pair: PairedValues, number: int, a: Side, b: Side, comparison: Comparison | None, threshold: float,
+    pair: PairedValues, number: int, a: CriticSide, b: CriticSide, comparison: Comparison | None, threshold: float,
     kind: str | None, tokenizer: Path | None,
 ) -> BatchResult:  # fmt: skip
     first_a = pair.a[0]
@@ -165,7 +165,7 @@ def _batch(
 
 
 def _beyond_heads(
-    first_a: Values, first_b: Values, a: Side, b: Side, evidence: Evidence, found: list[Cause]
+    first_a: Values, first_b: Values, a: CriticSide, b: CriticSide, evidence: ValueEvidence, found: list[Cause]
 ) -> list[Cause]:
     """What the values show beside what their heads explain: two heads that differ are not all there is to it."""
     named = {one.kind for one in found} - {"padding"}
@@ -184,7 +184,7 @@ def _beyond_heads(
     ]
 
 
-def _steps(pair: PairedValues, a: Side, b: Side, threshold: float) -> list[Step]:
+def _steps(pair: PairedValues, a: CriticSide, b: CriticSide, threshold: float) -> list[Step]:
     """Every later step of the batch, each judged like the first."""
     steps = []
     before_a, before_b = pair.a[0], pair.b[0]
@@ -206,11 +206,11 @@ def _steps(pair: PairedValues, a: Side, b: Side, threshold: float) -> list[Step]
     return steps
 
 
-def _said(side: Side, step: int | None) -> TrainedStep | None:
+def _said(side: CriticSide, step: int | None) -> TrainedStep | None:
     return next((one for one in side.steps if one["step"] == step), None)
 
 
-def _moved(before: Values, now: Values, evidence: Evidence) -> float:
+def _moved(before: Values, now: Values, evidence: ValueEvidence) -> float:
     return rms((now.values_BT - before.values_BT)[evidence.mask_BT])
 
 

@@ -1,7 +1,7 @@
 """The Megatron critic: Megatron-core's GPTModel, its output layer replaced by a value head. On CPU as on GPU.
 
 What ROLL's McaGPTModel(use_value_head=True) is: local layer spec, RMSNorm, rotary positions, grouped queries, SwiGLU.
-Attention is causal and nothing else: as with Transformer Engine's causal mask, padding is not hidden from it, and
+Attention is causal and nothing else: as with Transformer CriticEngine's causal mask, padding is not hidden from it, and
 positions are slots of the row.
 """
 
@@ -19,7 +19,7 @@ from replay_core.errors import RequestError, UnavailableError
 from replay_core.parity import weights
 from replay_core.parity.backbone import backbone_state, build
 from replay_core.parity.config import CriticConfig
-from replay_core.parity.critics import Built, CriticBatch, Tensors, ValueHead, head_state, make_head, read_back
+from replay_core.parity.critics import Built, Critic, CriticBatch, Tensors, ValueHead, head_state, make_head
 from replay_core.parity.engines import TorchEngine, lone_process_group
 from replay_core.parity.modules import from_megatron
 from replay_core.replay.capture import Capture, modules_matching
@@ -38,7 +38,7 @@ class ValueHeadWrapper(torch.nn.Module):  # type: ignore[misc]
         return self.value_head(hidden_SBD), None
 
 
-class MegatronCritic:
+class MegatronCritic(Critic):
     """A `Critic` on megatron-core, one process, tensor and pipeline size 1."""
 
     backend = "megatron"
@@ -110,12 +110,6 @@ class MegatronCritic:
         value: torch.Tensor = self.model(batch.ids_BS, None, hidden_11SS).squeeze(-1)
         return value
 
-    def backward(self, loss: torch.Tensor, *, of: int, last: bool) -> None:
-        self._engine.backward(loss, of=of, last=last)
-
-    def step(self) -> float | None:
-        return self._engine.step()
-
     def state(self) -> Tensors:
         state = {
             name: value.detach().float().cpu()
@@ -130,17 +124,12 @@ class MegatronCritic:
             self._forward(batch)
         return from_megatron(capture.tensors, self._shape)
 
-    def readback(self) -> dict[str, Any]:
-        return read_back(
-            self,
-            self.head,
-            {
-                "attention": "megatron-core DotProductAttention",
-                "padding_mask": "not given: attention is causal only",
-                "positions": "slots of the row",
-                "float32_copies": self._engine.copies,
-            },
-        )
+    def attends(self) -> dict[str, Any]:
+        return {
+            "attention": "megatron-core DotProductAttention",
+            "padding_mask": "not given: attention is causal only",
+            "positions": "slots of the row",
+        }
 
 
 def need(config: CriticConfig) -> None:

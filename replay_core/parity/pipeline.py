@@ -12,13 +12,13 @@ import numpy as np
 
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, RequestError
-from replay_core.jobs import Job, OnEvent, Progress, Runner, ignore
-from replay_core.parity.batches import DEFAULT, SEED, Batch, make_batch
+from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
+from replay_core.parity.batches import DEFAULT, SEED, ParityBatch, make_batch
 from replay_core.parity.config import CriticConfig, read_config
 from replay_core.parity.correlation import NEARLY_IDENTICAL
 from replay_core.parity.judging import Parity, judge
 from replay_core.parity.pairing import open_two, paired
-from replay_core.parity.sides import CriticAnswer, Side, TrainedStep, read_head
+from replay_core.parity.sides import CriticSide, TrainedStep, read_head
 from replay_core.parity.values import read_values
 from replay_core.replay.architectures import settings
 
@@ -27,7 +27,7 @@ STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ParityRequest:
     """What is asked beside the two configurations. `data`: random, padded, stale, text:FILE or dumps."""
 
     data: tuple[str, ...] = DEFAULT
@@ -42,7 +42,7 @@ class Request:
 
 
 def run_parity(
-    config_a: Path, config_b: Path, request: Request, out: Path, runner: Runner, on_event: OnEvent = ignore
+    config_a: Path, config_b: Path, request: ParityRequest, out: Path, runner: Runner, on_event: OnEvent = ignore
 ) -> Parity:
     """Run both critics, each in a child of its own, on the same batches and targets, and judge their dumps.
 
@@ -102,7 +102,7 @@ def read_parity(
     _need_threshold(threshold)
     two = open_two(path_a, path_b)
     pairs, notes = paired(two.a, two.b, f"{path_a} and {path_b}")
-    a, b = Side.recorded(two.run_a, two.a[0].backend), Side.recorded(two.run_b, two.b[0].backend)
+    a, b = CriticSide.recorded(two.run_a, two.a[0].backend), CriticSide.recorded(two.run_b, two.b[0].backend)
     for side, path in ((a, path_a), (b, path_b)):
         side.steps = _recorded_steps(path)
     from replay_core.decoding import find_tokenizer
@@ -128,41 +128,26 @@ def _recorded_steps(path: Path) -> list[TrainedStep]:
     return read if fits else []
 
 
-def _side(answer: CriticAnswer, config: CriticConfig) -> Side:
-    return Side(
-        backend=answer["backend"],
-        engine=answer["engine"],
-        path=config.path,
-        dump=answer["dump"],
-        readback=answer["readback"],
-        weights=answer["weights"],
-        steps=answer["steps"],
-        log=answer["log"],
-        notes=[*config.notes, *answer["notes"]],
-        seconds=answer["seconds"],
+def _side(answer: Document, config: CriticConfig) -> CriticSide:
+    told = ("backend", "engine", "dump", "readback", "weights", "steps", "log", "seconds")
+    return CriticSide(
+        path=config.path, notes=[*config.notes, *answer["notes"]], **{name: answer[name] for name in told}
     )
 
 
-def _side_notes(sides: Sequence[Side]) -> list[str]:
+def _side_notes(sides: Sequence[CriticSide]) -> list[str]:
     return [f"{name} ({side.backend}): {note}" for name, side in zip("AB", sides, strict=True) for note in side.notes]
 
 
-def _batches(request: Request, shape: dict[str, Any], configs: Sequence[CriticConfig]) -> list[Batch]:
+def _batches(request: ParityRequest, shape: dict[str, Any], configs: Sequence[CriticConfig]) -> list[ParityBatch]:
     tokenizer = None if request.tokenizer is None else Path(request.tokenizer)
     if tokenizer is None:
         beside = Path(configs[0].pretrain) / "tokenizer.json"
         tokenizer = beside if beside.is_file() else None
     chosen = {"step": request.step, "rank": request.rank, "micro": request.micro}
-    pad = shape.get("pad_token_id")
+    avoid = pad if isinstance(pad := shape.get("pad_token_id"), int) else None
     made = [
-        make_batch(
-            spec,
-            int(shape["vocab_size"]),
-            tokenizer,
-            request.seed,
-            avoid=pad if isinstance(pad, int) else None,
-            **chosen,
-        )
+        make_batch(spec, int(shape["vocab_size"]), tokenizer, request.seed, avoid=avoid, **chosen)
         for spec in request.data or DEFAULT
     ]
     names = [batch.name for batch in made]
@@ -172,7 +157,7 @@ def _batches(request: Request, shape: dict[str, Any], configs: Sequence[CriticCo
     return made
 
 
-def _store(batches: Sequence[Batch], path: Path) -> Path:
+def _store(batches: Sequence[ParityBatch], path: Path) -> Path:
     from safetensors.numpy import save_file
 
     held: dict[str, Any] = {}
@@ -206,13 +191,8 @@ def _need_one_process(configs: Sequence[CriticConfig]) -> None:
 
 
 _SHAPE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-)
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+)  # fmt: skip
 
 
 def _need_one_shape(configs: Sequence[CriticConfig]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.documents.parity import RandomSource
-from replay_core.parity.sides import Side
+from replay_core.parity.sides import CriticSide
 
 #: (component, environment variable, configuration, name in a readback)
 _ROWS = (
@@ -19,30 +19,29 @@ _ROWS = (
 )
 
 
-def report(a: Side, b: Side) -> list[RandomSource]:
+def report(a: CriticSide, b: CriticSide) -> list[RandomSource]:
     """A row per source: `a` and `b` as found in the built critics, `equal` None where one was not read back."""
-    rows: list[RandomSource] = []
-    for component, variable, key, name in _ROWS:
-        found_a, found_b = _found(a, name), _found(b, name)
-        known = found_a is not None and found_b is not None
-        rows.append(
-            {
-                "component": component,
-                "environment_variable": variable,
-                "config": key,
-                "a": found_a,
-                "b": found_b,
-                "from_a": _source(a, key),
-                "from_b": _source(b, key),
-                "equal": found_a == found_b if known else None,
-            }
-        )
-    rows.append(_drawn("rows trained, in order", _orders(a), _orders(b)))
-    rows.append(_drawn("value head weights", _digest(a), _digest(b)))
-    return rows
+    return [
+        *(
+            _row(component, _found(a, name), _found(b, name), variable, key, _source(a, key), _source(b, key))
+            for component, variable, key, name in _ROWS
+        ),
+        _row("rows trained, in order", _orders(a), _orders(b)),
+        _row("value head weights", _digest(a), _digest(b)),
+    ]
 
 
-def _found(side: Side, name: str) -> Any:
+def _row(
+    component: str, a: Any, b: Any, variable: str | None = None, key: str | None = None, from_a: str | None = None,
+    from_b: str | None = None,
+) -> RandomSource:  # fmt: skip
+    return {
+        "component": component, "environment_variable": variable, "config": key, "a": a, "b": b, "from_a": from_a,
+        "from_b": from_b, "equal": None if a is None or b is None else a == b,
+    }  # fmt: skip
+
+
+def _found(side: CriticSide, name: str) -> Any:
     if side.readback is None:
         return None
     if name == "head":
@@ -58,27 +57,19 @@ def _found(side: Side, name: str) -> Any:
     return side.said(name)
 
 
-def _source(side: Side, key: str) -> str | None:
+def _source(side: CriticSide, key: str) -> str | None:
     sources = side.said("sources") or {}
     name = {"seed": "seed", "training_args.seed": "training_seed", "training_args.data_seed": "data_seed"}.get(key)
     found = sources.get(name or key.rpartition(".")[2])
     return None if found is None else str(found)
 
 
-def _drawn(component: str, a: Any, b: Any) -> RandomSource:
-    return {
-        "component": component, "environment_variable": None, "config": None, "a": a, "b": b,
-        "from_a": None, "from_b": None,
-        "equal": None if a is None or b is None else a == b,
-    }  # fmt: skip
-
-
-def _orders(side: Side) -> str | None:
+def _orders(side: CriticSide) -> str | None:
     if not side.steps:
         return None
     shown = [",".join(map(str, step["rows"])) for step in side.steps]
     return " | ".join(shown[:4]) + (f" | {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
-def _digest(side: Side) -> str | None:
+def _digest(side: CriticSide) -> str | None:
     return None if not side.weights else side.weights.get("v_head.summary.weight")

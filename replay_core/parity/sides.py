@@ -1,4 +1,4 @@
-"""Side: one critic of a parity run, and what is known of it beside its values."""
+"""CriticSide: one critic of a parity run, and what is known of it beside its values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CriticAnswer(TypedDict):
 
 
 @dataclass(slots=True)
-class Side:
+class CriticSide:
     """A critic. `backend` is its own name for itself; `readback`, `weights`, `head` are None where nobody wrote them.
 
     weights: name -> digest, under Hugging Face's names. head: "weight" [D] and "bias" [1], as far as recorded.
@@ -62,7 +62,7 @@ class Side:
     seconds: float | None = None
 
     @classmethod
-    def recorded(cls, run: Run, backend: str) -> Side:
+    def recorded(cls, run: Run, backend: str) -> CriticSide:
         """What a dump says of the critic that wrote it."""
         flags = run.flags or {}
         readback, weights = flags.get("readback"), flags.get("weights")

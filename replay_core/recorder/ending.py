@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 
-class Recording(Protocol):
+class OpenRecording(Protocol):
     """What has to be ended."""
 
     directory: Path
@@ -32,13 +32,13 @@ class Recording(Protocol):
         """Write what the black box holds, now."""
 
 
-_open: weakref.WeakSet[Recording] = weakref.WeakSet()
-_boxed: weakref.WeakSet[Recording] = weakref.WeakSet()
+_open: weakref.WeakSet[OpenRecording] = weakref.WeakSet()
+_boxed: weakref.WeakSet[OpenRecording] = weakref.WeakSet()
 #: The process whose SIGTERM handler is ours.
 _hooked_in: int | None = None
 
 
-def close_at_exit(recorder: Recording, *, asynchronous: bool) -> None:
+def close_at_exit(recorder: OpenRecording, *, asynchronous: bool) -> None:
     """Write what waits when the program ends."""
     if not _open:
         atexit.register(_close_all)
@@ -48,7 +48,7 @@ def close_at_exit(recorder: Recording, *, asynchronous: bool) -> None:
         _hook_sigterm()
 
 
-def commit_on_crash(recorder: Recording) -> None:
+def commit_on_crash(recorder: OpenRecording) -> None:
     """Commit what the black box holds when an exception between two steps, or SIGTERM, ends the program."""
     if not _boxed:
         _hook_exceptions()

@@ -142,7 +142,7 @@ class _Steps:
 def _callback(steps: _Steps) -> Any:
     from transformers import TrainerCallback
 
-    class Watching(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
             steps.gradients()
 
@@ -152,7 +152,7 @@ def _callback(steps: _Steps) -> Any:
         def on_train_end(self, *_: Any, **__: Any) -> None:
             steps.close()
 
-    return Watching()
+    return StepCallback()
 
 
 def _described(trainer: Any, inputs: Any, batch: dict[str, Any]) -> dict[str, Any]:

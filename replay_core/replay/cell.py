@@ -21,7 +21,7 @@ from replay_core.errors import UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
 from replay_core.replay import attention, compiling, fit, observing
 from replay_core.replay.answer import Answer
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.capture import (
     EACH_OF_TWO,
     Capture,
@@ -53,7 +53,7 @@ class Cell:
 
     plan: ReplayPlan
     flags: Flags
-    batch: Batch
+    batch: MicroBatch
     model: LoadedModel
     temperature: float
     on_event: OnEvent

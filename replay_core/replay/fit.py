@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from replay_core.errors import CellError, ModelError
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.packing import Arrangement
 
 #: A table of learned positions may hold this many rows more than the config says (OPT begins at 2).
@@ -17,7 +17,7 @@ _OFFSET = 16
 _STRETCH = 3
 
 
-def need_vocabulary(vocabulary: int, batch: Batch, model: str) -> None:
+def need_vocabulary(vocabulary: int, batch: MicroBatch, model: str) -> None:
     """Refuse tokens that the model has no embedding for. Padding is the padded cell's own matter (`need_padding`).
 
     Raises:

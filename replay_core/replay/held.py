@@ -11,7 +11,7 @@ from typing import Any
 
 from replay_core.records import Run
 from replay_core.replay import architectures, fit, own_code
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.model import LoadedModel, load
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import FACTORY, RANDOM, resolve
@@ -24,7 +24,7 @@ class Holder:
         self._key: tuple[Any, ...] | None = None
         self._model: LoadedModel | None = None
 
-    def model(self, plan: ReplayPlan, run: Run, batch: Batch) -> tuple[LoadedModel, bool]:
+    def model(self, plan: ReplayPlan, run: Run, batch: MicroBatch) -> tuple[LoadedModel, bool]:
         """The plan's model, and whether it was held already. Its notes are those of this plan.
 
         Raises:
@@ -46,7 +46,7 @@ class Holder:
         gc.collect()
 
 
-def _key(plan: ReplayPlan, reference: str, batch: Batch) -> tuple[Any, ...]:
+def _key(plan: ReplayPlan, reference: str, batch: MicroBatch) -> tuple[Any, ...]:
     common = (reference, plan.flags.dtype, plan.flags.device, plan.step, plan.is_critic, plan.base)
     if reference.startswith(RANDOM):
         # Its vocabulary is sized to the batch.

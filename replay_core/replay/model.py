@@ -12,7 +12,7 @@ import torch
 
 from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.compiling import Compiled
 from replay_core.replay.flags import Flags
 from replay_core.replay.libraries import transformers
@@ -53,7 +53,7 @@ class LoadedModel:
         return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def load(plan: ReplayPlan, reference: str, notes: list[str], batch: Batch) -> LoadedModel:
+def load(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) -> LoadedModel:
     """The model of a resolved reference, on the plan's device, in its dtype, with its attention.
 
     Raises:
@@ -109,7 +109,7 @@ def _checkpointing(causal_lm: Any, what: str) -> Any:
     )
 
 
-def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
+def _random(arch: str, plan: ReplayPlan, batch: MicroBatch) -> Any:
     kind, arguments = architectures.settings(arch, batch.largest_id, int(batch.ids_BS.shape[1]))
     try:
         config = transformers.AutoConfig.for_model(kind, **arguments)
@@ -129,7 +129,7 @@ def _random(arch: str, plan: ReplayPlan, batch: Batch) -> Any:
     return model
 
 
-def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+def _from_directory(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[Any, list[str]]:
     if adapters.is_adapter(directory):
         return _with_adapter(directory, plan, batch)
     if sharded.is_sharded(directory):
@@ -137,7 +137,7 @@ def _from_directory(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[An
     return _from_whole(directory, plan, batch)
 
 
-def _with_adapter(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+def _with_adapter(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[Any, list[str]]:
     config = adapters.settings(directory)
     named = plan.base or str(config.get("base_model_name_or_path") or "")
     base = Path(named).expanduser()
@@ -158,7 +158,7 @@ def _with_adapter(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any,
     return model, [*said, f"{adapters.attach(model, directory, config)}; base {named}"]
 
 
-def _from_shards(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+def _from_shards(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[Any, list[str]]:
     config = _config(sharded.config_folder(directory))
     fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
     if plan.is_critic:
@@ -171,7 +171,7 @@ def _from_shards(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, 
     return model, [said, *sharded.fill(model, weights, directory)]
 
 
-def _from_whole(directory: Path, plan: ReplayPlan, batch: Batch) -> tuple[Any, list[str]]:
+def _from_whole(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[Any, list[str]]:
     if not (directory / "config.json").is_file():
         raise ModelError(
             "the directory holds no model",

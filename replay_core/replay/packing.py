@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replay_core.replay import faults
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.samples.layout import Bools, Ints, TokenLayout
 
@@ -92,7 +92,7 @@ class Arrangement:
         return slots[:-1][follows], self.input_ids.reshape(-1)[slots[1:][follows]]
 
 
-def arrange(batch: Batch, flags: Flags, *, is_reversed: bool = False) -> Arrangement:
+def arrange(batch: MicroBatch, flags: Flags, *, is_reversed: bool = False) -> Arrangement:
     """Lay the batch out as the flags say; `is_reversed` packs the last sample first."""
     if not (flags.packing or flags.is_reference):
         arrangement = _padded(batch, flags)
@@ -103,20 +103,14 @@ def arrange(batch: Batch, flags: Flags, *, is_reversed: bool = False) -> Arrange
     return replace(arrangement, forwards=[faults.spoil(forward, flags) for forward in arrangement.forwards])
 
 
-def _reversed(batch: Batch, flags: Flags) -> Arrangement:
+def _reversed(batch: MicroBatch, flags: Flags) -> Arrangement:
     order = np.arange(batch.rows)[::-1].copy()
     response = None if batch.response_BS is None else batch.response_BS[order]
-    flat = _flat(Batch(batch.ids_BS[order], batch.valid_BS[order], response, batch.temperature), flags)
-    return replace(flat, layout=reordered(flat.layout, order), sample_order=order)
+    flat = _flat(MicroBatch(batch.ids_BS[order], batch.valid_BS[order], response, batch.temperature), flags)
+    return replace(flat, layout=flat.layout.reordered(order), sample_order=order)
 
 
-def reordered(layout: TokenLayout, order: Ints) -> TokenLayout:
-    """The layout of a pack whose i-th sample is the batch's sample `order[i]`."""
-    sample_BS = np.where(layout.sample_BS >= 0, order[layout.sample_BS], -1)
-    return replace(layout, sample_BS=sample_BS)
-
-
-def _padded(batch: Batch, flags: Flags) -> Arrangement:
+def _padded(batch: MicroBatch, flags: Flags) -> Arrangement:
     mask_BS = batch.valid_BS.astype(np.int64)
     positions_BS = np.where(batch.valid_BS, np.cumsum(mask_BS, axis=1) - 1, 1)
     forwards = [
@@ -126,7 +120,7 @@ def _padded(batch: Batch, flags: Flags) -> Arrangement:
     return Arrangement(forwards, batch.layout(), 0, None, "cumsum(attention_mask) - 1, 1 in padding")
 
 
-def _flat(batch: Batch, flags: Flags) -> Arrangement:
+def _flat(batch: MicroBatch, flags: Flags) -> Arrangement:
     forwards = []
     for rows in _row_groups(batch.rows, flags):
         lengths = batch.valid_BS[rows].sum(axis=1)

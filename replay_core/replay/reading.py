@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from replay_core import pages
-from replay_core.errors import DumpError, RequestError
-from replay_core.records import Record, RecordKey, Run, Selection, TensorRef, Unreadable
-from replay_core.replay import ragged
-from replay_core.replay.batch import Batch, padded_batch, unpacked_batch
+from replay_core.errors import DumpError, RequestError, RldbgError
+from replay_core.records import Record, RecordKey, Run, Selection, TensorRef
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.plan import ReplayPlan
-from replay_core.samples import rows as samples
-from replay_core.samples.layout import TokenLayout
+from replay_core.samples.batch import Batch
 
 #: Where several records of one micro-batch hold input_ids, the one nearest to the forward pass is taken.
 _STAGES_BY_NEARNESS = (
@@ -25,18 +24,23 @@ _STAGES_BY_NEARNESS = (
 _ROLES_BY_NEARNESS = ("actor", "rollout", "ref")
 
 
+#: Stages that hold the samples of a step, whole and without padding.
+_WHOLE = ("prepared_trajectories", "trajectory")
+
+
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A batch, where it was read from, and the recorded batch whose `rows` it is."""
+    """A batch, where it was read from, the recorded samples, and the recorded batch whose `rows` it is."""
 
-    batch: Batch
+    batch: MicroBatch
     key: RecordKey
+    samples: Batch
     notes: list[str] = field(default_factory=list)
-    whole: Batch | None = None
+    whole: MicroBatch | None = None
     rows: tuple[int, ...] | None = None
 
     @property
-    def recorded(self) -> Batch:
+    def recorded(self) -> MicroBatch:
         """The micro-batch as it was recorded: every row."""
         return self.batch if self.whole is None else self.whole
 
@@ -61,9 +65,10 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     key = holder.key
     siblings = [record for record in chosen if _same_micro(record.key, key) and record is not holder]
     notes = [said_of_role] if said_of_role else []
-    whole, said = _batch([holder, *siblings], run)
+    samples, said = _samples([holder, *siblings], run)
+    whole = MicroBatch.of(samples, _temperature(samples.find("temperature"), run))
     notes += [said] if said else []
-    notes += _positions([holder, *siblings])
+    notes += _positions(samples)
     if key.step is None:
         notes.append(f"the dump numbers no steps: {holder.path.name} is replayed")
     if key.micro is None:
@@ -79,7 +84,7 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
         notes.append("the response mask marks no token at all: log-probabilities are compared on every token")
     if not batch.tokens:
         raise DumpError("the attention mask marks no token at all", file=str(holder.path), tensor="attention_mask")
-    return RecordedBatch(batch, key, notes, whole, rows)
+    return RecordedBatch(batch, key, samples, notes, whole, rows)
 
 
 def _role(run: Run, plan: ReplayPlan) -> tuple[str | None, str | None]:
@@ -89,7 +94,7 @@ def _role(run: Run, plan: ReplayPlan) -> tuple[str | None, str | None]:
     return None, f"the dump has no records of role {plan.role}: it is run on the actor's batch"
 
 
-def _rows(plan: ReplayPlan, batch: Batch) -> tuple[int, ...] | None:
+def _rows(plan: ReplayPlan, batch: MicroBatch) -> tuple[int, ...] | None:
     """The rows to replay; None for all of them."""
     chosen = tuple(range(batch.rows))
     if plan.rows is not None:
@@ -145,109 +150,52 @@ def _nothing_to_run(record: Record, run: Run) -> str:
 
 
 def _has_tokens(record: Record) -> bool:
-    fields = ragged.usable(record)
-    ids = ragged.find(fields, "input_ids")
-    return ids is not None or ragged.tokens(fields) is not None
+    """Whether it holds token ids: joined, or prompts and responses whose padding is known."""
+    samples = Batch(record, record.tensors())
+    return samples.ids is not None or (samples.padding_known and samples.has_tokens)
 
 
-def _readable(ref: TensorRef | None) -> bool:
-    return ref is not None and not isinstance(ref.source, Unreadable)
-
-
-def _find(records: Sequence[Record], *names: str) -> TensorRef | None:
-    for record in records:
-        for name in names:
-            ref = record.get(name)
-            if ref is not None and _readable(ref) and not ref.is_text:
-                return ref
-    return None
-
-
-def _batch(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
-    """The batch of a micro-batch's records, the one with its tokens first, and what to say about it."""
-    ids_ref = _find(records, "input_ids")
-    mask_ref = _find(records, "attention_mask")
-    bounds_ref = _find(records, "cu_seqlens")
-    response_ref = _find(records, "response_mask", "loss_mask")
-    path = str(records[0].path)
-    temperature = _temperature(_find(records, "temperature"), run)
-    ragged_ids = ids_ref is None or ids_ref.rows is not None
-    if not ragged_ids and ids_ref is not None and (mask_ref is not None or bounds_ref is not None):
-        ids = np.asarray(pages.array(ids_ref))
-        response = None if response_ref is None else _own_tokens(response_ref, ids)
-        if mask_ref is not None:
-            mask = np.asarray(pages.array(mask_ref))
-            return padded_batch(ids, mask, response, temperature, file=path), None
-        assert bounds_ref is not None
-        return unpacked_batch(ids, np.asarray(pages.array(bounds_ref)), response, temperature, file=path), None
-    batch = ragged.ragged_batch(records[0], temperature)
-    if batch is not None:
-        return batch, None
-    assert ids_ref is not None
-    ids = np.asarray(pages.array(ids_ref))
-    if ids.ndim == 2:
-        found = ragged.mask_by_trajectories(ids, run, records[0].key)
-        if found is not None:
-            response = None if response_ref is None else _own_tokens(response_ref, ids)
-            return padded_batch(ids, found[0], response, temperature, file=path), found[1]
+def _samples(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
+    """The samples of a micro-batch's records, the one with its tokens first, and what to say of their padding."""
+    samples = Batch(records[0], [ref for record in records for ref in record.tensors()])
+    if samples.padding_known:
+        return samples, None
+    for record in _wholes(run, records[0].key):
+        with suppress(RldbgError):
+            known = Batch(record, record.tensors())
+            told = samples.among(known.contents or ()) if known.padding_known else None
+            if told is not None:
+                return told, f"no attention_mask is recorded: padding is told from the tokens of {record.path.name}"
     raise DumpError(
         "the record holds no attention_mask: which slots are padding is not known",
-        file=path,
+        file=str(records[0].path),
         tensor="attention_mask",
-        expected=f"attention_mask {list(ids.shape)}, cu_seqlens of a pack, or the samples' lengths",
+        expected=f"attention_mask {[] if samples.ids is None else list(samples.ids.shape)}, cu_seqlens of a pack, or "
+        "the samples' lengths",
         found=", ".join(ref.name for ref in records[0].tensors()),
         hint="record attention_mask beside input_ids; guessing it from the padding id would hide real bugs",
     )
 
 
-def _positions(records: Sequence[Record]) -> list[str]:
+def _wholes(run: Run, key: RecordKey) -> list[Record]:
+    """The records that hold the samples of a step whole and without padding, the surest first."""
+    whole = [one for one in run.records if one.key.stage in _WHOLE and one.key.step == key.step]
+    return sorted(whole, key=lambda one: _WHOLE.index(one.key.stage))
+
+
+def _positions(samples: Batch) -> list[str]:
     """What to say of recorded position_ids that are not what the replay gives: 0..L-1 in every sample."""
-    ref = _find(records, "position_ids")
-    counted = None if ref is None else _counted(ref, records)
-    if counted is None:
+    ref = samples.find("position_ids")
+    found = None if ref is None or samples.per_sample(ref) is not None else samples.values(ref)
+    if found is None or not (wrong_N := found.said_N & (found.values_N != samples.position_N)).any():
         return []
-    sample, position, found = counted
-    wrong = np.flatnonzero(found != position)
-    if not wrong.size:
-        return []
-    at = wrong[0]
-    example = f"token {position[at]} of sample {sample[at]} has {found[at]:g}"
+    at = int(np.flatnonzero(wrong_N)[0])
+    sample, position = int(np.searchsorted(samples.starts, at, side="right")) - 1, samples.position_N[at]
+    example = f"token {position} of sample {sample} has {found.values_N[at]:g}"
     return [
         f"the recorded position_ids do not count every sample's tokens from 0 ({example}): the replay does, so what "
         "was recorded was computed from other positions"
     ]
-
-
-def _counted(ref: TensorRef, records: Sequence[Record]) -> tuple[Any, Any, Any] | None:
-    """(sample, position in it, recorded position) of every token; None where the three do not fit each other."""
-    ids, mask, bounds = (_find(records, name) for name in ("input_ids", "attention_mask", "cu_seqlens"))
-    if ids is not None and ids.rows is None and (mask is not None or bounds is not None):
-        if mask is not None:
-            layout = TokenLayout.padded(pages.array(mask))
-        else:
-            assert bounds is not None
-            layout = TokenLayout.packed(pages.array(bounds), ids.numel)
-        if ref.numel != layout.sample_BS.size:
-            return None
-        sample, position = layout.sample_BS.reshape(-1), layout.position_BS.reshape(-1)
-        held = sample >= 0
-        return sample[held], position[held], pages.array(ref).reshape(-1)[held]
-    rows = samples.per_token(ref, [field for record in records for field in ragged.usable(record)])
-    if not rows:
-        return None
-    lengths = [row.size for row in rows]
-    position = np.concatenate([np.arange(length) for length in lengths])
-    return np.repeat(np.arange(len(rows)), lengths), position, np.concatenate(rows)
-
-
-def _own_tokens(response: TensorRef, ids: Any) -> Any:
-    """A response mask whose index t is about token t; one of next tokens is moved by one."""
-    mask = np.asarray(pages.array(response))
-    if response.alignment == "next" and mask.ndim == 2 and mask.shape == ids.shape:
-        moved = np.zeros_like(mask)
-        moved[:, 1:] = mask[:, :-1]
-        return moved
-    return mask
 
 
 def _temperature(ref: TensorRef | None, run: Run) -> float | None:

@@ -22,11 +22,11 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
-from replay_core.replay import ragged
-from replay_core.replay.batch import Batch, padded_batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.segments import layout_of
+from replay_core.samples.batch import Batch, places_of
 
 Floats = NDArray[np.float64]
 
@@ -60,18 +60,17 @@ def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[
     names = COMPARABLE.get(plan.role or key.role or "actor", COMPARABLE["actor"])
     found: list[Recorded] = []
     notes: list[str] = []
-    for record in records_of(run, key):
+    for record in [*records_of(run, key), *_of_the_step(run, key)]:
         for ref in _tensors(record, notes):
             name = ref.canonical or naming.canonical(ref.name)
             if name not in names or any(known.name == name for known in found) or not ref.is_readable or ref.is_text:
                 continue
-            placed = placed_in(ref, record, batch)
-            if placed is None:
+            placed = placed_in(ref, record, replayed)
+            if placed is not None:
+                found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
+            elif record.key.micro == key.micro:
                 rows = f"rows of {list(ref.rows[:4])} ..." if ref.rows else str(list(ref.shape))
                 notes.append(f"the recorded {ref.name} ({rows}) fits no token axis of the batch {batch.ids_BS.shape}")
-                continue
-            found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
-    found += _of_the_step(run, key, batch, [name for name in names if all(one.name != name for one in found)])
     found.sort(key=lambda one: names.index(one.name))
     if replayed.rows is not None:
         chosen = replayed.chosen
@@ -79,52 +78,12 @@ def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[
     return found, notes
 
 
-def _of_the_step(run: Run, key: RecordKey, batch: Batch, names: Sequence[str]) -> list[Recorded]:
-    """Values recorded of the step's whole batch, whose rows are found again by their tokens."""
-    found: list[Recorded] = []
+def _of_the_step(run: Run, key: RecordKey) -> list[Record]:
+    """Records of the step's whole batch, whose rows are found again by their tokens."""
     if key.micro is None:
-        return found
-    for record in run.records:
-        other = record.key
-        if (other.step, other.micro) != (key.step, None) or other.rank not in (None, key.rank):
-            continue
-        refs = [ref for ref in _tensors(record, []) if (ref.canonical or ref.name) in names and ref.is_readable]
-        refs = [ref for ref in refs if all(one.name != (ref.canonical or ref.name) for one in found)]
-        ids, mask, response = (record.get(name) for name in ("input_ids", "attention_mask", "response_mask"))
-        if not refs or ids is None or mask is None or ids.rows is not None:
-            continue
-        try:
-            whole = padded_batch(
-                pages.array(ids), pages.array(mask), None if response is None else pages.array(response)
-            )
-        except RldbgError:
-            continue
-        rows = _rows_of(whole, batch)
-        for ref in refs:
-            placed = None if rows is None else place(ref, whole)
-            if rows is not None and placed is not None:
-                picked = _picked(placed, whole, batch, rows)
-                found.append(Recorded(ref.canonical or ref.name, ref.name, other, *picked, ref.dtype))
-    return found
-
-
-def _rows_of(whole: Batch, part: Batch) -> list[int] | None:
-    """Row of `whole` that holds the tokens of each row of `part`; None where one is not there."""
-    known: dict[bytes, int] = {}
-    for row in range(whole.rows):
-        known.setdefault(whole.ids_BS[row][whole.valid_BS[row]].tobytes(), row)
-    rows = [known.get(part.ids_BS[row][part.valid_BS[row]].tobytes()) for row in range(part.rows)]
-    return None if None in rows else [row for row in rows if row is not None]
-
-
-def _picked(
-    placed: tuple[Floats, NDArray[np.bool_]], whole: Batch, part: Batch, rows: Sequence[int]
-) -> tuple[Floats, NDArray[np.bool_]]:
-    values, known = np.zeros(part.ids_BS.shape), np.zeros(part.ids_BS.shape, dtype=bool)
-    for row, other in enumerate(rows):
-        values[row, part.valid_BS[row]] = placed[0][other, whole.valid_BS[other]]
-        known[row, part.valid_BS[row]] = placed[1][other, whole.valid_BS[other]]
-    return values, known
+        return []
+    parts = ((record, record.key) for record in run.records)
+    return [one for one, at in parts if (at.step, at.micro) == (key.step, None) and at.rank in (None, key.rank)]
 
 
 def records_of(run: Run, key: RecordKey) -> list[Record]:
@@ -145,71 +104,43 @@ def _tensors(record: Record, notes: list[str]) -> tuple[TensorRef, ...]:
         return ()
 
 
-def placed_in(ref: TensorRef, record: Record, batch: Batch) -> tuple[Floats, NDArray[np.bool_]] | None:
-    """As `place`, of a record that may hold samples of its own: then rows are found by their tokens.
+def placed_in(ref: TensorRef, record: Record, replayed: RecordedBatch) -> tuple[Floats, NDArray[np.bool_]] | None:
+    """(values, which are known), both [B, S] with index t about token t + 1; None where it fits no token axis.
 
-    A step's records without tokens of their own do not say which sample is which, so they are not placed.
+    A record that holds samples of its own has its rows found by their tokens: they may stand in another order, or be
+    more. A step's records without tokens of their own do not say which sample is which, so they are not placed.
     """
-    own = ragged.usable(record)
-    ids = ragged.find(own, "input_ids")
-    if ids is None or ids.rows is not None or ragged.find(own, "attention_mask", "cu_seqlens") is None:
-        values = ragged.values(ref, record, batch)
-        if values is not None or (record.key.micro is None and ids is None):
-            return values
-    return place(ref, batch)
-
-
-def place(ref: TensorRef, batch: Batch) -> tuple[Floats, NDArray[np.bool_]] | None:
-    """(values, which are known), both [B, S] with index t about token t + 1; None where it fits no token axis."""
-    rows, width = batch.ids_BS.shape
-    values = np.zeros((rows, width))
-    known = np.zeros((rows, width), dtype=bool)
-    layout = batch.layout()
-    if ref.rows is not None:
-        return _ragged(ref, batch, values, known)
-    array = np.asarray(pages.array(ref)).astype(np.float64)
-    predicted = np.zeros((rows, width), dtype=bool)
-    predicted.reshape(-1)[layout.slots("next", "response")] = True
-    own = ref.alignment in ("full", "response")
-    if array.shape == (rows, width) and not own:
-        return array, predicted
-    if array.shape == (rows, width):
-        # Index t is about token t itself.
-        values[:, :-1] = array[:, 1:]
-        return values, predicted
-    if array.ndim == 2 and array.shape[0] == rows and array.shape[1] < width:
-        # [B, S-1] starts with token 1; a suffix of A ends with the last token. One rule holds for both.
-        start = width - 1 - array.shape[1]
-        values[:, start : width - 1] = array
-        known[:, start : width - 1] = True
-        return values, known & predicted
-    flat = array.reshape(-1)
-    if flat.size == batch.tokens:
-        values[batch.valid_BS] = flat
-        return values, predicted
-    return None
-
-
-def _ragged(
-    ref: TensorRef, batch: Batch, values: Floats, known: NDArray[np.bool_]
-) -> tuple[Floats, NDArray[np.bool_]] | None:
-    assert ref.rows is not None
-    if len(ref.rows) != batch.ids_BS.shape[0] or batch.response_BS is None:
+    samples, own = replayed.samples, Batch(record, record.tensors())
+    if own.has_tokens and own.padding_known:
+        rows = places_of(samples.digests or (), own.digests or ())
+    elif record.key.micro is None and replayed.key.micro is not None:
         return None
-    flat = np.asarray(pages.array(ref)).astype(np.float64).reshape(-1)
-    ends = np.cumsum(ref.rows)
-    for row, length in enumerate(ref.rows):
-        places = np.flatnonzero(batch.response_BS[row])
-        if places.size != length:
+    else:
+        own, rows = samples, list(range(samples.count))
+    said = own.values(ref)
+    if said is None:
+        return None
+    values_N, known_N = np.zeros(samples.position_N.size), np.zeros(samples.position_N.size, dtype=bool)
+    for start, length, row in zip(samples.starts, samples.lengths, rows, strict=True):
+        if row is None and length:
             return None
-        own = flat[ends[row] - length : ends[row]]
-        inside = places > 0
-        values[row, places[inside] - 1] = own[inside]
-        known[row, places[inside] - 1] = True
-    return values, known
+        if row is not None:
+            here, there = slice(start, start + length), slice(own.starts[row], own.starts[row] + length)
+            known_N[here] = said.said_N[there]
+            values_N[here] = np.where(known_N[here], said.values_N[there], 0.0)
+    if ref.sentinel:
+        # What stands for "there is none" may be read as NaN: in JSON it is null.
+        known_N &= ~np.isnan(values_N)
+    if samples.generated_N is not None:
+        known_N &= samples.generated_N
+    batch = replayed.recorded
+    values_BS, known_BS = np.zeros(batch.ids_BS.shape), np.zeros(batch.ids_BS.shape, dtype=bool)
+    slots, is_predicted_N = batch.layout().slots("next"), samples.position_N > 0
+    values_BS.reshape(-1)[slots], known_BS.reshape(-1)[slots] = values_N[is_predicted_N], known_N[is_predicted_N]
+    return values_BS, known_BS
 
 
-def replayed(run: Run, batch: Batch) -> Floats:
+def replayed(run: Run, batch: MicroBatch) -> Floats:
     """A replay's log_probs, or a critic's values, as [B, S] of the batch: index t about token t + 1, else 0."""
     layout, own = layout_of(run), batch.layout()
     record = run.select(stage="forward_data")[0]
@@ -220,7 +151,7 @@ def replayed(run: Run, batch: Batch) -> Floats:
     return values.reshape(batch.ids_BS.shape)
 
 
-def against(recorded: Recorded, run: Run, batch: Batch, *, known_fp32: bool) -> dict[str, Any]:
+def against(recorded: Recorded, run: Run, batch: MicroBatch, *, known_fp32: bool) -> dict[str, Any]:
     """How a replay stands to a recorded value: verdict, reason, and figures in nats over the tokens that count."""
     values_BS = replayed(run, batch)
     chosen = recorded.known_BS

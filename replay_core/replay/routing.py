@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.errors import CellError, DumpError, UnavailableError
 from replay_core.records import Run, TensorRef
-from replay_core.replay.batch import Batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.recorded import records_of
 from replay_core.samples.layout import Ints, TokenLayout
@@ -88,7 +88,7 @@ def _by_token(ref: TensorRef, recorded: RecordedBatch, absent: int) -> NDArray[A
     return flat
 
 
-def _misfit(ref: TensorRef, batch: Batch) -> DumpError:
+def _misfit(ref: TensorRef, batch: MicroBatch) -> DumpError:
     rows, width = batch.ids_BS.shape
     return DumpError(
         "the recorded routing does not fit the tokens", tensor=ref.name,

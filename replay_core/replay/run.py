@@ -20,7 +20,7 @@ from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
 from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility
 from replay_core.replay.answer import Answer
-from replay_core.replay.batch import Batch, resolve_temperature
+from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import Cell
 from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
@@ -212,7 +212,7 @@ def _model(
     return model, load_s
 
 
-def _left_pads(batch: Batch) -> list[int]:
+def _left_pads(batch: MicroBatch) -> list[int]:
     return [int(row.argmax()) if row.any() else 0 for row in batch.valid_BS]
 
 

@@ -15,7 +15,7 @@ from replay_core import pages
 from replay_core.documents.comparison import LogprobGap, SegmentEntry, WorstHidden
 from replay_core.errors import NothingComparableError
 from replay_core.records import Record, Run
-from replay_core.replay.packing import reordered
+from replay_core.samples.batch import Batch
 from replay_core.samples.layout import TokenLayout
 
 Floats = NDArray[np.float64]
@@ -73,15 +73,9 @@ def _worst_tokens(
 def layout_of(replay: Run) -> TokenLayout:
     """The token layout of a replay's dump, from its `batch_inputs`."""
     record = _record(replay, "batch_inputs")
-    mask, bounds = record.get("attention_mask"), record.get("cu_seqlens")
-    response_ref = record.get("response_mask")
-    response = None if response_ref is None else pages.array(response_ref)
-    order = record.get("sample_order")
-    if bounds is not None:
-        packed = TokenLayout.packed(pages.array(bounds), response_mask_T=response)
-        return packed if order is None else reordered(packed, np.asarray(pages.array(order), dtype=np.int64))
-    if mask is not None:
-        return TokenLayout.padded(pages.array(mask), response)
+    samples = Batch(record, record.tensors())
+    if samples.layout is not None and samples.padding_known:
+        return samples.layout.with_response(samples.generated_N)
     raise NothingComparableError(
         "the replay says nothing about its samples",
         file=str(record.path),

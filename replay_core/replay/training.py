@@ -170,7 +170,7 @@ def _micro(
         for ref in record.tensors():
             name = ref.canonical or ref.name
             if name in fields and fields[name] is None and ref.is_readable:
-                placed = _per_sample(ref, recorded) or placed_in(ref, record, recorded.recorded)
+                placed = placed_in(ref, record, recorded)
                 if placed is not None:
                     fields[name] = torch.from_numpy(recorded.chosen(placed[0])[:, :-1].astype(np.float32))
             if ref.name == "tokens_of_step" and ref.is_readable:
@@ -186,15 +186,6 @@ def _micro(
     forward = replace(plan, capture="none")
     cell = Cell(forward, flags, recorded.batch, model, temperature, on_event)
     return _Micro(plan.micro, recorded, cell, fields, tokens)
-
-
-def _per_sample(ref: Any, recorded: RecordedBatch) -> Any:
-    """A number per response (TRL's advantages) as one per token; None of what is no such thing."""
-    batch = recorded.recorded
-    if ref.alignment != "sample" or tuple(ref.shape) != (batch.rows,):
-        return None
-    values_BS = np.repeat(np.asarray(pages.array(ref), dtype=np.float64)[:, None], batch.ids_BS.shape[1], axis=1)
-    return values_BS, np.ones_like(values_BS, dtype=bool)
 
 
 def _loss(

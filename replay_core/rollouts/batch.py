@@ -30,7 +30,7 @@ class BatchPart:
         return next((_length(ref) for ref in self.refs.values() if is_tokens(ref)), None)
 
 
-class Sample(dict[str, Any]):
+class RolloutSample(dict[str, Any]):
     """One row of a batch: fields under the last parts of their recorded names, found by canonical name too."""
 
     def __init__(self, fields: Mapping[str, Any], meanings: Mapping[str, str]) -> None:
@@ -105,7 +105,7 @@ class RolloutBatch(Mapping[str, Any]):
         by_last_part = [field for field in self._refs if field.rpartition(".")[2] == name]
         return next(iter([*by_meaning, *by_last_part]), None)
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[RolloutSample]:
         """The batch row by row: every field that has a row per sample.
 
         Raises:
@@ -132,7 +132,9 @@ class RolloutBatch(Mapping[str, Any]):
             meanings.setdefault(last_part(self._refs[name]), names[name])
         columns = {names[name]: self[name] for name in every}
         total = sum(count for count in counts if count is not None)
-        return [Sample({name: values[row] for name, values in columns.items()}, meanings) for row in range(total)]
+        return [
+            RolloutSample({name: values[row] for name, values in columns.items()}, meanings) for row in range(total)
+        ]
 
 
 def _length(ref: TensorRef) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from replay_core.records import Record
-from replay_core.samples.rows import token_ids
+from replay_core.samples.batch import Batch
 
 Part = TypeVar("Part")
 #: How often each sample occurs, by its tokens without padding.
@@ -42,8 +42,8 @@ def _without_passes(records: list[Record]) -> list[Record]:
 
 def samples_of(records: Sequence[Record]) -> Samples:
     """The samples of records, by their tokens: what is padded or grouped otherwise is the same sample."""
-    rows = (token_ids(record.tensors()) or [] for record in records)
-    return Counter(row.astype("int64").tobytes() for part in rows for row in part)
+    batches = (Batch(record, record.tensors()) for record in records)
+    return Counter(row.tobytes() for batch in batches for row in batch.contents or ())
 
 
 def each_once(parts: Sequence[tuple[Part, Samples]]) -> list[Part]:

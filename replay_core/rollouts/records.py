@@ -72,14 +72,3 @@ def of_one_run(records: list[Record], path: Path) -> list[Record]:
 
 def _below(file: Path, path: Path) -> Path:
     return file.relative_to(path) if file.is_relative_to(path) else file
-
-
-def spans(steps: list[int]) -> str:
-    """`0..3, 6` of [0, 1, 2, 3, 6]."""
-    parts: list[str] = []
-    for at, step in enumerate(steps):
-        if at and step == steps[at - 1] + 1:
-            parts[-1] = parts[-1].partition("..")[0] + f"..{step}"
-        else:
-            parts.append(str(step))
-    return ", ".join(parts) or "none"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
-from replay_core.records import Record, TensorRef
+from replay_core.records import Record, TensorRef, spans
 from replay_core.rollouts.batch import COMPUTED, BatchPart, RolloutBatch, last_part
 from replay_core.rollouts.passes import each_sample_once
 from replay_core.rollouts.records import (
@@ -17,7 +17,6 @@ from replay_core.rollouts.records import (
     WithoutTokensError,
     of_one_run,
     rollout_records,
-    spans,
     with_tokens,
 )
 

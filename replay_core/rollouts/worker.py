@@ -8,9 +8,10 @@ from typing import Any
 
 from replay_core.dumps import open_run
 from replay_core.errors import SelectionError
-from replay_core.rollouts.batch import BatchPart, RolloutBatch, Sample
+from replay_core.records import spans
+from replay_core.rollouts.batch import BatchPart, RolloutBatch, RolloutSample
 from replay_core.rollouts.passes import each_sample_once
-from replay_core.rollouts.records import WithoutTokensError, of_one_run, rollout_records, spans, with_tokens
+from replay_core.rollouts.records import WithoutTokensError, of_one_run, rollout_records, with_tokens
 
 
 class MockRolloutWorker:
@@ -29,7 +30,7 @@ class MockRolloutWorker:
     def __init__(self, path: Path | str, step: int | None = None) -> None:
         self.path = Path(path)
         replay = rollout_records(open_run(path))
-        self._waiting: list[Sample] = []
+        self._waiting: list[RolloutSample] = []
         #: Steps whose trajectories are texts alone, which nothing can be trained on.
         self.texts: list[int | None] = []
         numbered = sorted(number for number in replay if number is not None)

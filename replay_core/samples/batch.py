@@ -8,7 +8,8 @@ next token: whatever the layout, a token is (sample, position). `place` says whe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -66,7 +67,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class TokenValues:
     """What a tensor says of a batch's tokens [N]: float64, NaN where it says nothing, and whether it says something.
 
     A NaN that was computed is said; a token nobody spoke of is not.
@@ -334,6 +335,18 @@ class Batch:
             flat = _alternating([begins, pages.array(targets)], [first.astype(np.int64), np.asarray(self.rows)])
         return flat if flat.size == self.layout.sample_BS.size else None
 
+    @property
+    def ids_BS(self) -> Array | None:
+        """The id in every slot of the layout [B, S]; None where the record holds none."""
+        ids, layout = self._ids_of_slots, self.layout
+        return None if ids is None or layout is None else ids.reshape(layout.shape)
+
+    @cached_property
+    def position_N(self) -> Ints:
+        """The place of every token in its sample."""
+        position_N: Ints = np.arange(int(self.lengths.sum())) - np.repeat(self.starts, self.lengths)
+        return position_N
+
     @cached_property
     def tokens_N(self) -> Ints | None:
         """The token ids of all samples, one after the other; None where the record holds none."""
@@ -473,8 +486,7 @@ class Batch:
         responses = self.find("response_ids")
         if responses is None:
             return None
-        position_N = np.arange(int(self.lengths.sum())) - np.repeat(self.starts, self.lengths)
-        from_start: Bools = position_N >= np.repeat(self.response_starts, self.lengths)
+        from_start: Bools = self.position_N >= np.repeat(self.response_starts, self.lengths)
         return from_start
 
     # ---- which token a tensor speaks of
@@ -532,8 +544,8 @@ class Batch:
         layout, mask = self.layout, self.find("response_mask")
         if layout is None or len(ref.shape) != 2 or ref.shape[0] != self.count:
             return None
-        if self.width is None:
-            return self.response_starts
+        if self.width is None or ref.shape[1] > self.width:
+            return self.response_starts if self.width is None else None
         apart = self.find("response_ids")
         if mask is None or mask.rows is not None or (apart is not None and apart.shape == ref.shape):
             return None
@@ -595,7 +607,7 @@ class Batch:
             return np.ones_like(rows)
         return lacking
 
-    def values(self, ref: TensorRef) -> Values | None:
+    def values(self, ref: TensorRef) -> TokenValues | None:
         """What the tensor says of every token; one value per sample is said of all its tokens.
 
         None where the tensor has more axes than tokens or samples, is a text, or does not fit the samples.
@@ -609,13 +621,18 @@ class Batch:
         at = self.starts[samples_of(placed.tokens)] + positions_of(placed.tokens)
         values_N[at] = pages.array(ref).reshape(-1)[placed.rows]
         said_N[at] = True
-        return Values(values_N, said_N)
+        return TokenValues(values_N, said_N)
 
-    def _spread(self, ref: TensorRef) -> Values | None:
+    def by_sample(self, ref: TensorRef) -> list[Array] | None:
+        """`values` as one array [L] per sample."""
+        said = self.values(ref)
+        return None if said is None else list(np.split(said.values_N, self.starts[1:]))
+
+    def _spread(self, ref: TensorRef) -> TokenValues | None:
         each = self.per_sample(ref)
         if each is None:
             return None
-        return Values(np.repeat(each.astype(np.float64), self.lengths), np.ones(int(self.lengths.sum()), bool))
+        return TokenValues(np.repeat(each.astype(np.float64), self.lengths), np.ones(int(self.lengths.sum()), bool))
 
     def per_sample(self, ref: TensorRef) -> Array | None:
         """One value per sample [B], or None where the tensor has another shape, or holds texts."""
@@ -695,6 +712,16 @@ class Batch:
         other.padding_known = True
         return other
 
+    def among(self, known: Sequence[Ints]) -> Batch | None:
+        """The batch whose rows are known samples [L], each at one end of its row and one id around it.
+
+        None unless every row is exactly one of them, at one place.
+        """
+        ids_BS = self.ids_BS
+        masks = [] if ids_BS is None or self.width is None else [_mask_of(row, known) for row in ids_BS]
+        found = [mask for mask in masks if mask is not None]
+        return self.with_mask(np.stack(found)) if found and len(found) == len(masks) else None
+
     def trimmed(self) -> Batch | None:
         """The batch without its runs of one id at either end, where no mask said that they are padding.
 
@@ -729,6 +756,43 @@ def batch_of(record: Record, fields: Sequence[TensorRef]) -> tuple[Batch | None,
     if batch.problem is not None:
         return None, f"no token layout: {batch.problem}"
     return (batch if batch.count else None), None
+
+
+def places_of(keys: Iterable[Hashable], among: Iterable[Hashable]) -> list[int | None]:
+    """Where each key stands among others; equal ones stand for each other in order, the last one for any further."""
+    places: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(among):
+        places.setdefault(key, []).append(place)
+    used = Counter[Hashable]()
+    found: list[int | None] = []
+    for key in keys:
+        equal = places.get(key)
+        found.append(None if equal is None else equal[min(used[key], len(equal) - 1)])
+        used[key] += 1
+    return found
+
+
+def _mask_of(row: Array, known: Sequence[Ints]) -> Bools | None:
+    """Which slots of a row hold a token, where it is one of the known samples and one id around it."""
+    places = set()
+    for sample in known:
+        for start in {0, row.size - sample.size} if sample.size <= row.size else set():
+            around = np.concatenate([row[:start], row[start + sample.size :]])
+            if np.array_equal(row[start : start + sample.size], sample) and (around == around[:1]).all():
+                places.add((start, sample.size))
+    if len(places) != 1:
+        return None
+    ((start, size),) = places
+    slots = np.arange(row.size)
+    return (slots >= start) & (slots < start + size)
+
+
+def rows_of(ref: TensorRef) -> list[Array]:
+    """The rows of a tensor: its ragged rows, or one per index of its first axis."""
+    values = pages.array(ref)
+    if ref.rows is not None:
+        return list(np.split(values, np.cumsum(ref.rows)[:-1])) if ref.rows else []
+    return list(values) if values.ndim > 1 else [values]
 
 
 def _alternating(parts: Sequence[Array], lengths: Sequence[Ints]) -> Array:

@@ -128,6 +128,14 @@ class TokenLayout:
         """The layout of a pack whose i-th sample is sample `order[i]`."""
         return replace(self, sample_BS=np.where(self.sample_BS >= 0, order[self.sample_BS], -1))
 
+    def with_response(self, generated_N: Bools | None) -> TokenLayout:
+        """The layout, with whether each token was generated, sample by sample (None: not known)."""
+        if generated_N is None:
+            return self
+        response_BS = np.zeros(self.shape, dtype=bool)
+        response_BS.reshape(-1)[self.slots()] = generated_N
+        return replace(self, response_BS=response_BS)
+
     @property
     def samples(self) -> int:
         return int(self.sample_BS.max(initial=-1)) + 1

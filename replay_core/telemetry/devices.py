@@ -11,8 +11,10 @@ MIB = 1 << 20
 
 def gpus() -> list[GpuEntry]:
     """One mapping per GPU: name, total_mib, free_mib, driver. Raises nothing: no NVML is no GPU."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        return []
     found: list[GpuEntry] = []
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()

@@ -47,7 +47,7 @@ def test_a_selection_of_nothing_names_what_there_is():
     with pytest.raises(SelectionError) as caught:
         run.select(step=Selection.parse(5), micro=Selection.parse("0,1"))
     assert caught.value.found == "step 5 micro 0,1"
-    assert caught.value.expected == "one of step 0..2,7; rank 0; micro 0..1; stage loss"
+    assert caught.value.expected == "one of step 0..2, 7; rank 0; micro 0..1; stage loss"
 
 
 def test_a_part_a_record_lacks_matches_every_selection_but_the_steps():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from replay_core.documents.parity import BandEntry, MeasuresEntry, ParityBatch, ParityDocument, RandomSource, WorstValue
+from replay_core.documents.parity import BandEntry, BatchEntry, MeasuresEntry, ParityDocument, RandomSource, WorstValue
 from replay_core.documents.parts import Number
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
@@ -67,7 +67,7 @@ def _answer(doc: ParityDocument) -> list[str]:
     return lines
 
 
-def _batch(batch: ParityBatch, doc: ParityDocument) -> list[str]:
+def _batch(batch: BatchEntry, doc: ParityDocument) -> list[str]:
     shape = " x ".join(map(str, batch["shape"]))
     causes = ", ".join(str(one["kind"]) for one in batch["causes"])
     lines = [f"{batch['name']}  values {shape}  {batch['counted']} tokens count  cause: {causes}"]
@@ -84,7 +84,7 @@ def _batch(batch: ParityBatch, doc: ParityDocument) -> list[str]:
     return lines
 
 
-def _columns(batch: ParityBatch) -> list[tuple[str, MeasuresEntry | None]]:
+def _columns(batch: BatchEntry) -> list[tuple[str, MeasuresEntry | None]]:
     evaluated = batch["eval"]
     found: list[tuple[str, MeasuresEntry | None]] = [(batch["counted"], evaluated["masked"])]
     if batch["counted"] == "response":
@@ -95,7 +95,7 @@ def _columns(batch: ParityBatch) -> list[tuple[str, MeasuresEntry | None]]:
     return found
 
 
-def _table(batch: ParityBatch, threshold: Number) -> list[str]:
+def _table(batch: BatchEntry, threshold: Number) -> list[str]:
     shown = [(name, region) for name, region in _columns(batch) if region is not None]
     rows = [["measure", *(name for name, _ in shown)], ["tokens", *(str(region["n"]) for _, region in shown)]]
     for key, label, digits in _MEASURES:
@@ -106,7 +106,7 @@ def _table(batch: ParityBatch, threshold: Number) -> list[str]:
     return _indented(columns(rows))
 
 
-def _steps(batch: ParityBatch) -> list[str]:
+def _steps(batch: BatchEntry) -> list[str]:
     rows = [["step", "Pearson", "max |d|", "mean d", "A moved", "B moved", "loss A", "loss B"]]
     for step in batch["steps"]:
         counted = step["masked"]

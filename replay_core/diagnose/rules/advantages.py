@@ -332,7 +332,7 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
         return None, "", "groups have different sizes: part of the batch may not be in the dump"
     return (
         "warning",
-        "advantages are none of the variants that rewards and groups give",
+        "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )
 

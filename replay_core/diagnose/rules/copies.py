@@ -84,7 +84,7 @@ def not_the_same(batch: Batch) -> Iterator[Finding]:
 
 
 @rule("D38", "two copies differ in padding only", link="dump", scope="batch",
-      source="critic parity (text 004)")  # fmt: skip
+      source="docs/evidence.md#critics")  # fmt: skip
 def only_padding(batch: Batch) -> Iterator[Finding]:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
     if batch.trained_N is None:

@@ -37,7 +37,7 @@ ZERO = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _MicroLoss:
     """One micro-batch's loss and the samples it was computed from: dense [B, T], padded with zeros."""
 
     logged: Scalar
@@ -47,7 +47,7 @@ class _Part:
 
 
 def reductions_of(
-    part: _Part, step_tokens: int, step_samples: int, extra: dict[str, float]
+    part: _MicroLoss, step_tokens: int, step_samples: int, extra: dict[str, float]
 ) -> Iterator[tuple[str, float]]:
     """Every reduction a framework uses, by name, of one micro-batch's per-token loss."""
     values_BT, mask_BT = part.values_BT, part.mask_BT
@@ -67,7 +67,7 @@ def reductions_of(
             yield f"token-sum over {name}", float(reductions.token_sum_over(values_BT, mask_BT, constant))
 
 
-def _wrong(part: _Part) -> Iterator[tuple[str, str, float]]:
+def _wrong(part: _MicroLoss) -> Iterator[tuple[str, str, float]]:
     """Reductions nobody means: what a mask that is left out, or padding that is counted, gives."""
     values_BT, mask_BT = part.values_BT, part.mask_BT
     total = float(reductions.masked_sum(values_BT, mask_BT))
@@ -165,7 +165,7 @@ def reduction(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def _uneven(parts: list[_Part]) -> Finding | None:
+def _uneven(parts: list[_MicroLoss]) -> Finding | None:
     """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
     counts = [int((part.mask_BT != 0).sum()) for part in parts]
     heard = [(count, part.logged) for count, part in zip(counts, parts, strict=True) if count]
@@ -200,7 +200,7 @@ def _agree(a: float, b: float) -> bool:
     return abs(a - b) <= max(CLOSE * abs(b), FLOOR)
 
 
-def _parts(batch: Batch) -> tuple[list[_Part], bool]:
+def _parts(batch: Batch) -> tuple[list[_MicroLoss], bool]:
     """Micro-batches with a logged policy loss, and whether its per-token values are certain."""
     logged = {_place(scalar): scalar for scalar in batch.scalars("pg_loss")}
     exact = bool(logged)
@@ -243,7 +243,7 @@ def _token_loss(batch: Batch) -> tuple[Array | None, bool]:
     return loss_N, bool((np.abs(ratio_N - 1) < 0.1).all())
 
 
-def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _Part:
+def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _MicroLoss:
     assert batch.trained_N is not None
     lengths = batch.lengths_B[samples]
     values_BT = np.zeros((len(samples), int(lengths.max(initial=1))))
@@ -252,7 +252,7 @@ def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _Par
         start = int(batch.starts_B[sample])
         values_BT[row, :length] = token_N[start : start + length]
         mask_BT[row, :length] = batch.trained_N[start : start + length]
-    return _Part(scalar, values_BT, mask_BT, batch.response_width or values_BT.shape[1])
+    return _MicroLoss(scalar, values_BT, mask_BT, batch.response_width or values_BT.shape[1])
 
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),

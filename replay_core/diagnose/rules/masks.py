@@ -24,7 +24,7 @@ LEFT_OUT = 0.5
 
 @rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
       explains=("D01", "D02", "D03", "D19", "D23", "D28", "L01"),
-      source="GRPO notes (text 002) root cause; trl#3248, TTRL#33")  # fmt: skip
+      source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
 def empty_loss(batch: Batch) -> Iterator[Finding]:
     """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
     those were cut off, which trainers filter on purpose). A mask that ends before the middle of most responses, or
@@ -122,7 +122,7 @@ def _last(batch: Batch, chosen_N: Array) -> Array:
 
 
 @rule("D07", "logits and mask lengths disagree", link="masks", scope="case",
-      source="GRPO notes (text 002): 1da2900, fixed at 547c4bf")  # fmt: skip
+      source="docs/evidence.md#loss-of-zero")  # fmt: skip
 def lengths_disagree(case: Case) -> Iterator[Finding]:
     """Captured samples with masked positions beside a log whose loss counted none (`num_masked` 0).
 

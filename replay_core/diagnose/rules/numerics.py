@@ -1,4 +1,4 @@
-"""The first number that is none, in order of computation."""
+"""The first number that is not finite, in order of computation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """A tensor with numbers that are none, where it first has one, and how many."""
+    """A tensor with numbers that are not finite, where it first has one, and how many."""
 
     order: tuple[int, int, int]
     name: str

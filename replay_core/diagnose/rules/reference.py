@@ -135,7 +135,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bo
 def estimator(batch: Batch) -> Iterator[Finding]:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     The recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an
-    error; one that is none of them a warning. k1 itself may be negative. Zeros where nothing is penalised are
+    error; one that agrees with no estimator a warning. k1 itself may be negative. Zeros where nothing is penalised are
     fine.
     """
     recorded, ref = given(batch.column("kl")), given(batch.column("ref_logprobs"))
@@ -170,7 +170,7 @@ def estimator(batch: Batch) -> Iterator[Finding]:
         return
     yield finding(
         "warning",
-        "the recorded KL is none of k1, k2, k3 (clamped or not), |log ratio| of policy and reference",
+        "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
         evidence=[
             shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),

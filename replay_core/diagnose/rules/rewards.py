@@ -60,7 +60,7 @@ def _has_other_baseline(batch: Batch, equal_G: Array) -> bool:
 @rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",
       needs=("rewards|advantage", "group|advantage"),
       explains=("D02", "D03", "D04", "D23", "D28", "L01"),
-      source="GRPO notes (text 002), trl#3857; half of the groups: miles advisory")  # fmt: skip
+      source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: Batch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.5 and more a warning.
 

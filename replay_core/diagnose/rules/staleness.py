@@ -41,7 +41,7 @@ def versions(batch: Batch) -> tuple[Array, Array] | None:
 
 
 def _numbers(text: str) -> list[float]:
-    """`["0", "1"]` or `3` as numbers; what is none is left out."""
+    """`["0", "1"]` or `3` as numbers; what is no number is left out."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -166,6 +166,25 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
+def read_object(path: Path, what: str, limit: int) -> dict[str, Any]:
+    """A JSON object that a dump is described by. `what` it is goes into the errors.
+
+    Raises:
+        DumpError: it cannot be read, is longer than `limit` bytes, or is no object.
+    """
+    try:
+        if path.stat().st_size > limit:
+            raise DumpError(f"{what} is too large", file=str(path), expected=f"at most {limit:,} bytes")
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"{what} is not JSON: {error}", file=str(path)) from None
+    except OSError as error:
+        raise DumpError(f"cannot read {what}: {error.strerror}", file=str(path)) from None
+    if not isinstance(document, dict):
+        raise DumpError(f"{what} is not an object", file=str(path), found=type(document).__name__)
+    return document
+
+
 def file_region(path: Path) -> Region:
     """A file to read lines from; the caller closes `fd`.
 

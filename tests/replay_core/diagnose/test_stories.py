@@ -61,7 +61,7 @@ TRL_5312 = "\n".join(
     for step, value in enumerate((0.015, 0.02, 0.028, 0.041, 0.06, 0.082, 0.111, 0.15, 0.18, 0.201), 1)
 )
 RLINF_1534 = "step:1 - actor/lr:0.0 - actor/pg_clipfrac:0.046 - actor/ppo_kl:0.0012"
-SEED_002 = (
+GRPO_NOTES = (
     "iter 0: loss 0.1235 (main 0.1235, critic 0.0000), time 21747.97ms\n"
     "iter 1: loss 0.0000 (main 0.0000, critic 0.0000), time 103634.20ms"
 )
@@ -81,7 +81,7 @@ STORIES = [
     ("slime#2253", SLIME_OOM, "D36", "rldbg replay DUMP --logits "),
     ("trl#5312", TRL_5312, "D12", "--against rollout_logprobs"),
     ("RLinf#1534", RLINF_1534, "D14", "rldbg replay rldbg-dump --rows-per-forward 1"),
-    ("seed 002", SEED_002, "L01", "rldbg record -- "),
+    ("grpo notes", GRPO_NOTES, "L01", "rldbg record -- "),
     ("torchtitan#3898", TITAN_3898, "D32", "--dynamic on"),
 ]
 

@@ -13,7 +13,7 @@ from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.measure.lag import detect_lag
 from replay_core.records import Record, Run
-from replay_core.samples.rows import Array, per_token, token_ids
+from replay_core.samples.batch import Array, Batch
 from tests.fixtures import FIXTURES
 
 Shape = tuple[int, ...]
@@ -141,10 +141,10 @@ def rollout(path: str, stage: str) -> tuple[list[Array], list[Array]]:
     # Ranks take consecutive parts of a batch.
     for record in sorted(open_run(FIXTURES / path).records, key=lambda record: record.key.rank or 0):
         if record.key.stage == stage and record.key.role != "eval":
-            fields = record.tensors()
+            batch = Batch(record, record.tensors())
             ref = record.get("rollout_logprobs")
-            values = per_token(ref, fields) if ref is not None else None
-            tokens = token_ids(fields)
+            values = batch.by_sample(ref) if ref is not None else None
+            tokens = batch.contents
             if tokens is None or values is None:
                 continue
             ids += tokens
@@ -180,9 +180,9 @@ def test_one_rollout_in_many_frameworks_has_the_same_tokens_sample_by_sample(pat
 
 def test_the_alignment_of_rollout_and_trainer_logprobs_is_detected() -> None:
     run = open_run(FIXTURES / "prime_rl/token_exports")
-    fields = run.records[0].tensors()
-    rows = [per_token(ref, fields) for name in ("inference_logprobs", "trainer_logprobs")
-            for ref in fields if ref.name == name]  # fmt: skip
+    batch = Batch(run.records[0], run.records[0].tensors())
+    rows = [batch.by_sample(ref) for name in ("inference_logprobs", "trainer_logprobs")
+            for ref in batch.fields() if ref.name == name]  # fmt: skip
     a, b = ([row[18:] for row in side or []] for side in rows)
     assert detect_lag(a, b).lag == 0
     assert detect_lag(a, b).settled

@@ -1,4 +1,4 @@
-"""The GRPO log of seed 002: every form of its lines, and back."""
+"""The log of a GRPO trainer: every form of its lines, and back."""
 
 from __future__ import annotations
 

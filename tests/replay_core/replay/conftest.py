@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replay_core.replay.batch import Batch, padded_batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.plan import ReplayPlan
-from tests.builders import Here
+from tests.builders import Here, padded_batch
 
 #: (left padding, tokens, right padding) of each row.
 ROWS = ((3, 14, 7), (0, 24, 0), (6, 9, 9))
 VOCABULARY = 128
 
 
-def small_batch() -> Batch:
+def small_batch() -> MicroBatch:
     """Three rows of 24 slots; the last 10 slots are the action suffix."""
     ids_BS = np.random.default_rng(0).integers(4, VOCABULARY - 1, (3, 24))
     mask_BS = np.array([[0] * left + [1] * tokens + [0] * right for left, tokens, right in ROWS])

@@ -3,11 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replay_core.dumps import open_run
 from replay_core.errors import DumpError, SelectionError
 from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
-from replay_core.replay.batch import padded_batch, resolve_temperature, unpacked_batch
+from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
+from replay_core.samples.batch import Batch
+from tests.builders import padded_batch, samples_with, write_dump
 
 IDS = [[5, 6, 7, 0], [0, 8, 9, 4]]
 MASK = [[1, 1, 1, 0], [0, 1, 1, 1]]
@@ -41,7 +44,9 @@ def test_float_masks_are_masks():
 
 
 def test_a_pack_is_unpacked_at_its_boundaries():
-    batch = unpacked_batch([[5, 6, 7, 8, 9]], [0, 3, 5], [[0, 1, 1, 0, 1]])
+    batch = MicroBatch.of(
+        samples_with(input_ids=[[5, 6, 7, 8, 9]], cu_seqlens=[0, 3, 5], response_mask=[[0, 1, 1, 0, 1]])
+    )
     assert batch.ids_BS.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert batch.valid_BS.tolist() == [[True, True, True], [True, True, False]]
     assert batch.response_BS.tolist() == [[False, True, True], [False, True, False]]
@@ -50,9 +55,9 @@ def test_a_pack_is_unpacked_at_its_boundaries():
 @pytest.mark.parametrize(
     ("ids", "mask", "response", "says"),
     [
-        (IDS, [[1, 1, 1]], None, "does not fit the input ids"),
-        (IDS[0], MASK[0], None, "no batch of token ids"),
-        (IDS, MASK, [[1] * 9] * 2, "does not fit a batch"),
+        (IDS, [[1, 1, 1]], None, "does not fit input_ids"),
+        ([IDS, IDS], None, None, "no batch of token ids"),
+        (IDS, MASK, [[1] * 9] * 2, "does not fit the samples"),
     ],
 )
 def test_shapes_that_do_not_fit_are_named(ids, mask, response, says):
@@ -136,6 +141,45 @@ def test_an_assumed_temperature_is_stated():
 
 @pytest.mark.parametrize("odd", [4.5, float("nan")])
 def test_fractions_are_no_token_ids(odd):
-    with pytest.raises(DumpError, match="no token ids"):
+    with pytest.raises(DumpError, match="token ids are whole numbers"):
         padded_batch([[1.0, odd, 3.0]], [[1, 1, 1]])
     assert padded_batch([[1.0, 4.0, 3.0]], [[1, 1, 1]]).ids_BS.tolist() == [[1, 4, 3]]
+
+
+ROWS = [[11, 12, 13], [14, 15], [16, 17, 18, 19]]
+
+
+def written(directory, **fields):
+    return open_run(write_dump(directory / "dump", {"trajectory": fields})).records[0]
+
+
+def batch_of(record, temperature=None):
+    return MicroBatch.of(Batch(record, record.tensors()), temperature)
+
+
+def test_ragged_rows_become_a_right_padded_batch(tmp_path):
+    batch = batch_of(written(tmp_path, input_ids=ROWS, response_mask=[[0, 1, 1], [0, 1], [0, 0, 1, 1]]), 0.5)
+    assert batch.ids_BS.tolist() == [[11, 12, 13, 0], [14, 15, 0, 0], [16, 17, 18, 19]]
+    assert batch.valid_BS.sum(axis=1).tolist() == [3, 2, 4]
+    assert batch.response_BS.astype(int).tolist() == [[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 1, 1]]
+    assert batch.temperature == 0.5
+
+
+def test_prompts_and_responses_apart_are_joined_and_the_response_is_what_was_generated(tmp_path):
+    batch = batch_of(written(tmp_path, prompt_ids=[[1, 2], [3]], response_ids=[[4], [5, 6, 7]]))
+    assert batch.ids_BS.tolist() == [[1, 2, 4, 0], [3, 5, 6, 7]]
+    assert batch.response_BS.astype(int).tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
+
+
+def test_ids_that_are_no_integers_are_refused_with_what_they_are(tmp_path):
+    with pytest.raises(DumpError, match="token ids are whole numbers") as refused:
+        batch_of(written(tmp_path, input_ids=[[1.5, 2.0], [3.0]]))
+    assert "float" in refused.value.found
+
+
+def test_padding_that_no_mask_names_is_told_from_the_steps_own_samples():
+    whole = record(RecordKey(0, None, 0, "actor", "trajectory"), input_ids=[[11, 12, 13]], attention_mask=[[1, 1, 1]])
+    grid = [[0, 0, 11, 12, 13], [11, 12, 13, 9, 9]]
+    found = read_batch(run_of(whole, record(RecordKey(0, 0, 0), input_ids=grid)), plan())
+    assert found.batch.valid_BS.astype(int).tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert any("no attention_mask is recorded" in note for note in found.notes)

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from replay_core.errors import CellError, RequestError
-from replay_core.replay.batch import padded_batch
 from replay_core.replay.capture import Capture, forecast_bytes, join, modules_matching, need_all, need_room
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import arrange
+from tests.builders import padded_batch
 
 
 class Block(torch.nn.Module):

@@ -6,9 +6,9 @@ from transformers import AutoModel, GPT2Config, LlamaConfig
 
 from replay_core.errors import CellError, ModelError
 from replay_core.replay import fit
-from replay_core.replay.batch import padded_batch
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import arrange
+from tests.builders import padded_batch
 
 SMALL = {"vocab_size": 32, "num_attention_heads": 2}
 

@@ -6,10 +6,10 @@ import weakref
 import pytest
 import torch
 
-from replay_core.replay.batch import padded_batch
 from replay_core.replay.flags import Flags
 from replay_core.replay.hashing import HashCapture, Hashes
 from replay_core.replay.packing import arrange
+from tests.builders import padded_batch
 
 IDS = [[0, 0, 5, 6, 7], [8, 9, 10, 0, 0], [11, 12, 13, 14, 15]]
 MASK = [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]

@@ -13,44 +13,69 @@ from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
 from replay_core.records import Inline, TensorRef
-from replay_core.replay.batch import padded_batch
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
-from replay_core.replay.recorded import place
-from tests.builders import Here
+from replay_core.replay.reading import RecordedBatch
+from replay_core.replay.recorded import placed_in
+from tests.builders import Here, record_with, samples_with, write_dump
 
-BATCH = padded_batch([[0, 5, 6, 7], [8, 9, 4, 0]], [[0, 1, 1, 1], [1, 1, 1, 0]], [[0, 0, 1, 1], [0, 1, 1, 0]])
+BATCH = {
+    "input_ids": [[0, 5, 6, 7], [8, 9, 4, 0]],
+    "attention_mask": [[0, 1, 1, 1], [1, 1, 1, 0]],
+    "response_mask": [[0, 0, 1, 1], [0, 1, 1, 0]],
+}
 
 
-def ref(values, **how):
+def replayed(**fields):
+    samples = samples_with(**fields)
+    return RecordedBatch(MicroBatch.of(samples), samples.record.key, samples)
+
+
+def place(values, held=None, **how):
     array = np.asarray(values, dtype=np.float64)
-    return TensorRef("log_probs", "float64", array.shape, Inline(array.tolist()), **how)
+    ref = TensorRef("log_probs", "float64", array.shape, Inline(array.tolist()), "policy_logprobs", **how)
+    return placed_in(ref, record_with(ref, *(held or [])), replayed(**BATCH))
 
 
 @pytest.mark.parametrize(
     "recorded",
     [
-        ref([[9, -1, -2, 9], [-3, -4, 9, 9]], alignment="next"),
-        ref([[9, -1, -2], [-3, -4, 9]]),
-        ref([[9, 9, -1, -2], [9, -3, -4, 9]], alignment="response"),
-        ref([9, -1, -2, -3, -4, 9][:0] or [-1, -2, -3, -4], rows=(2, 2)),
+        {"values": [[9, -1, -2, 9], [-3, -4, 9, 9]], "alignment": "next"},
+        {"values": [[9, -1, -2], [-3, -4, 9]]},
+        {"values": [[9, 9, -1, -2], [9, -3, -4, 9]], "alignment": "response"},
+        {"values": [-1, -2, -3, -4], "rows": (2, 2), "alignment": "response"},
     ],
     ids=["[B, S] next", "[B, S-1]", "[B, S] own token", "ragged responses"],
 )
 def test_every_form_lands_on_the_same_tokens(recorded):
-    if recorded.rows:
-        recorded = recorded.with_(source=Inline([-1.0, -2.0, -3.0, -4.0]))
-    values_BS, known_BS = place(recorded, BATCH)
-    assert known_BS.tolist() == [[False, True, True, False], [True, True, False, False]]
+    values_BS, known_BS = place(**recorded)
+    assert known_BS.astype(int).tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
     assert values_BS[known_BS].tolist() == [-1, -2, -3, -4]
 
 
 def test_a_response_suffix_ends_with_the_last_token():
-    values_BS, known_BS = place(ref([[-1, -2], [-4, 9]], alignment="response"), BATCH)
+    values_BS, known_BS = place([[-1, -2], [-4, 9]], alignment="response")
     assert values_BS[known_BS].tolist() == [-1, -2, -4]
 
 
 def test_a_shape_of_no_token_axis_is_not_placed():
-    assert place(ref([[1.0] * 7] * 2), BATCH) is None
+    assert place([[1.0] * 7] * 2) is None
+
+
+ROWS = [[11, 12, 13], [14, 15], [16, 17, 18, 19]]
+OLD = [[0.0, -1.0, -2.0], [0.0, -3.0], [0.0, 0.0, -4.0, -5.0]]
+
+
+def test_values_of_shuffled_rows_are_found_by_their_tokens(tmp_path):
+    order = [2, 0, 1]
+    fields = {"input_ids": [ROWS[n] for n in order], "old_log_probs": [[*OLD[n][1:], 9.0] for n in order]}
+    record = open_run(write_dump(tmp_path / "dump", {"trajectory": fields})).records[0]
+    batch = {"input_ids": [[11, 12, 13], [14, 15, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]],
+             "response_mask": [[0, 1, 1], [0, 1, 0]]}  # fmt: skip
+    values_BS, known_BS = placed_in(record.get("old_logprobs"), record, replayed(**batch))
+    assert values_BS.tolist() == [[-1, -2, 0], [-3, 0, 0]]
+    assert known_BS.sum() == 3
+    assert placed_in(record.get("old_logprobs"), record, replayed(input_ids=[[1, 2]], attention_mask=[[1, 1]])) is None
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from replay_core.jobs import Event, Sample
-from replay_core.telemetry import Sampler
+from replay_core.telemetry.sampler import Sampler
 
 
 class Seen(list[Event]):

@@ -10,6 +10,7 @@ import pytest
 
 from replay_core.dumps import open_run
 from replay_core.rollouts import RolloutReplay
+from tests import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,7 +61,10 @@ GRPOTrainer(
 """
 
 
-def record(folder: Path, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def record(
+    folder: Path, script: str, *options: str, cold: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Record a script; `cold` by an interpreter of its own, else by one forked from a Python that holds torch."""
     (folder / "train.py").write_text(script)
     words = [
         sys.executable,
@@ -71,7 +75,7 @@ def record(folder: Path, script: str, *options: str, **environment: str) -> subp
         "dump",
         *options,
         "--",
-        sys.executable,
+        *([sys.executable] if cold else warm_python.command()),
         "train.py",
     ]
     return subprocess.run(
@@ -81,7 +85,7 @@ def record(folder: Path, script: str, *options: str, **environment: str) -> subp
 
 
 def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_path: Path) -> None:
-    answer = record(tmp_path, PLAIN, "--gradients", r"0\.weight", "--params", "bias")
+    answer = record(tmp_path, PLAIN, "--gradients", r"0\.weight", "--params", "bias", cold=True)
     assert answer.returncode == 0, answer.stderr
     alone = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
@@ -123,7 +127,7 @@ def test_the_environments_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('the environment was here')\n")
-    answer = record(tmp_path, PLAIN, PYTHONPATH=os.pathsep.join([str(ROOT), str(own)]))
+    answer = record(tmp_path, PLAIN, cold=True, PYTHONPATH=os.pathsep.join([str(ROOT), str(own)]))
     assert answer.stdout.startswith("the environment was here")
     assert open_run(tmp_path / "dump").steps() == [0, 1, 2]
 
@@ -173,7 +177,7 @@ def test_a_pattern_that_no_parameter_matches_is_said(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed")
-    answer = record(tmp_path, TRL.format(root=str(ROOT)))
+    answer = record(tmp_path, TRL.format(root=str(ROOT)), cold=True)
     assert answer.returncode == 0, answer.stderr
     assert "GRPOTrainer was recorded with its rollouts" in answer.stderr
     run = open_run(tmp_path / "dump")

@@ -207,7 +207,7 @@ if __name__ == "__main__":
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(work, (port,), nprocs=2)
 """
-    answer = record(tmp_path, BEGIN + script)
+    answer = record(tmp_path, BEGIN + script, cold=True)
     assert answer.returncode == 0, answer.stderr
     keys = {(record.key.step, record.key.rank) for record in open_run(tmp_path / "dump").records}
     assert keys == {(step, rank) for step in range(2) for rank in range(2)}

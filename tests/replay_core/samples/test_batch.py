@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from replay_core.records import Inline, TensorRef
-from replay_core.samples.rows import per_token, token_ids
+from replay_core.samples.batch import Batch
+from tests.builders import record_with, samples_with
 
 
 def ref(name: str, values: Any, alignment: str | None = None, rows: tuple[int, ...] | None = None) -> TensorRef:
@@ -17,6 +19,14 @@ def ref(name: str, values: Any, alignment: str | None = None, rows: tuple[int, .
 
 MASK = ref("attention_mask", [[0, 1, 1, 1], [1, 1, 1, 0]])
 IDS = ref("input_ids", [[0, 5, 6, 7], [8, 9, 10, 0]], "full")
+
+
+def token_ids(fields: list[TensorRef]) -> Any:
+    return Batch(record_with(*fields), fields).contents
+
+
+def per_token(values: TensorRef, fields: list[TensorRef]) -> Any:
+    return Batch(record_with(*fields), fields).by_sample(values)
 
 
 def listed(rows: Any) -> list[list[float]]:
@@ -60,3 +70,11 @@ def test_what_is_said_of_the_next_token_moves_to_it() -> None:
 def test_a_tensor_without_tokens_has_no_values_per_token() -> None:
     assert per_token(ref("reward", [1.0, 2.0, 3.0]), [IDS, MASK]) is None
     assert token_ids([MASK]) is None
+
+
+@pytest.mark.parametrize("row", [[0, 9, 11, 12], [1, 2, 3, 4]], ids=["two padding ids", "no sample of the step"])
+def test_rows_that_are_not_one_sample_and_one_padding_id_tell_no_padding(row: list[int]) -> None:
+    grid = samples_with(input_ids=[row])
+    assert not grid.padding_known
+    assert grid.among([np.array([11, 12])]) is None
+    assert samples_with(input_ids=[[9, 9, 11, 12]]).among([np.array([11, 12])]) is not None

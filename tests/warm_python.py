@@ -1,0 +1,164 @@
+"""A Python that has imported torch already, forked for every script: thirty scripts of a test import it once.
+
+`command()` is used like the path of an interpreter: `[*command(), "train.py", …]`. A script sees the environment, the
+working directory, the streams and the signals it would see, sitecustomize runs, and torch is not in sys.modules until
+the script imports it. What concerns the start of an interpreter, or starts others, is tested with `sys.executable`.
+
+    test ── client (this file, a few ms) ══ socket ══ server ── fork: keeper ── fork: the script
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@functools.cache
+def command() -> list[str]:
+    """The words that stand for the interpreter. The server starts with the first call and ends with this process."""
+    folder = tempfile.mkdtemp(prefix="warm")  # short: the path of a socket may have 108 letters
+    path = os.path.join(folder, "s")
+    here = os.path.abspath(__file__)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    server = subprocess.Popen(
+        [sys.executable, here, "serve", path], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    atexit.register(_end, server)
+    return [sys.executable, "-S", "-E", here, "run", path]
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.communicate()
+
+
+def _run(path: str, words: list[str]) -> None:
+    """The client: hand over what a process has, pass signals on, end as the script ends."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    told = json.dumps({"words": words, "directory": os.getcwd(), "environment": dict(os.environ)}).encode()
+    for number in _FORWARDED:
+        signal.signal(number, lambda got, _frame: connection.send(bytes([got])))
+    socket.send_fds(connection, [len(told).to_bytes(4, "big")], [0, 1, 2])
+    connection.sendall(told)
+    for stream in (0, 1, 2):
+        os.close(stream)
+    status = int.from_bytes(connection.recv(4), "big")
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to take away
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+class _Kept:
+    """Finds torch, which is loaded already, as if it were not: importing it runs what waits for its import."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, _spec: Any) -> Any:
+        return self.module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = self.spec
+
+
+def _serve(path: str) -> tuple[list[str], dict[str, Any]] | None:
+    """Fork for every connection. Returns in a process that is to become a script."""
+    import torch  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers end by themselves
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        os.write(1, b"ready\n")
+        while True:
+            ready, _, _ = select.select([listening, 0], [], [])
+            if 0 in ready:  # whoever started us is gone
+                return None
+            connection, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return _keep(connection)
+            connection.close()
+
+
+def _keep(connection: socket.socket) -> tuple[list[str], dict[str, Any]] | None:
+    """The keeper of one script: its signals go in, its status comes out; it does not outlive its client."""
+    head, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    size, told = int.from_bytes(head, "big"), b""
+    while len(told) < size:
+        told += connection.recv(size - len(told))
+    request = json.loads(told)
+    script = os.fork()
+    if script == 0:
+        connection.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        return request["words"], request
+    for stream in (*streams, 0, 1, 2):
+        os.close(stream)
+    ended = os.pidfd_open(script)
+    while True:
+        ready, _, _ = select.select([connection, ended], [], [])
+        if connection in ready:
+            got = connection.recv(1)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(script, got[0] if got else signal.SIGKILL)
+            if not got:
+                os._exit(0)
+        if ended in ready:
+            connection.sendall(os.waitpid(script, 0)[1].to_bytes(4, "big"))
+            os._exit(0)
+
+
+def _become(words: list[str], request: dict[str, Any]) -> str:
+    """Take over what the client has; returns the script's path."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [os.path.dirname(os.path.abspath(words[0])), *added, *sys.path[1:]]
+    sys.argv[:] = words
+    sys.meta_path.insert(0, _Kept(sys.modules.pop("torch")))  # type: ignore[arg-type]
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    return words[0]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        _run(sys.argv[2], sys.argv[3:])
+    become = _serve(sys.argv[2])
+    if become is not None:
+        import runpy
+
+        runpy.run_path(_become(*become), run_name="__main__")
