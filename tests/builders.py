@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,71 @@ def samples_with(**fields: Any) -> Batch:
 def padded_batch(ids: Any, mask: Any, response: Any = None, temperature: float | None = None) -> MicroBatch:
     """A micro-batch from [B, S] ids and mask; `response` may be [B, S] or the last columns [B, A]."""
     return MicroBatch.of(samples_with(input_ids=ids, attention_mask=mask, response_mask=response), temperature)
+
+
+@dataclass
+class TokensOfSample:
+    """A sample's ids, and values by canonical name: element t is about token t (of the first nothing is said)."""
+
+    ids: Any
+    values: dict[str, Any]
+
+
+#: The forms that `write_form` knows.
+FORMS = ("right", "left", "packed", "positions", "ragged", "response slice", "split", "shuffled")
+
+
+def write_form(directory: Path, samples: Sequence[TokensOfSample], form: str) -> Path:
+    """A dump of one batch in one of the ways that trainers lay tokens out."""
+    groups = {
+        "split": [list(samples[: len(samples) // 2]), list(samples[len(samples) // 2 :])],
+        "shuffled": [list(samples)[::-1]],
+    }.get(form, [list(samples)])
+    layout = "right" if form in ("split", "shuffled") else form
+    recorder = Recorder(directory)
+    with recorder.step(0) as record:
+        for micro, group in enumerate(group for group in groups if group):
+            record("forward_data", _laid_out(group, layout), micro=micro)
+    return directory
+
+
+def _laid_out(samples: Sequence[TokensOfSample], layout: str) -> dict[str, Any]:
+    lengths = np.array([sample.ids.size for sample in samples])
+    names = list(samples[0].values)
+    if layout == "ragged":
+        rows = {"input_ids": [sample.ids.tolist() for sample in samples]}
+        return rows | {name: [_said_before(sample, name).tolist() for sample in samples] for name in names}
+    if layout in ("packed", "positions"):
+        found = {"input_ids": np.concatenate([sample.ids for sample in samples])[None]}
+        found |= {name: np.concatenate([_said_before(sample, name) for sample in samples])[None] for name in names}
+        positions = np.concatenate([np.arange(length) for length in lengths])[None]
+        bounds = np.concatenate(([0], np.cumsum(lengths)))
+        found |= {"cu_seqlens": bounds} if layout == "packed" else {"position_ids": positions}
+        return {name: torch.from_numpy(values) for name, values in found.items()}
+    width = int(lengths.max()) + 2
+    prompts = np.array([int(sample.values["response_mask"].argmax()) for sample in samples])
+    starts = np.zeros_like(lengths) if layout == "right" else width - lengths
+    if layout == "response slice":
+        # Prompts end in one column, responses begin in the next.
+        starts = prompts.max() - prompts
+        width = int((starts + lengths).max()) + 1
+    slots = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    found = {"input_ids": np.zeros((len(samples), width), np.int64), "attention_mask": np.zeros((len(samples), width))}
+    found |= {name: np.zeros((len(samples), width), np.float32) for name in names}
+    for row, (sample, here) in enumerate(zip(samples, slots, strict=True)):
+        found["input_ids"][row, here], found["attention_mask"][row, here] = sample.ids, 1
+        for name in names:
+            whole = layout == "response slice"
+            found[name][row, here] = sample.values[name] if whole else _said_before(sample, name)
+    if layout == "response slice":
+        found |= {name: found[name][:, prompts.max() :] for name in names}
+    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in found.items()}
+
+
+def _said_before(sample: TokensOfSample, name: str) -> Any:
+    """The values where a forward says them: a mask at its own token, any other one slot before the token."""
+    values = sample.values[name]
+    return values if name == "response_mask" else np.append(values[1:], values[:1] * 0)
 
 
 class Bomb:

@@ -43,8 +43,6 @@ LIMITS = {
     "prob_diff": Limit(0.02, 0.1),
     "prob_pearson": Limit(0.98, 0.9, -1),
 }
-
-
 #: Fewer tokens say nothing.
 FEWEST = 8
 
@@ -203,16 +201,10 @@ def gap(batch: Batch) -> Gap:
 
 #: How far apart clean and leaking samples are.
 APART = 5.0
-
-
 #: A leak moves what it touches by this much at least, in fp32 too.
 LEAKS = 1e-3
-
-
 #: One clean sample is chance among fewer than this.
 FEWEST_ALONE = 6
-
-
 #: A clean sample's mean |d| stays below this however noisy the precision.
 CLEAN = 0.015
 
@@ -250,9 +242,10 @@ def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, st
     """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
     total = len(order)
     recorded_B = batch.pack_B
-    if recorded_B is not None:
+    if recorded_B is not None and np.unique(recorded_B).size > 1:
         packs_B = recorded_B[order]
         return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
+    # One pack of all samples is how they were recorded, and need not be how they were run.
     found = [(np.arange(total) % size == 0, f"every {size} samples (inferred)") for size in range(2, total // 2 + 1)]
     if total >= FEWEST_ALONE:
         found.append((np.arange(total) == 0, "all samples in one (inferred)"))

@@ -14,6 +14,7 @@ from replay_core import pages
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, TensorRef
 from replay_core.samples.batch import Batch, places_of
+from replay_core.samples.padding import among
 
 Array = NDArray[Any]
 
@@ -140,7 +141,7 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
     if not other.padding_known:
         # Rows of unknown padding: each is a sample of the spine, and one id around it.
         samples = [spine.tokens(sample) for sample in range(len(spine))]
-        told = [part if part.padding_known else part.among(samples) for part in other.parts]
+        told = [part if part.padding_known else among(part, samples) for part in other.parts]
         if None in told:
             return None
         other.parts = [part for part in told if part is not None]

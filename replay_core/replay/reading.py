@@ -15,6 +15,7 @@ from replay_core.records import Record, RecordKey, Run, Selection, TensorRef
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.plan import ReplayPlan
 from replay_core.samples.batch import Batch
+from replay_core.samples.padding import among
 
 #: Where several records of one micro-batch hold input_ids, the one nearest to the forward pass is taken.
 _STAGES_BY_NEARNESS = (
@@ -163,7 +164,7 @@ def _samples(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
     for record in _wholes(run, records[0].key):
         with suppress(RldbgError):
             known = Batch(record, record.tensors())
-            told = samples.among(known.contents or ()) if known.padding_known else None
+            told = among(samples, known.contents or ()) if known.padding_known else None
             if told is not None:
                 return told, f"no attention_mask is recorded: padding is told from the tokens of {record.path.name}"
     raise DumpError(

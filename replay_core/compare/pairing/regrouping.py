@@ -15,6 +15,7 @@ from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.records import Record, RecordKey
 from replay_core.samples.batch import Batch, batch_of
+from replay_core.samples.padding import trimmed
 
 
 @dataclass(slots=True)
@@ -135,10 +136,10 @@ def _trim(left: list[Side], right: list[Side]) -> None:
     """Leave out runs of padding that no mask names, where more samples are then the same."""
     both = [*left, *right]
     mains = [side.main for side in both]
-    trimmed = [batch.trimmed() if batch is not None else None for batch in mains]
-    if not any(trimmed):
+    narrowed = [trimmed(batch) if batch is not None else None for batch in mains]
+    if not any(narrowed):
         return
-    tried = [new or old for new, old in zip(trimmed, mains, strict=True)]
+    tried = [new or old for new, old in zip(narrowed, mains, strict=True)]
 
     def shared(batches: list[Batch | None]) -> int:
         said = [[digest for batch in part if batch is not None for digest in batch.digests or ()]
@@ -147,7 +148,7 @@ def _trim(left: list[Side], right: list[Side]) -> None:
 
     if shared(tried) <= shared(mains):
         return
-    for side, old, new in zip(both, mains, trimmed, strict=True):
+    for side, old, new in zip(both, mains, narrowed, strict=True):
         if old is not None and new is not None:
             side.relay(old, new)
 

@@ -13,17 +13,9 @@ from replay_core.diagnose.stating import finding, shown
 
 #: D32: static, then with dynamic lengths, is normal: one recompile per function.
 NORMAL_RECOMPILES = 1
-
-
 _FUNCTION = re.compile(r"Recompiling function (\S+) in (\S+)")
-
-
 _LIMIT = re.compile(r"hit config\.(\w+)(?: \((\d+)\))?")
-
-
 _ITEM = re.compile(r"\.item\(\)|aten\._local_scalar_dense|data.dependent", re.IGNORECASE)
-
-
 _UNPAD = re.compile(r"unpad|flash|varlen|max_seqlen|cu_seq", re.IGNORECASE)
 
 

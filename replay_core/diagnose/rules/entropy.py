@@ -11,8 +11,6 @@ from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding
 
 ENTROPY_MIN = 0.05
-
-
 ENTROPY_GROWTH = 2.0
 
 

@@ -25,13 +25,9 @@ from replay_core.objectives import policy_loss, reductions
 
 #: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
 CLOSE, FLOOR = 1e-4, 1e-6
-
-
 #: How many times the weight of another a token may have through its micro-batch's own denominator. Micro-batches of
 #: genuine runs lie within 1.6.
 UNEVEN = 3.0
-
-
 #: A displayed loss below this is "0.0000".
 ZERO = 1e-4
 

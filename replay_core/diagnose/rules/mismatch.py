@@ -23,8 +23,6 @@ from replay_core.diagnose.stating import finding, listed, look_at, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
 _TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
-
-
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
 

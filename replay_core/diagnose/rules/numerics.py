@@ -23,8 +23,6 @@ from replay_core.records import Record, TensorRef
 
 #: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
 _EXPECTED = ("mask", "ids", "positions", "layout", "note")
-
-
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 

@@ -19,8 +19,6 @@ from replay_core.objectives import policy_loss
 
 #: |ratio - 1| that two forwards of one model explain, by the precision they ran in.
 SAME_FP32, SAME_BF16 = 1e-3, 0.02
-
-
 #: verl and miles: largest ratio, share of clipped tokens, effective sample size.
 LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
 

@@ -20,17 +20,11 @@ from replay_core.objectives import kl
 
 #: Policy and reference are one model before the first update: from here on the difference is no kernel's.
 MOVED = 1e-4
-
-
 #: What no resumed run explains: about 0.8 per token is another chat template; above 1 another model.
 OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
 #: A KL that later mini-batches of the first step explain: a k3 of 1e-2 is a mean |policy - ref| of about 0.14.
 UPDATED = 1e-2
-
-
 K3_FLOOR = -1e-6
-
-
 #: Steps of a k1 mean before its sign means anything, and the share of them that must be negative.
 K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
 

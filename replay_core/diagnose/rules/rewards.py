@@ -17,8 +17,6 @@ from replay_core.diagnose.stating import finding, look_at, share, shown
 
 #: A spread this small beside the rewards themselves is rounding: rewards are stored as float32.
 EQUAL = 1e-6
-
-
 #: Share of groups without a spread from which the batch is mostly wasted (miles advisory).
 MOSTLY = 0.5
 

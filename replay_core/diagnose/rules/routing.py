@@ -22,8 +22,6 @@ ROUTING = (
     "routing_matrices",
     "train_routed_experts",
 )
-
-
 #: Share of tokens that may differ (Megatron-LM#4168: 10 % of routers, 94 % of tokens is the bug).
 DIFFER = 0.05
 

@@ -15,8 +15,6 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
-
-
 _LIMITS = ("max_staleness", "max_head_offpolicyness", "max_off_policy_steps")
 
 

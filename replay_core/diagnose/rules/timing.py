@@ -14,20 +14,12 @@ from replay_core.diagnose.stating import finding, shown
 
 #: D37: a phase over that many of its own medians stalls (miles advisory).
 STALL = 6.0
-
-
 #: A step that a stall lengthens by less than this is not worth a word: short phases jitter by any factor.
 _SHARE = 0.25
-
-
 #: D37: the longest response over the mean one, from which on the step waits for it.
 TAIL = 3.0
-
-
 #: D37: how much longer the last quarter takes than the first half, to be a regression.
 SLOWER = 1.5
-
-
 _NEXT = "rldbg replay DUMP --compile inductor times compilation apart from steady steps"
 
 

@@ -18,16 +18,10 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: Share of cut-off responses worth saying (miles advisory).
 MANY = 0.25
-
-
 #: Fewer responses than this all being cut off is chance.
 FEWEST = 4
-
-
 #: One token being more than this of everything written is no language.
 DEGENERATE = 0.5
-
-
 #: Mean length below which a share of one token says nothing: `yes <end>` is half end.
 LONG_ENOUGH = 8
 

@@ -9,6 +9,7 @@ import pytest
 
 from replay_core.records import Inline, TensorRef
 from replay_core.samples.batch import Batch
+from replay_core.samples.padding import among
 from tests.builders import record_with, samples_with
 
 
@@ -76,5 +77,5 @@ def test_a_tensor_without_tokens_has_no_values_per_token() -> None:
 def test_rows_that_are_not_one_sample_and_one_padding_id_tell_no_padding(row: list[int]) -> None:
     grid = samples_with(input_ids=[row])
     assert not grid.padding_known
-    assert grid.among([np.array([11, 12])]) is None
-    assert samples_with(input_ids=[[9, 9, 11, 12]]).among([np.array([11, 12])]) is not None
+    assert among(grid, [np.array([11, 12])]) is None
+    assert among(samples_with(input_ids=[[9, 9, 11, 12]]), [np.array([11, 12])]) is not None
