@@ -128,7 +128,7 @@ def test_a_sample_without_tokens_has_no_worst_one():
     assert "AGREES" in replay_report(document)
     leaking = copy.deepcopy(document)
     leaking["cells"][1]["agreement"] = {
-        "agrees": False, "counts": None,
+        "agrees": False, "counts": None, "off": [],
         "first_divergence": {"name": "x", "a_key": None, "b_key": None, "verdict": "DIFF", "index": None, "a": 1.0,
                              "b": 2.0, "metrics": None, "origin": None, "why": "so", "note": None, "around": None},
     }  # fmt: skip
