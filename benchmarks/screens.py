@@ -69,7 +69,7 @@ async def replayed(self):
     for number in itertools.count():
         plan = {"dump": dump, "step": 0, "rank": 0, "micro": 0, "model": "random:llama-tiny"}
         plan["out"] = f"{cells}/{number}"
-        cell = await self.engine.run(Job("replay_cell", {"plan": plan}), self.session._on_event)
+        cell = await self.engine.run(Job("replay_cell", {"plan": plan}), self.session.errands.take)
         ran.append(cell["outcome"])
 Driver.process_message, App._display, PaneLayout.do_move, app.RldbgApp._begin = processed, displayed, moved, begun
 code = cli.run([a, b])

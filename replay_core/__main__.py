@@ -17,16 +17,15 @@ import os
 import queue
 import signal
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from replay_core.errors import JobCancelledError, RldbgError, missing_library
+from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.executors import wire
-from replay_core.jobs import COORDINATING_JOBS, Answer, Event, Job, OnEvent, event_to_mapping
+from replay_core.executors.in_process import unexpected
+from replay_core.jobs import Answer, Event, Job, OnEvent, event_to_mapping, is_coordinating
 
 Perform = Callable[[Job, OnEvent], Answer]
 
@@ -126,7 +125,7 @@ class _Loop:
         except RldbgError as error:
             line = wire.encode({"id": number, "error": error.to_mapping()})
         except BaseException as error:
-            line = wire.encode({"id": number, "error": _unexpected(job, error).to_mapping()})
+            line = wire.encode({"id": number, "error": unexpected(job, error).to_mapping()})
         self._running = None
         self._cancelled.discard(number)
         # The parent delivers what the job printed before it delivers the answer.
@@ -163,7 +162,7 @@ class _Loop:
 @contextlib.contextmanager
 def _samples(job: Job, on_event: OnEvent) -> Any:
     # Who coordinates has nothing to weigh: its children send samples of their own.
-    if wire.role_of(job) != wire.REPLAYER or job.kind in COORDINATING_JOBS:
+    if wire.role_of(job) != wire.REPLAYER or is_coordinating(job):
         yield
         return
     # Deferred: psutil costs a reader 20 ms and would sample nothing there.
@@ -216,32 +215,6 @@ def _limit_memory() -> None:
 
 def _cancelled(job: Job) -> dict[str, Any]:
     return JobCancelledError(f"{job.kind} was cancelled").to_mapping()
-
-
-def _unexpected(job: Job, error: BaseException) -> RldbgError:
-    if missing := missing_library(error, job.kind):
-        return missing
-    if isinstance(error, MemoryError):
-        hint = "the job asked for more memory than its process may have"
-    else:
-        hint = "where the traceback ends in rldbg and not in the model's own code, please report it with that file"
-    return RldbgError(
-        f"{job.kind} stopped on {type(error).__name__}: {error}",
-        file=_crash_file(job, error),
-        hint=hint,
-    )
-
-
-def _crash_file(job: Job, error: BaseException) -> str | None:
-    """Write the traceback, without the values of variables, where only its owner can read it."""
-    try:
-        descriptor, path = tempfile.mkstemp(prefix=f"rldbg-crash-{job.kind}-", suffix=".txt")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"job {job.kind}\n")
-            file.writelines(traceback.format_exception(type(error), error, error.__traceback__))
-    except OSError:
-        return None
-    return path
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
 from replay_core.documents.parts import SCHEMA_VERSION
-from replay_core.dumps import open_run
 from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Answer, Job, OnEvent, Partial, ignore
+from replay_core.jobs import Answer, Job, OnEvent, Partial, ignore, is_coordinating
 from replay_core.records import RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
-    from replay_core.documents.replay import ReplayDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.parity.sides import CriticAnswer
@@ -141,10 +139,6 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
     )
     if rows is not None:
         doc["tensors"] = rows.whole(doc["tensors"])
-    if params.get("final_hidden"):
-        from replay_core.replay.segments import segments
-
-        doc["segments"] = clean(segments(open_run(a), open_run(b), str(params["final_hidden"])))
     return doc
 
 
@@ -231,13 +225,23 @@ class _RowStream:
         return []
 
 
-def _replay_job(params: dict[str, Any], on_event: OnEvent) -> ReplayDocument:
-    from replay_core.executors.child import ChildRunner
+#: What a replay may be asked for beside its plan.
+_ASKED = ("matrix", "models", "against", "twice", "is_warm")
+#: How long a cell of a matrix may take: a model that never returns must not hold up the others.
+CELL_LIMIT_S = 1800.0
 
-    with ChildRunner(warm=params.get("matrix") is None) as runner:
-        return workbench.replay(
-            dict(params["plan"]), Path(params["out"]), runner, on_event, matrix=params.get("matrix")
-        )
+
+def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+    """One setting runs in this process, which stays warm; every cell of a matrix in a fresh child."""
+    from replay_core.executors.child import ChildRunner
+    from replay_core.executors.in_process import InProcess
+
+    asked = {name: params[name] for name in _ASKED if params.get(name) is not None}
+    plan, out = dict(params["plan"]), Path(params["out"])
+    if not is_coordinating(Job("replay", params)):
+        return workbench.replay(plan, out, InProcess(perform), on_event, is_held=True, **asked)
+    with ChildRunner(warm=bool(asked.get("is_warm")), time_limit_s=CELL_LIMIT_S) as runner:
+        return workbench.replay(plan, out, runner, on_event, **asked)
 
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 if TYPE_CHECKING:
     from replay_core.documents.comparison import FirstSaid, PairEntry
     from replay_core.documents.diagnosis import SeriesEntry
-    from replay_core.documents.parts import Untyped
+    from replay_core.documents.replay import CellEntry
 
 Document: TypeAlias = Any
 
@@ -27,8 +27,6 @@ READER_JOBS = (
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
 BACKGROUND_JOBS = ("diagnose", "explain")
 REPLAYER_JOBS = ("replay_cell", "demo_train", "replay", "critic", "parity")
-#: Of the latter, those that hand their work to children of their own.
-COORDINATING_JOBS = ("replay", "parity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,11 @@ class Job:
 
     kind: str
     params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_coordinating(job: Job) -> bool:
+    """Whether a replayer hands the work to children of its own: a fresh one for every cell of a matrix or critic."""
+    return job.kind == "parity" or (job.kind == "replay" and job.params.get("matrix") is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,7 @@ class Piece(TypedDict, total=False):
     rows: list[PairEntry]
     tensors: list[PairEntry]
     series: list[SeriesEntry]
-    cell: Untyped
-    agrees: bool | None
-    part: str
+    cell: CellEntry
     rewards: list[float]
 
 

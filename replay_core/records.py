@@ -285,6 +285,22 @@ class Record:
         return None
 
 
+def weights_noted(models: Mapping[Any, str], step: int | None) -> tuple[int | None, str] | None:
+    """(step they are noted for, reference) of the weights that a step is replayed with; None where none are noted.
+
+    Its own, else the last before it: what is noted for a step computes the next ones too until others are noted, and
+    a recorder that rotates keeps just these. Else those of every step (None, "*" in a document), else the first after.
+    """
+    noted = {None if known in (None, "*") else int(known): reference for known, reference in models.items()}
+    numbers = sorted(known for known in noted if known is not None)
+    before = [known for known in numbers if step is not None and known <= step]
+    if before:
+        return before[-1], noted[before[-1]]
+    if None in noted:
+        return None, noted[None]
+    return (numbers[0], noted[numbers[0]]) if numbers else None
+
+
 @dataclass(slots=True)
 class Run:
     """Every record of one dump, sorted by key, with what is wrong and what was inferred."""

@@ -23,7 +23,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import OnEvent, Progress, Runner, ignore
+from replay_core.jobs import OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ def compare_dumps(
     more_a: Sequence[Path] = (),
     more_b: Sequence[Path] = (),
     promised: dict[str, int | None] | None = None,
+    explain: str | None = None,
     **selection: Selection | str | None,
 ) -> ComparisonDocument:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
@@ -162,6 +163,7 @@ def compare_dumps(
         map_file: the user's own names, `name in a = name in b` a line.
         tolerance_file: the user's own limits by name (`compare/tolerance.py`).
         atol, rtol: every |d| <= atol + rtol |a| instead of any other limit for floats.
+        explain: of tensors of this name, also every rule that was asked.
         summarised: also what NexRL's script reports; None: where either dump is NexRL's.
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
         scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A.
@@ -174,6 +176,7 @@ def compare_dumps(
         RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
+    from replay_core.compare.judging.judgement import asked
     from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
     from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
@@ -206,7 +209,11 @@ def compare_dumps(
     if scope_b is None:
         state_scope(compared, promised or {}, records_a or run_a.records, records_b or run_b.records)
     _latest[:] = [compared]
-    return _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
+    doc = _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
+    for entry, row in zip(doc["tensors"], compared.tensors, strict=False):
+        if explain in (entry["name"], *entry["names"]) and row.figures is not None and row.context is not None:
+            entry["rules"] = clean(asked(row.figures, row.context, tolerances))
+    return doc
 
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
@@ -374,20 +381,37 @@ def subject(pointed: PointedTensor) -> Subject:
     return Subject.find(run, find_record(run, RecordKey.from_mapping(pointed["key"])), str(pointed["name"]))
 
 
-def replay(plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any) -> ReplayDocument:
+def replay(
+    plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, *, is_held: bool = False, **asked: Any
+) -> ReplayDocument:
     """A replay document: the reference, the padded batch and the asked-for cell, compared.
 
-    `asked` are the parts of `replay.request.Request`: matrix, models, against, twice, is_warm.
+    Args:
+        plan: a `ReplayPlan` as a mapping; of `step`, `rank` and `micro`, what is absent or None is the first there is.
+        on_event: also hears of every cell as soon as it is judged: `{"cell": ...}`, as the document will hold it.
+        is_held: what earlier replays of this process ran beside what they asked for need not run again.
+        asked: the parts of `replay.request.ReplayRequest`: matrix, models, against, twice, is_warm.
 
     Raises:
         RldbgError: the request is wrong (record, model, flags), so that no cell can run.
     """
-    from replay_core.export.replays import replay_document
+    from replay_core.export.replays import cell_entry, replay_document
+    from replay_core.replay.kept import KEPT
     from replay_core.replay.plan import ReplayPlan
-    from replay_core.replay.request import Request, answer
+    from replay_core.replay.request import ReplayRequest, answer, micro_batch
 
-    whole = ReplayPlan.from_mapping({**plan, "out": str(out)})
-    return replay_document(whole, answer(whole, Request(**asked), out, runner, on_event))
+    run = open_run(Path(plan["dump"]))
+    whole = ReplayPlan.from_mapping({**plan, **micro_batch(run, plan), "out": str(out)})
+    replayed = answer(
+        whole,
+        ReplayRequest(**asked),
+        run,
+        runner,
+        on_event,
+        lambda result: on_event(Partial({"cell": clean(cell_entry(result))})),
+        KEPT if is_held else None,
+    )
+    return replay_document(whole, replayed)
 
 
 def parity(

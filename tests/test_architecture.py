@@ -47,7 +47,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
-    ("tensor_rows", "flag_choices", "parity_view", "tolerance", "health", "live", "trend_rows", "digests"),
+    ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells"),
     ("terminal", "settings", "collecting"),
     ("format", "paths", "actions"),
 )

@@ -85,7 +85,7 @@ def test_the_wheel_holds_code_themes_styles_and_nothing_else(wheel: Path):
         f"rldbg-{replay_core.__version__}.dist-info",
         "rldbg_record.pth",
     }
-    assert not [name for name in names if "__pycache__" in name or "test" in name]
+    assert not [name for name in names if {"__pycache__", "tests"} & set(name.split("/"))]
 
 
 def test_the_wheel_holds_every_file_that_is_not_code(wheel: Path):
@@ -203,3 +203,11 @@ def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
     )  # fmt: skip
     assert ("2 model calls, 2 losses, 2 steps" in said.stderr) is asked
     assert (tmp_path / "dump" / "manifest.json").exists() is asked
+
+
+def test_the_version_stands_in_one_place_and_the_wheel_has_it_and_its_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (about,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    assert f"\nVersion: {replay_core.__version__}\n" in about
+    assert {"replay_core/py.typed", "tui_debugger/py.typed"} <= set(names)

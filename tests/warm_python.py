@@ -95,7 +95,7 @@ def _serve(path: str) -> tuple[list[str], dict[str, Any]] | None:
         listening.listen()
         os.write(1, b"ready\n")
         while True:
-            ready, _, _ = select.select([listening, 0], [], [])
+            ready, _, _ = select.select([listening.fileno(), 0], [], [])
             if 0 in ready:  # whoever started us is gone
                 return None
             connection, _ = listening.accept()
@@ -122,10 +122,10 @@ def _keep(connection: socket.socket) -> tuple[list[str], dict[str, Any]] | None:
         return request["words"], request
     for stream in (*streams, 0, 1, 2):
         os.close(stream)
-    ended = os.pidfd_open(script)
+    ended, asked = os.pidfd_open(script), connection.fileno()
     while True:
-        ready, _, _ = select.select([connection, ended], [], [])
-        if connection in ready:
+        ready, _, _ = select.select([asked, ended], [], [])
+        if asked in ready:
             got = connection.recv(1)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(script, got[0] if got else signal.SIGKILL)

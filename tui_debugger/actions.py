@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from replay_core.replay.flags import FLAGS, IN_PANE
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -103,23 +105,6 @@ PARITY_PARTS = {
 _TRENDS = ("trends",)
 _DIAG = ("debugger", "trends")
 
-#: The flags of a replay: name, key, what the key does.
-_FLAG_KEYS = (
-    ("attention", "a", "attention", "next attention implementation"),
-    ("compile", "x", "compile", "torch.compile: off, aot_eager, inductor"),
-    ("dynamic", "X", "dynamic", "shapes of compiled code: auto, on, off"),
-    ("packing", "p", "packing", "packing on or off"),
-    ("block_mask", "b", "block mask", "block mask on, or off: packed rows then leak"),
-    ("dtype", "t", "dtype", "next dtype"),
-    ("rows_per_forward", "w", "rows at once", "all rows in one forward, or one by one"),
-    ("deterministic", "D", "deterministic", "deterministic algorithms on or off"),
-    ("gradient_checkpointing", "K", "grad ckpt", "gradient checkpointing on or off"),
-    ("use_cache", "U", "use_cache", "use_cache on or off"),
-    ("mode", "T", "mode", "eval, or train: the model's dropout applies"),
-    ("logits", "L", "logits", "logits in chunks, or whole as many trainers hold them"),
-    ("device", "V", "device", "cpu or cuda"),
-)
-
 ACTIONS: tuple[Action, ...] = (
     Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1),
     Action("diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 2, argument="next"),
@@ -161,7 +146,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("cancel", ("ctrl+c",), "cancel", "cancel the running job", RUN, screens=_ALL),
     Action("run_matrix", ("r",), "run", "run the matrix", RUN, 1, screens=_MATRIX),
     Action("axes", ("a",), "axes", "choose the axes of the matrix", RUN, 2, screens=_MATRIX),
-    *(Action("flag", (key,), label, text, SETTINGS, argument=name) for name, key, label, text in _FLAG_KEYS),
+    *(
+        Action("flag", (flag.key,), flag.label, flag.told, SETTINGS, argument=name)
+        for name, flag in ((name, FLAGS[name]) for name in IN_PANE)
+    ),
     *(
         Action("pane", (str(i),), PANE_TITLES[name], f"go to {PANE_TITLES[name]}", MOVE, argument=name)
         for i, name in enumerate(PANES, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tui_debugger import format as fmt
+from tui_debugger.cells import label, recording_parts
 from tui_debugger.state import State
 
 #: What can be done with a dump of which nothing is compared yet.
@@ -31,7 +32,7 @@ def answer_of(state: State) -> fmt.Answer:
             answer.notes[0] = f"saved {state.comparison['created']} · {answer.notes[0]}"
             if only:
                 answer.facts.append(f"only {only}")
-        return _of_every_step(answer, state)
+        return _of_every_step(_of_replay(answer, state), state)
     if state.busy:
         return fmt.Answer("RUN", "muted", str(state.busy), [], [_done_so_far(state), "ctrl+c cancels"])
     if state.trouble:
@@ -67,6 +68,34 @@ def answer_of(state: State) -> fmt.Answer:
     if note:
         notes[0] = f"{note} · {notes[0]}"
     return fmt.Answer("READY", "muted", keys, [], notes)
+
+
+def _of_replay(answer: fmt.Answer, state: State) -> fmt.Answer:
+    """With what the replay says beyond the tensors of its cell: samples that are off and why, the padded batch beside
+    it, the recording. Limits of the user's own judge the tensors, and those alone."""
+    shown = state.cell
+    if shown is None or not state.tolerance.is_table:
+        return answer
+    found = [_apart(shown)]
+    if shown in state.cells and state.replayed is not None:
+        beside = [cell for cell in state.cells if cell["part"] == "control" and cell is not shown]
+        found += [f"{label(cell)} as well: {said}" for cell in beside if (said := _apart(cell))]
+        found.append(recording_parts(state.replayed))
+    found = [fmt.safe(said) for said in found if said]
+    if answer.token == "first" or not found:
+        return replace(answer, notes=[*answer.notes, *found])
+    return fmt.Answer("DIFF", "first", found[0], answer.facts, [*answer.notes, *found[1:]], is_claim=True)
+
+
+def _apart(cell: Mapping[str, Any]) -> str:
+    """Why a cell disagrees with each row alone, where the samples tell; empty where it does not disagree."""
+    agreement, cause = cell["agreement"], cell.get("cause")
+    if agreement["agrees"] is not False:
+        return ""
+    if cause:
+        return f"{cause['kind']}: {cause['sentence']}"
+    off = ", ".join(map(str, agreement["off"]))
+    return f"samples {off} are off, each held to its row alone" if off else ""
 
 
 def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:

@@ -43,7 +43,7 @@ class RldbgApp(App[None]):
         engine: who runs the jobs; the children of this process unless a test brings its own.
         listed: A's run document, when the caller has already listed its names.
         peeked: steps that A's file names speak of, shown until A is listed.
-        parity: two critics to hold against each other at once, as `Session.parity` takes them.
+        parity: two critics to hold against each other at once, as `Parities.run` takes them.
         more: the other directories of A's run.
         follow: look at A again and again while it is written, from its newest step on.
         settings: the user's own; read from config.toml otherwise.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from replay_core.executors import wire
 from replay_core.executors.async_child import AsyncChild
-from replay_core.jobs import BACKGROUND_JOBS, COORDINATING_JOBS, Document, Job, OnEvent, ignore
+from replay_core.jobs import BACKGROUND_JOBS, Document, Job, OnEvent, ignore, is_coordinating
 
 
 class Engine(Protocol):
@@ -45,7 +45,7 @@ class ChildEngine:
         await self._reader.start()
 
     async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
-        if job.kind in COORDINATING_JOBS:
+        if is_coordinating(job):
             await self._replayer.stop()
             return await self._coordinator.run(job, on_event)
         if job.kind in BACKGROUND_JOBS:

@@ -169,46 +169,7 @@ def documents(state: State, *, findings: bool = False) -> list[Document]:
         return [*([] if shown is None or "schema_version" not in shown else [shown]), *matrix, *diagnosis]
     if matrix:
         return [state.comparison, *matrix]
-    return [state.comparison, replay_document(state)] if state.cells else [state.comparison]
-
-
-#: What a cell of a replay document has, and a replay of the screen does not look for.
-_UNSAID: Document = {
-    **dict.fromkeys(("cause", "toggles", "same_as", "recorded_training", "recorded_params", "log", "key", "segments")),
-    "recorded": [],
-}
-_AGREEMENT: Document = {"agrees": None, "first_divergence": None, "counts": None, "off": []}
-_TIME = ("load_s", "compile_s", "steady_s", "forward_s", "backward_s")
-_MEMORY = ("peak_mib", "forecast_logits_mib")
-
-
-def _whole_cell(cell: Mapping[str, Any], number: int) -> Document:
-    """A cell as the schema has it: a replay of the screen is two cells that were asked for one by one."""
-    said = {name: value for name, value in cell.items() if name != "hashes"}  # a line per tensor, for comparing alone
-    figures = {
-        part: None if (given := cell.get(part)) is None else {name: given.get(name) for name in names}
-        for part, names in (("time", _TIME), ("memory", _MEMORY))
-    }
-    agreement = {**_AGREEMENT, **(cell.get("agreement") or {})}
-    part = {"part": "cell" if number else "reference"}
-    return {**_UNSAID, **part, **said, **figures, "agreement": agreement, "asked": number > 0}
-
-
-def replay_document(state: State) -> Document:
-    """The cells of the last replay as one document; the first, each row alone, is the baseline."""
-    head = {k: v for k, v in (state.comparison or {}).items() if k in ("schema_version", "tool", "created")}
-    cells = [_whole_cell(cell.document, number) for number, cell in enumerate(state.cells)]
-    notes = list(dict.fromkeys(note for cell in state.cells for note in cell.document.get("notes") or []))
-    # What only `rldbg replay` looks for.
-    rest: Document = {
-        "matrix": None,
-        "recording": None,
-        "floors": {},
-        "determinism": None,
-        "ranking": None,
-        "is_warm": False,
-    }
-    return {**head, "kind": "replay", "baseline": 0, "plan": state.plan, "cells": cells, **rest, "notes": notes}
+    return [state.comparison, state.replayed] if state.replayed is not None else [state.comparison]
 
 
 def write_each(folder: Path, documents: Iterable[Document]) -> list[Path]:

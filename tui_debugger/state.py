@@ -17,9 +17,9 @@ from replay_core.documents.comparison import ComparisonDocument, FirstSaid
 from replay_core.documents.record import RecordDocument
 from replay_core.documents.run import RunDocument
 from replay_core.jobs import Document, Sample
-from replay_core.replay.flags import MATRIX
+from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
-from tui_debugger.flag_choices import default_flags
+from tui_debugger.cells import dump_beside
 from tui_debugger.health import Health
 from tui_debugger.live import LiveRun
 from tui_debugger.parity_view import ParityView
@@ -68,14 +68,6 @@ class Scope:
 
     def __str__(self) -> str:
         return fmt.scope(self.params())
-
-
-@dataclass(slots=True)
-class Cell:
-    """One replay of this session, as its own document tells it."""
-
-    label: str
-    document: Document
 
 
 @dataclass(slots=True)
@@ -183,7 +175,7 @@ class State:
     sort: str = SORTS[0]
     step_filter: str = ""
     marks: list[Mark] = field(default_factory=list)
-    flags: dict[str, Any] = field(default_factory=default_flags)
+    flags: dict[str, Any] = field(default_factory=lambda: Flags().to_mapping())
     flags_given: frozenset[str] = frozenset()
     """Flags the caller set: opening a dump leaves these as they are."""
     model: str | None = None
@@ -191,9 +183,10 @@ class State:
     """The recording a replay takes its micro-batch from, when it is not A."""
     temperature: float | None = None
     seed: int | None = None
-    plan: dict[str, Any] = field(default_factory=dict)
-    """Of the last replay, as its document holds it."""
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Document] = field(default_factory=list)
+    """Of the last replay, as they end; or the two of a matrix that are compared."""
+    replayed: Document | None = None
+    """The whole document of the last replay."""
     matrix: Matrix = field(default_factory=Matrix)
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -331,6 +324,17 @@ class State:
         return any(mark.kind == kind and mark.name == name for mark in self.marks)
 
     @property
+    def cell(self) -> Document | None:
+        """The cell of a replay whose comparison with its baseline is on the screen."""
+        shown = self.compared or {}
+        for cells in (self.cells, self.matrix.cells):
+            baseline: Document = next((cell for cell in cells if cell.get("part") == "reference"), {})
+            for cell in cells:
+                if cell.get("dump") == shown.get("b") and dump_beside(baseline, cell) == shown.get("a", ""):
+                    return cell
+        return None
+
+    @property
     def is_log(self) -> bool:
         """Whether what is open is lines and curves alone: nothing to compare or to replay, but trends."""
         dialects = set(self.a["dialect"].split(" + ")) if self.a else set()
@@ -346,14 +350,3 @@ class State:
                 if one not in found:
                     found.append(one)
         return found
-
-
-def model_for(document: Mapping[str, Any] | None, step: int | None) -> tuple[str | None, str | None]:
-    """The model to replay a step with, and what must be said when its weights are another step's."""
-    models: Mapping[str, str] = (document or {}).get("models") or {}
-    if not models:
-        return None, None
-    if str(step) in models or "*" in models:
-        return "checkpoint", None
-    key, model = next(iter(models.items()))
-    return model, f"no weights of step {step} were recorded: those of step {key} are used"

@@ -1,6 +1,6 @@
 """Gradients that all share one factor are one finding: a sum where a mean belongs, a loss scale left in.
 
-The factor is held against the ratios the two runs offer (replay.md rule 12).
+The factor is held against the ratios the two runs offer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.judging import structure
+from replay_core.compare.judging import limits, structure
 from replay_core.errors import RldbgError
 from replay_core.records import Record, TensorRef
 
@@ -55,7 +55,7 @@ def _factor(gradients: list[TensorVerdict]) -> float | None:
         1 + row.figures.gain
         for row in gradients
         if row.figures is not None and row.figures.mismatched and row.verdict.value == "DIFF"
-        and structure.explains_gain(row.figures, "bfloat16")
+        and (seen := structure.gain(row.figures)) is not None and seen.value > limits.GAIN_FLOOR["bfloat16"]
     ]  # fmt: skip
     if len(factors) < FEWEST or len(factors) < SHARE * len(gradients):
         return None

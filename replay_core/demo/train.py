@@ -15,6 +15,7 @@ import transformers
 
 from replay_core.demo import faults, task
 from replay_core.demo.policy import Rollout, build_policy, sample, score, score_packed
+from replay_core.documents.replay import PlanEntry
 from replay_core.errors import SelectionError
 from replay_core.jobs import LogLine, OnEvent, Partial, Progress, ignore
 from replay_core.objectives import advantages, kl, policy_loss, reductions
@@ -62,6 +63,8 @@ class TrainedDemo(TypedDict):
     steps: int
     step: int
     micro: int
+    plan: PlanEntry
+    """What is worth a look: the micro-batch packed without the mask between its samples."""
     rewards: list[float]
     reward_first: float
     reward_last: float
@@ -108,6 +111,14 @@ def train_demo(
         "steps": recipe.steps,
         "step": recipe.steps - 1,
         "micro": trainer.most_varied_micro,
+        "plan": {
+            "dump": str(directory),
+            "step": recipe.steps - 1,
+            "rank": 0,
+            "micro": trainer.most_varied_micro,
+            "model": "checkpoint",
+            "flags": {"packing": True, "block_mask": False},
+        },
         "rewards": rewards,
         "reward_first": rewards[0],
         "reward_last": rewards[-1],

@@ -25,7 +25,7 @@ from replay_core.records import Record, Run
 GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id")
 
 
-class Batch(Laid):
+class StepBatch(Laid):
     """The samples of one step (`step`, None where the dump does not say) that share tokens."""
 
     def __init__(
@@ -345,7 +345,7 @@ class Batch(Laid):
 
 
 #: The batch's own words for what a rule may need, and whether it is there.
-WORDS: dict[str, Callable[[Batch], bool]] = {
+WORDS: dict[str, Callable[[StepBatch], bool]] = {
     "tokens": lambda batch: batch.spine.has_tokens,
     "mask": lambda batch: batch.trained_N is not None,
     "group": lambda batch: batch.group_B is not None,
@@ -357,7 +357,7 @@ WORDS: dict[str, Callable[[Batch], bool]] = {
 }
 
 
-def batches_of(step: int | None, records: list[Record], lost: list[str], run: Run | None = None) -> list[Batch]:
+def batches_of(step: int | None, records: list[Record], lost: list[str], run: Run | None = None) -> list[StepBatch]:
     """The batches of a step: samples that share tokens are one. What was rolled out for evaluation is left aside.
 
     lost: takes the records that cannot be read; a step of nothing else has no batch to say so.
@@ -368,7 +368,7 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     batches = []
     for spine, others in joined(sheets):
         own = step if any(part.record.key.step is not None for part in spine.parts) else None
-        batches.append(Batch(step if others else own, spine, others, trained, run))
+        batches.append(StepBatch(step if others else own, spine, others, trained, run))
         repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
         batch.repeated = repeated

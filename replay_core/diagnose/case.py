@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from replay_core.diagnose.batch import Batch, batches_of
+from replay_core.diagnose.batch import StepBatch, batches_of
 from replay_core.records import Record, Run, Selection
 
 
@@ -41,7 +41,7 @@ class Case:
             by_step = {named: by_step[named] + by_step[None]}
         return sorted(by_step.items(), key=lambda item: -1 if item[0] is None else item[0])
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[StepBatch]:
         """One batch after the other; each is forgotten before the next is read."""
         for step, every in self.steps():
             # What was logged holds no samples, and a log of ten thousand steps is not read for them.

@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from replay_core.diagnose import rules as families
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Diagnosis, Finding, Skipped
 from replay_core.diagnose.merging import Chain, merged
@@ -107,7 +107,7 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
     return Diagnosis(tuple(chain().ranked(merged(found))), checked, skipped, tuple(dict.fromkeys(notes)))
 
 
-def _at_step(found: list[Finding], batch: Batch) -> list[Finding]:
+def _at_step(found: list[Finding], batch: StepBatch) -> list[Finding]:
     """The findings, each with the step of the batch that shows it."""
     return [one if one.steps or batch.step is None else replace(one, steps=(batch.step,)) for one in found]
 

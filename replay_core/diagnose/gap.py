@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given
@@ -51,7 +51,7 @@ FEWEST = 8
 class Gap:
     """Rollout against trainer over the tokens of a batch that both say."""
 
-    batch: Batch
+    batch: StepBatch
     rollout: Column
     trainer: Column
     both_N: Array
@@ -184,7 +184,7 @@ class Gap:
         )
 
 
-def gap(batch: Batch) -> Gap:
+def gap(batch: StepBatch) -> Gap:
     """The gap between rollout and trainer.
 
     Raises:
@@ -209,7 +209,7 @@ FEWEST_ALONE = 6
 CLEAN = 0.015
 
 
-def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | None:
+def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] | None:
     """(samples that agree, how packs are known) where mean |d| per sample lies as a leak's does, else None.
 
     Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
@@ -238,7 +238,7 @@ def packed_signature(batch: Batch, by_sample_B: Array) -> tuple[Array, str] | No
     return None
 
 
-def _starts(batch: Batch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
+def _starts(batch: StepBatch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
     """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
     total = len(order)
     recorded_B = batch.pack_B

@@ -2,7 +2,7 @@
 
     @rule("D18", "pad tokens are in the loss", link="masks", scope="batch",
           needs=("tokens", "mask"), explains=("D07", "D19"), source="...")
-    def pads_in_loss(batch: Batch) -> Iterator[Finding]: ...
+    def pads_in_loss(batch: StepBatch) -> Iterator[Finding]: ...
 
 A rule yields findings, or nothing where all is well. One that finds while looking that it cannot judge raises `Skip`.
 One id may be told from a dump and from a log: both stand in one file of `rules/`, beside the thresholds they share.
@@ -20,7 +20,7 @@ from replay_core.diagnose.signal_names import SIGNALS
 from replay_core.dumps.log_events import KINDS
 from replay_core.naming import MEANINGS
 
-#: What a rule is given: one step's samples (`Batch`), the series of one run (`RunLog`), or all there is (`Case`).
+#: What a rule is given: one step's samples (`StepBatch`), the series of one run (`RunLog`), or all there is (`Case`).
 Scope = Literal["batch", "signals", "case"]
 
 #: What `needs` may name, by scope. A log's warnings are events of their own kind.

@@ -103,7 +103,23 @@ class FirstSaid(TypedDict):
     why: str
 
 
-class PairEntry(ElementEntry, RecordPair):
+class RuleEntry(TypedDict):
+    """A rule of docs/tolerances.md that was asked of a pair."""
+
+    id: str
+    value: Number
+    limit: Number | None
+    """null: a person switched it off."""
+
+
+class _Ruled(TypedDict, total=False):
+    rule: RuleEntry | None
+    """The rule that decided; null where nothing had to be weighed."""
+    rules: list[RuleEntry]
+    """Every rule that was asked, where --explain named the tensor."""
+
+
+class PairEntry(ElementEntry, RecordPair, _Ruled):
     """A pair of tensors, judged."""
 
     name: str

@@ -233,9 +233,11 @@ def first_divergence(row: TensorVerdict, origin: str | None, around: Around | No
 def tensor_row(row: TensorVerdict) -> PairEntry:
     """One tensor pair of a comparison."""
     ref_a, ref_b = (None if side is None else side[1] for side in (row.a, row.b))
+    keys, place = _keys(row), _place(row)
     return {
         "name": row.name,
-        **_keys(row),
+        "a_key": keys["a_key"],
+        "b_key": keys["b_key"],
         "names": [None if ref is None else ref.name for ref in (ref_a, ref_b)],
         "verdict": row.verdict.value if row.skipped is None else "skipped",
         "suspect": row.suspect,
@@ -243,8 +245,11 @@ def tensor_row(row: TensorVerdict) -> PairEntry:
         "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
-        **_place(row),
+        "index": place["index"],
+        "a": place["a"],
+        "b": place["b"],
         "reason": row.reason if row.skipped is None else row.skipped,
+        "rule": None if row.rule is None else row.rule.to_mapping(),
         "note": row.note,
     }
 

@@ -63,7 +63,7 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
         **stamp(),
         baseline=replayed.baseline,
         plan=cast(PlanEntry, asked),
-        cells=[_cell(result) for result in results],
+        cells=[cell_entry(result) for result in results],
         matrix=_matrix(replayed),
         recording=cast(RecordingEntry | None, replayed.recording),
         floors=replayed.floors,
@@ -82,7 +82,8 @@ def _matrix(replayed: Replayed) -> MatrixEntry | None:
     return {"axes": axes, "breaking": replayed.breaking, "failing": replayed.failing}
 
 
-def _cell(result: CellResult) -> CellEntry:
+def cell_entry(result: CellResult) -> CellEntry:
+    """A cell of the document; what it does not say is null there."""
     said = {name: value for name, value in result.cell.items() if name not in _PARTS}
     cell = {
         **_UNSAID,

@@ -13,8 +13,7 @@ import numpy as np
 
 from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of
-from replay_core.compare.judging.limits import GAIN_FLOOR
-from replay_core.compare.judging.tolerance import END_TO_END
+from replay_core.compare.judging.limits import GAIN_FLOOR, NOISE, REL_L2
 from replay_core.documents.parity import CauseEntry, ParityCause
 from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values
@@ -246,7 +245,7 @@ def _padding(ev: ValueEvidence) -> Cause:
 def _agreement(ev: ValueEvidence, a: CriticSide, b: CriticSide) -> Cause:
     largest, bitwise = ev.masked.max_abs, ev.masked.max_abs == 0.0
     dtypes = {one for one in (a.said("dtype"), b.said("dtype")) if one}
-    ratio = ev.floor * END_TO_END[ev.dtype].noise / END_TO_END[ev.dtype].bug
+    ratio = ev.floor * NOISE[ev.dtype] / REL_L2["end-to-end"][ev.dtype]
     spread = float(np.hypot(ev.masked.mean_signed or 0.0, ev.masked.residual_rms or 0.0))
     if bitwise or (ev.dtype in ("float32", "float64") and spread <= max(ratio, GAIN_FLOOR["float64"])):
         how = "bitwise equal" if bitwise else f"equal but for {ev.dtype} rounding: at most {largest:.3g} apart"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replay_core.compare.judging.tolerance import END_TO_END
+from replay_core.compare.judging.limits import NOISE, REL_L2
 from replay_core.documents.parity import ParityCause
 from replay_core.parity.evidence import ValueEvidence
 
@@ -49,9 +49,8 @@ def _line(ev: ValueEvidence) -> list[Found]:
 
 
 def _random(ev: ValueEvidence) -> list[Found]:
-    limits = END_TO_END[ev.dtype]
     # One critic against itself: kernels may round rows differently, but nothing accumulated between implementations.
-    smallest = 3 * ev.floor * limits.noise / limits.bug
+    smallest = 3 * ev.floor * NOISE[ev.dtype] / REL_L2["end-to-end"][ev.dtype]
     moving = [(side, *ev.repeats[side]) for side in ev.repeats if ev.repeats[side][1] > smallest]
     if not moving:
         return []

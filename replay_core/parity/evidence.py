@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from replay_core.compare.judging.limits import GAIN_FLOOR
-from replay_core.compare.judging.tolerance import END_TO_END
+from replay_core.compare.judging.limits import GAIN_FLOOR, REL_L2
 from replay_core.dtypes import EPS, coarsest
 from replay_core.parity.correlation import Bools, Floats, Measures, is_constant, line, measure
 from replay_core.parity.values import Ints, Values
@@ -112,12 +111,12 @@ def counting(a: Values, b: Values) -> tuple[Bools, str]:
 
 
 def rounding(a: Floats, dtype: str) -> float:
-    """The rms difference that rounding of one dtype may leave: END_TO_END's bug column times how much values vary, and
-    a few units in the last place of how large they are."""
+    """The rms difference that rounding of one dtype may leave: the end-to-end limit of relative L2 times how much
+    values vary, and a few units in the last place of how large they are."""
     finite = a[np.isfinite(a)]
     if not finite.size:
         return 0.0
-    return END_TO_END[dtype].bug * float(finite.std()) + 2 * EPS[dtype] * rms(finite)
+    return REL_L2["end-to-end"][dtype] * float(finite.std()) + 2 * EPS[dtype] * rms(finite)
 
 
 def rms(values: Floats) -> float:

@@ -36,6 +36,7 @@ from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import Digests, Held, Snapshots
 from replay_core.recorder.writer import append_line, commit
+from replay_core.records import weights_noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,9 +430,8 @@ class Recorder:
         """The weights noted for a step, or for the last step before it."""
         if self._manifest is None:
             return None
-        models: dict[str, str] = self._manifest.read()["models"]
-        before = [int(noted) for noted in models if noted != "*" and int(noted) <= step]
-        return models[str(max(before))] if before else models.get("*")
+        noted = weights_noted(self._manifest.read()["models"], step)
+        return None if noted is None or (noted[0] or 0) > step else noted[1]
 
     def forecast(self, model: Any = None, *, rows: int = 0, tokens: int = 0, micros: int = 1) -> Forecast:
         """What a step will take on disk, before the first byte is written; see `Forecast.of`."""

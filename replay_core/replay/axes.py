@@ -64,10 +64,10 @@ class Axes:
         combinations.sort(key=lambda chosen: len(self.toggled(chosen)))
         return [Flags.from_mapping({**base.to_mapping(), **chosen}) for chosen in combinations]
 
-    def baseline(self, base: Flags) -> Flags:
-        """Each row alone under the first value of every axis."""
+    def baseline(self, base: Flags, recorded: Mapping[str, Any] | None = None) -> Flags:
+        """Each row alone under the first value of every axis; else as it was recorded."""
         first = {name: values[0] for name, values in self.values.items()}
-        return Flags.from_mapping({**base.to_mapping(), **first}).reference()
+        return Flags.from_mapping({**base.to_mapping(), **first}).reference({**(recorded or {}), **first})
 
     def toggled(self, flags: Mapping[str, Any]) -> Toggles:
         """The axes on which a cell leaves the baseline, and what it has there."""

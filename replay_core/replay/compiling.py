@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from replay_core.errors import UnavailableError
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import FLAGS, Flags
 
 #: (backbone, keyword arguments) -> final hidden states.
 Call = Callable[[Any, dict[str, Any]], torch.Tensor]
@@ -101,7 +101,7 @@ class Compiled:
 
 
 def _key(flags: Flags) -> tuple[Any, ...]:
-    return (flags.compile, flags.dynamic, flags.attention, flags.mode, flags.use_cache, flags.gradient_checkpointing)
+    return tuple(getattr(flags, name) for name, flag in FLAGS.items() if flag.recompiles)
 
 
 class Counting:

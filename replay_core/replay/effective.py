@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import FLAGS, Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.twins import CPU_FLASH
@@ -79,18 +79,14 @@ def effective_settings(
     implementation = causal_lm.config._attn_implementation
     dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in causal_lm.parameters()})
     return {
+        # What nothing can be read back of is what was asked for.
+        **{flag.effective: getattr(flags, name) for name, flag in FLAGS.items() if flag.effective},
         "attention": attention,
         "attention_flag": flags.attention,
         "attn_implementation": implementation,
         "dtype": ", ".join(dtypes),
-        "packing": flags.packing,
-        "block_mask": flags.block_mask,
-        "use_cache": flags.use_cache,
-        "compile": flags.compile,
-        "logits": flags.logits,
         "mode": "train" if causal_lm.training else "eval",
         "gradient_checkpointing": model.is_checkpointing and causal_lm.training,
-        "rows_per_forward": flags.rows_per_forward,
         "position_ids": position_rule,
         "temperature": temperature,
         "threads": torch.get_num_threads(),

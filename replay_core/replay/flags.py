@@ -1,13 +1,18 @@
-"""Flags: the settings one replay runs under. Standard library only."""
+"""Flags: the settings one replay runs under. Standard library only.
+
+A flag is one entry here: its default, its values and its `Flag`. The command's options, the flags pane and its keys,
+the axes of a matrix, what a document holds and docs/flags.md follow from it; only what it does to a replay stands
+elsewhere.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from replay_core.dtypes import named
+from replay_core.dtypes import aliases, named
 from replay_core.errors import RequestError
 
 #: `flash` is the best flash attention that is really here: fa4, fa3, fa2, else torch's own flash kernel.
@@ -15,82 +20,170 @@ ATTENTIONS = (
     "eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flex", "fa2", "fa3", "fa4", "flash",
     "own",
 )  # fmt: skip
-DTYPES = ("float32", "bfloat16", "float16")
-DEVICES = ("cpu", "cuda")
-COMPILES = ("off", "aot_eager", "inductor")
-DYNAMICS = ("auto", "on", "off")
-LOGITS = ("chunked", "whole")
-MODES = ("eval", "train")
-ROUTINGS = ("live", "recorded")
-#: Deliberate mistakes, one per way a batch goes wrong: what they look like, and that they are told apart.
-FAULTS = ("none", "boundary", "foreign_key", "no_positions", "padded_mask", "raise", "abort", "hang")
 
-#: The axes of a matrix where none are named: the three toggles of seed 000, each baseline first.
+#: The axes of a matrix where none are named: kernel, compiler and layout, each baseline first.
 MATRIX = "attention=eager,flash compile=off,inductor packing=off,on"
 
-_CHOICES = {
-    "attention": ATTENTIONS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILES, "dynamic": DYNAMICS,
-    "logits": LOGITS, "mode": MODES, "routing": ROUTINGS, "fault": FAULTS,
-}  # fmt: skip
-_SWITCHES = ("packing", "block_mask", "use_cache", "gradient_checkpointing", "deterministic")
-_NUMBERS = ("rows_per_forward", "threads")
 _SWITCH = {
     "on": True, "true": True, "yes": True, "1": True,
     "off": False, "false": False, "no": False, "0": False,
 }  # fmt: skip
+_OFF_ON = (False, True)
+#: What a flag is in the reference, where that is no value of its own: as asked for, or as it was recorded.
+AS_ASKED, AS_RECORDED = object(), object()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What is known of one flag beside its name and default.
+
+    values: what it can be; empty is a number from 1, or None in the word `unset`.
+    help: one sentence for the command's help and docs/flags.md.
+    reference: its value in the reference, or AS_ASKED or AS_RECORDED.
+    effective: the effective setting that says what it really was; None where nothing says so.
+    reloads, recompiles: another value needs the model loaded, or its graph compiled, anew.
+    key, label, told, row: of the flags pane: its key, its name there, what the key does, its line. No key: not there.
+    turns: the values that its key goes through, where those are not `values`.
+    option, bare: its option where that is not the name with dashes; what the option means without a value.
+    phrase: how a setting is told to a person, of `{value}`; empty tells it elsewhere, None by its name.
+    idle: why it changes nothing beside the other flags, or None.
+    is_telling: named in a report whatever it is; None: never.
+    """
+
+    help: str
+    reference: Any
+    effective: str | None
+    values: tuple[Any, ...] = ()
+    unset: str = "all"
+    reloads: bool = False
+    recompiles: bool = False
+    key: str = ""
+    label: str = ""
+    told: str = ""
+    row: int = 0
+    turns: tuple[Any, ...] = ()
+    option: str = ""
+    bare: Any = None
+    phrase: str | None = None
+    idle: Callable[[Flags], str | None] = lambda _flags: None
+    is_telling: bool | None = False
+
+    @property
+    def is_switch(self) -> bool:
+        return len(self.values) == 2 and isinstance(self.values[0], bool)
+
+    @property
+    def expected(self) -> str:
+        """What it can be, for a message."""
+        return "on | off" if self.is_switch else " | ".join(self.values) or f"a number from 1, or {self.unset}"
+
+    def takes(self, value: Any) -> bool:
+        """Whether it can have this value."""
+        if self.values:
+            return value in self.values and isinstance(value, bool) == self.is_switch
+        return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The words a value can be written as, where it is one of several: its values, and what dtypes are called."""
+        return (*self.values, *aliases(*self.values))
+
+
+def _flag(default: Any, help: str, **facts: Any) -> Any:
+    return field(default=default, metadata={"flag": Flag(help, **facts)})
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What is asked of one replay. What really ran is read back (`effective.py`), never assumed from here.
+    """The value of every flag.
 
-    attention: which attention kernel; the `sdpa-…` forms pin one backend of torch's own attention; `own` leaves the
-        one the model comes with (a factory's registered function, say).
-    packing: lay the samples end to end in one row, without padding.
-    dtype: of the weights; the logits are always taken to float32.
-    rows_per_forward: samples per call of the model; None is the whole micro-batch. 1 is **the reference**:
-        each row alone, no padding, positions 0..L-1, no mask, no cache.
-    block_mask: False packs without the mask between samples: the classic leak, for learning what it looks like.
-    threads: CPU threads torch may use; None leaves the process's own number.
-    compile: the backend of torch.compile; aot_eager traces and does not generate code, so it splits Dynamo
-        from inductor.
-    dynamic: whether compiled code takes any shape (torch.compile's own None is `auto`).
-    logits: chunked holds a few rows of logits at once; whole holds all of them, as many trainers do.
-    mode: train applies the model's dropout, seeded.
-    routing: recorded sends each token to the experts that the dump holds for it.
-    use_cache, gradient_checkpointing: as the trainer passes them; both change what a pack sees or costs.
-    deterministic: torch.use_deterministic_algorithms and what belongs to it.
-    fault: a deliberate mistake (`faults.py`), for learning what it looks like and for tests.
+    `rows_per_forward` 1 is **the reference**: each row alone, no padding, positions 0..L-1, no mask, no cache.
+    `block_mask` False packs without the mask between samples, and `fault` is a deliberate mistake (`faults.py`): what a
+    leak looks like, for learning and for tests.
     """
 
-    attention: str = "sdpa"
-    packing: bool = False
-    dtype: str = "float32"
-    rows_per_forward: int | None = None
-    block_mask: bool = True
-    device: str = "cpu"
-    threads: int | None = None
-    compile: str = "off"
-    dynamic: str = "auto"
-    logits: str = "chunked"
-    mode: str = "eval"
-    routing: str = "live"
-    use_cache: bool = False
-    gradient_checkpointing: bool = False
-    deterministic: bool = False
-    fault: str = "none"
+    attention: str = _flag(
+        "sdpa", "Attention kernel; `sdpa-...` pins one backend of torch's own, `own` leaves the model's",
+        values=ATTENTIONS, reference=AS_RECORDED, effective="attention", recompiles=True, is_telling=True, phrase="",
+        key="a", label="attention", told="next attention implementation", row=1,
+    )  # fmt: skip
+    packing: bool = _flag(
+        False, "Lay the samples end to end in one row, without padding", values=_OFF_ON, reference=False,
+        effective="packing", is_telling=True, phrase="", key="p", label="packing", told="packing on or off", row=4,
+    )  # fmt: skip
+    dtype: str = _flag(
+        "float32", "Of the weights; the logits are always taken to float32", values=("float32", "bfloat16", "float16"),
+        reference=AS_ASKED, effective="dtype", reloads=True, is_telling=True, phrase="",
+        key="t", label="dtype", told="next dtype", row=6,
+    )  # fmt: skip
+    rows_per_forward: int | None = _flag(
+        None, "Rows per call of the model; 1 is each row alone", reference=1, effective="rows_per_forward",
+        is_telling=True, phrase="", key="w", label="rows at once", told="all rows in one forward, or one by one", row=7,
+        turns=(None, 1),
+    )  # fmt: skip
+    block_mask: bool = _flag(
+        True, "Pack without the mask between samples: what a leak looks like; for learning, never for use",
+        values=(True, False), reference=True, effective="block_mask", option="--debug-no-block-mask", phrase="",
+        key="b", label="block mask", told="block mask on, or off: packed rows then leak", row=5,
+        idle=lambda flags: None if flags.packing else "only when packing",
+    )  # fmt: skip
+    compile: str = _flag(
+        "off", "Backend of torch.compile; aot_eager traces and generates no code, so it tells Dynamo from inductor",
+        values=("off", "aot_eager", "inductor"), reference="off", effective="compile", recompiles=True, bare="inductor",
+        phrase="", key="x", label="compile", told="torch.compile: off, aot_eager, inductor", row=2,
+    )  # fmt: skip
+    dynamic: str = _flag(
+        "auto", "Shapes that compiled code takes", values=("auto", "on", "off"), reference="auto", effective=None,
+        recompiles=True, phrase="", key="X", label="dynamic", told="shapes of compiled code: auto, on, off", row=3,
+        idle=lambda flags: "only when compiling" if flags.compile == "off" else None,
+    )  # fmt: skip
+    use_cache: bool = _flag(
+        False, "As a trainer that leaves it on", values=_OFF_ON, reference=False, effective="use_cache",
+        recompiles=True, key="U", label="use_cache", told="use_cache on or off", row=10,
+    )  # fmt: skip
+    gradient_checkpointing: bool = _flag(
+        False, "As the trainer does; the library applies it in training only", values=_OFF_ON, reference=False,
+        effective="gradient_checkpointing", recompiles=True, key="K", label="grad ckpt",
+        told="gradient checkpointing on or off", row=9,
+        idle=lambda flags: None if flags.mode == "train" else "only in train mode",
+    )  # fmt: skip
+    deterministic: bool = _flag(
+        False, "torch.use_deterministic_algorithms and what belongs to it", values=_OFF_ON, reference=AS_ASKED,
+        effective=None, key="D", label="deterministic", told="deterministic algorithms on or off", row=8,
+    )  # fmt: skip
+    routing: str = _flag(
+        "live", "Of a mixture's tokens: live, or to the experts that the dump holds for them",
+        values=("live", "recorded"), reference=AS_ASKED, effective="routing", phrase="{value} routing",
+    )  # fmt: skip
+    logits: str = _flag(
+        "chunked", "A few rows of logits at once, or whole as many trainers hold them", values=("chunked", "whole"),
+        reference="chunked", effective="logits", phrase="logits {value}",
+        key="L", label="logits", told="logits in chunks, or whole as many trainers hold them", row=12,
+    )  # fmt: skip
+    mode: str = _flag(
+        "eval", "train applies the model's dropout, seeded", values=("eval", "train"), reference=AS_ASKED,
+        effective="mode", recompiles=True, phrase="{value}",
+        key="T", label="mode", told="eval, or train: the model's dropout applies", row=11,
+    )  # fmt: skip
+    fault: str = _flag(
+        "none", "A deliberate mistake, for learning", reference="none", effective=None, option="--debug-fault",
+        values=("none", "boundary", "foreign_key", "no_positions", "padded_mask", "raise", "abort", "hang"),
+        phrase="fault {value}",
+    )  # fmt: skip
+    device: str = _flag(
+        "cpu", "Where it runs", values=("cpu", "cuda"), reference=AS_ASKED, effective="device", reloads=True,
+        phrase="{value}", key="V", label="device", told="cpu or cuda", row=13,
+    )  # fmt: skip
+    threads: int | None = _flag(
+        None, "CPU threads torch may use; else the process's own number", reference=AS_ASKED, effective="threads",
+        unset="auto", phrase="", is_telling=None,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise _wrong_value(name, getattr(self, name), " | ".join(choices), choices)
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong_value(name, getattr(self, name), "on | off")
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise _wrong_value(name, value, "a number from 1, or all")
+        for name, flag in FLAGS.items():
+            if not flag.takes(getattr(self, name)):
+                choices = () if flag.is_switch else flag.values
+                raise _wrong_value(name, getattr(self, name), flag.expected, choices)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Flags:
@@ -104,7 +197,7 @@ class Flags:
         return cls(**dict(mapping))
 
     def to_mapping(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in FLAGS}
 
     @classmethod
     def parse(cls, settings: str | Iterable[str], base: Flags | None = None) -> Flags:
@@ -128,19 +221,29 @@ class Flags:
         """Whether each sample goes through the model alone."""
         return self.rows_per_forward == 1
 
-    def reference(self) -> Flags:
-        """The same settings with each row alone: what padded and packed are judged against.
+    def reference(self, recorded: Mapping[str, Any] | None = None) -> Flags:
+        """Each row alone: what padded and packed are judged against. `recorded`: the settings that the dump names.
 
-        Never compiled, cached or faulty, so that nothing it is asked about is part of the answer.
+        Never compiled, cached or faulty, so that nothing it is asked about is part of the answer; and in the kernel
+        that was recorded (else the default one), so that another kernel shows what it does.
         """
-        return replace(
-            self, rows_per_forward=1, packing=False, block_mask=True, fault="none", compile="off", dynamic="auto",
-            use_cache=False, gradient_checkpointing=False, logits="chunked",
-        )  # fmt: skip
+        chosen: dict[str, Any] = {}
+        for name, flag in FLAGS.items():
+            if flag.reference is AS_RECORDED:
+                # A kernel of the model's own may be the only one it has.
+                known = (recorded or {}).get(name, DEFAULTS[name])
+                chosen[name] = "own" if getattr(self, name) == "own" else known
+            elif flag.reference is not AS_ASKED:
+                chosen[name] = flag.reference
+        return replace(self, **chosen)
 
     def changed(self) -> dict[str, Any]:
         """The flags that differ from their defaults."""
-        return {name: value for name, value in self.to_mapping().items() if value != _DEFAULTS[name]}
+        return {name: value for name, value in self.to_mapping().items() if value != DEFAULTS[name]}
+
+    def idle(self, name: str) -> str | None:
+        """Why a flag changes nothing beside the others, or None."""
+        return FLAGS[name].idle(self)
 
     def label(self) -> str:
         """The settings for a person: `packed, sdpa, float32`."""
@@ -155,38 +258,62 @@ class Flags:
         parts += [self.attention, self.dtype]
         if self.compile != "off":
             parts.append(self.compile if self.dynamic == "auto" else f"{self.compile} dynamic={self.dynamic}")
-        parts += [name.replace("_", " ") for name in _SWITCHES[2:] if getattr(self, name)]
-        parts += ["recorded routing"] * (self.routing != "live")
-        parts += [f"logits {self.logits}"] * (self.logits != "chunked") + [self.mode] * (self.mode != "eval")
-        if self.fault != "none":
-            parts.append(f"fault {self.fault}")
-        if self.device != "cpu":
-            parts.append(self.device)
+        for name, value in self.changed().items():
+            flag = FLAGS[name]
+            if flag.phrase is None:
+                parts.append(name.replace("_", " ") if flag.is_switch else f"{name} {value}")
+            elif flag.phrase:
+                parts.append(flag.phrase.format(value=value))
         return ", ".join(parts)
 
 
-NAMES = tuple(field.name for field in fields(Flags))
-_DEFAULTS = Flags().to_mapping()
+#: Every flag by its name.
+FLAGS: dict[str, Flag] = {one.name: one.metadata["flag"] for one in fields(Flags)}
+#: Those of the flags pane, line by line.
+IN_PANE = tuple(sorted((name for name, flag in FLAGS.items() if flag.key), key=lambda name: FLAGS[name].row))
+DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Flags)}
+
+
+def settings_asked(flags: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings that a dump or a side of a comparison says it was asked for; empty where it says nothing."""
+    return dict((flags or {}).get("asked", flags or {}))
+
+
+def settings_known(flags: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of the settings a dump names that a flag can have: a trainer may have written others, in its own words."""
+    asked = settings_asked(flags)
+    return {name: asked[name] for name, flag in FLAGS.items() if name in asked and flag.takes(asked[name])}
+
+
+def telling(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that say something to a reader: those always looked for, and those that are not at their default."""
+    return {
+        name: value
+        for name, value in flags.items()
+        if (always := FLAGS[name].is_telling if name in FLAGS else False)
+        or (always is not None and value != DEFAULTS.get(name))
+    }
 
 
 def _value(name: str, text: str) -> Any:
-    if name in _SWITCHES:
+    flag = FLAGS[name]
+    if flag.is_switch:
         if text.lower() not in _SWITCH:
-            raise _wrong_value(name, text, "on | off")
+            raise _wrong_value(name, text, flag.expected)
         return _SWITCH[text.lower()]
-    if name in _NUMBERS:
-        if text.lower() in ("all", "none", "auto"):
-            return None
-        if not text.isdigit():
-            raise _wrong_value(name, text, "a number from 1, or all")
-        return int(text)
-    return named(text) if name == "dtype" else text
+    if flag.values:
+        return named(text)
+    if text.lower() in ("all", "none", "auto"):
+        return None
+    if not text.isdigit():
+        raise _wrong_value(name, text, flag.expected)
+    return int(text)
 
 
 def _known(name: str) -> None:
-    if name not in NAMES:
+    if name not in FLAGS:
         raise RequestError(
-            f"there is no flag {name!r}", expected=", ".join(NAMES), found=name, hint=_nearest(name, NAMES)
+            f"there is no flag {name!r}", expected=", ".join(FLAGS), found=name, hint=_nearest(name, FLAGS)
         )
 
 

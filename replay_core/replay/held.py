@@ -6,15 +6,15 @@ One model at a time: the next replay of another model, dtype, device or seed rep
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 from replay_core.records import Run
-from replay_core.replay import architectures, fit, own_code
+from replay_core.replay import architectures, fit
 from replay_core.replay.batch import MicroBatch
+from replay_core.replay.flags import FLAGS
 from replay_core.replay.model import LoadedModel, load
 from replay_core.replay.plan import ReplayPlan
-from replay_core.replay.references import FACTORY, RANDOM, resolve
+from replay_core.replay.references import RANDOM, edition_of, resolve
 
 
 class Holder:
@@ -47,17 +47,15 @@ class Holder:
 
 
 def _key(plan: ReplayPlan, reference: str, batch: MicroBatch) -> tuple[Any, ...]:
-    common = (reference, plan.flags.dtype, plan.flags.device, plan.step, plan.is_critic, plan.base)
+    loaded = [getattr(plan.flags, name) for name, flag in FLAGS.items() if flag.reloads]
+    common = (reference, *loaded, plan.step, plan.is_critic, plan.base)
     if reference.startswith(RANDOM):
         # Its vocabulary is sized to the batch.
         kind, sizes = architectures.settings(
             reference.removeprefix(RANDOM), batch.largest_id, int(batch.ids_BS.shape[1])
         )
         return (*common, plan.seed, kind, sizes["vocab_size"], sizes["max_position_embeddings"])
-    if reference.startswith(FACTORY):
-        return (*common, plan.forward_path, own_code.edition(plan.forward_path), batch.largest_id)
-    files = sorted(file for file in Path(reference).iterdir() if file.is_file())
-    return (*common, batch.largest_id, *((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+    return (*common, batch.largest_id, edition_of(reference, plan.forward_path))
 
 
 #: The holder of this process: a replayer child answers one job after the other.

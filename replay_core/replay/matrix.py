@@ -5,24 +5,26 @@ No torch here: cells run in children, their dumps are compared like any two dump
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from replay_core.compare import Comparison, compare_runs
-from replay_core.compare.judging.tolerance import END_TO_END
+from replay_core.compare.judging.limits import WORST_ROW
 from replay_core.documents.comparison import SegmentEntry
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
-from replay_core.jobs import Event, Job, LogLine, OnEvent, Partial, Runner, ignore
+from replay_core.jobs import Event, Job, LogLine, OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay import frontier
 from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
+from replay_core.replay.kept import Kept, identity_of
 from replay_core.replay.leak import broken_segments, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
@@ -59,6 +61,8 @@ class CellResult:
     hashes: list[Hashed] | None = None
     #: A verdict that comes from elsewhere than a comparison (the recording's own row).
     agrees: bool | None = None
+    #: The dump that it was held to.
+    held_to: Run | None = None
 
     @property
     def agreement(self) -> bool | None:
@@ -76,6 +80,9 @@ class CellResult:
         return broken_segments(self.segments or [], limit_of(self.cell))
 
 
+OnCell = Callable[[CellResult], None]
+
+
 def _level(result: CellResult) -> str | None:
     """How much of its modules a cell kept: none, full or hash; None where it has no modules or did not run."""
     return (result.cell.get("capture") or {}).get("level")
@@ -83,16 +90,16 @@ def _level(result: CellResult) -> str | None:
 
 def limit_of(cell: dict[str, Any]) -> float:
     """How far a worst token of a cell may be off: relative L2 of the final hidden state."""
-    return END_TO_END[coarsest(cell["flags"]["dtype"])].worst_row
+    return WORST_ROW["end-to-end"][coarsest(cell["flags"]["dtype"])]
 
 
-def cells_for(flags: Flags) -> list[tuple[Flags, str]]:
+def cells_for(flags: Flags, recorded: Mapping[str, Any] | None = None) -> list[tuple[Flags, str]]:
     """The settings to run for a request, baseline first, each with its part in the answer.
 
-    The reference is every row alone. The padded batch is always beside it, so that a wrong padded
-    batch is named as readily as a wrong pack.
+    The reference is every row alone, in the kernel that was recorded. The padded batch is always beside it, so that a
+    wrong padded batch is named as readily as a wrong pack.
     """
-    reference = flags.reference()
+    reference = flags.reference(recorded)
     control = replace(reference, rows_per_forward=None if flags.is_reference else flags.rows_per_forward)
     wanted = [(reference, "reference"), (control, "control"), (flags, "cell")]
     seen: list[tuple[Flags, str]] = []
@@ -106,13 +113,30 @@ def cells_for(flags: Flags) -> list[tuple[Flags, str]]:
 
 
 class Bench:
-    """Runs cells one after the other and keeps their dumps and logs apart under one directory."""
+    """Runs cells one after the other and keeps their dumps and logs apart under one directory.
 
-    def __init__(self, plan: ReplayPlan, out: Path, runner: Runner, on_event: OnEvent = ignore) -> None:
-        self.plan, self.out, self.runner, self.on_event = plan, out, runner, on_event
+    Args:
+        run: the recorded dump; settings: those it names, for the reference.
+        on_cell: hears of every cell as soon as it is judged.
+        kept: the references and controls of earlier requests; None keeps those of this one.
+    """
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        run: Run,
+        out: Path,
+        runner: Runner,
+        on_event: OnEvent = ignore,
+        on_cell: OnCell = lambda _result: None,
+        kept: Kept | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.plan, self.out, self.runner, self.on_event, self.on_cell = plan, out, runner, on_event, on_cell
+        self.recorded, self.settings = run, settings
         self.results: list[CellResult] = []
-        #: The baseline's dumps of windows of modules, by capture pattern.
-        self._windows: dict[str, CellResult] = {}
+        self._kept = Kept() if kept is None else kept
+        self._windows = count(1)
 
     @property
     def baseline(self) -> CellResult:
@@ -126,7 +150,8 @@ class Bench:
         """
         number = len(self.results)
         plan = replace(self.plan.with_flags(flags, str(self.out / f"cell{number}")), **changes)
-        result = self._run(plan, f"cell{number}")
+        # What was asked for is run, whatever was asked before; what stands beside it only where it never was.
+        result = self._once(plan) if part in ("reference", "control") else self._run(plan)
         result.part, result.asked = part, part != "control"
         self.results.append(result)
         if part == "reference" and _level(result) == "hash":
@@ -134,7 +159,7 @@ class Bench:
             self.plan = replace(self.plan, capture_level="hash")
         if part not in ("reference", "model"):
             self._judge(result, plan)
-        self.on_event(Partial({"cell": result.cell, "agrees": result.agreement, "part": part}))
+        self.on_cell(result)
         return result
 
     def take_over(self, flags: Flags, number: int) -> CellResult:
@@ -146,13 +171,14 @@ class Bench:
             cell["notes"].append("flash is torch's own flash kernel here: the flash-attention packages need CUDA")
         result = replace(known, cell=cell, same_as=number)
         self.results.append(result)
-        self.on_event(Partial({"cell": cell, "agrees": result.agreement, "part": "cell"}))
+        self.on_cell(result)
         return result
 
     def _judge(self, result: CellResult, plan: ReplayPlan) -> None:
         baseline = self.baseline
-        if baseline.run is None or result.run is None:
+        if baseline.run is None or result.run is None or result.held_to is baseline.run:
             return
+        result.held_to = baseline.run
         result.comparison = compare_runs(baseline.run, result.run)
         result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
         if _level(result) == "hash":
@@ -178,7 +204,7 @@ class Bench:
             pattern = frontier.exactly(modules)
             near = replace(plan, capture=pattern, capture_level="full", out=f"{plan.out}_window{number}")
             baseline = self._baseline_window(pattern)
-            closer = self._run(near, Path(near.out).name)
+            closer = self._run(near)
             if baseline.run is None or closer.run is None:
                 error = (closer if closer.run is None else baseline).cell["error"]
                 result.cell["notes"].append(
@@ -203,15 +229,12 @@ class Bench:
         baseline = self.baseline
         if baseline.hashes is None:
             plan = self._baseline_plan(capture=self.plan.capture, capture_level="hash", name="hashed")
-            baseline.hashes = self._run(plan, Path(plan.out).name).hashes or []
+            baseline.hashes = self._once(plan).hashes or []
         return baseline.hashes
 
     def _baseline_window(self, pattern: str) -> CellResult:
-        if pattern not in self._windows:
-            number = len(self._windows) + 1
-            plan = self._baseline_plan(capture=pattern, capture_level="full", name=f"window{number}")
-            self._windows[pattern] = self._run(plan, Path(plan.out).name)
-        return self._windows[pattern]
+        name = f"window{next(self._windows)}"
+        return self._once(self._baseline_plan(capture=pattern, capture_level="full", name=name))
 
     def _baseline_plan(self, *, capture: str | None, capture_level: str, name: str) -> ReplayPlan:
         number = self.results.index(self.baseline)
@@ -225,7 +248,7 @@ class Bench:
         packed = plan.flags.packing and not plan.flags.is_reference
         if packed and self.baseline.run is not None:
             again = replace(plan, is_reversed=True, capture="none", out=f"{plan.out}_reversed")
-            reversed_cell = self._run(again, f"{Path(plan.out).name}_reversed")
+            reversed_cell = self._run(again)
             if reversed_cell.run is not None:
                 turned = segments(self.baseline.run, reversed_cell.run, result.cell["final_hidden"])
         return proof(
@@ -244,7 +267,7 @@ class Bench:
             return None
         number = self.results.index(result)
         flags = Flags.from_mapping(result.cell["flags"])
-        again = self._run(self.plan.with_flags(flags, str(self.out / f"cell{number}_again")), f"cell{number}_again")
+        again = self._run(self.plan.with_flags(flags, str(self.out / f"cell{number}_again")))
         if again.run is None:
             return {"cell": number, "equal": None, "first": None, "why": again.cell["error"]["message"], "tensors": 0}
         compared = compare_runs(result.run, again.run, exact=True)
@@ -259,8 +282,18 @@ class Bench:
                 name, why = parting.start, "the digests differ"
         return {"cell": number, "equal": name is None, "first": name, "why": why, "tensors": tensors}
 
-    def _run(self, plan: ReplayPlan, name: str) -> CellResult:
-        path = self.out / "logs" / f"{name}.log"
+    def _once(self, plan: ReplayPlan) -> CellResult:
+        """A cell that need not run again while nothing it depends on has changed."""
+        identity = identity_of(plan, self.recorded)
+        known = self._kept.find(identity)
+        if known is not None:
+            return replace(known)
+        result = self._run(plan)
+        self._kept.keep(identity, result)
+        return result
+
+    def _run(self, plan: ReplayPlan) -> CellResult:
+        path = self.out / "logs" / f"{Path(plan.out).name}.log"
         with CellLog(path) as log:
 
             def on_event(event: Event) -> None:
@@ -346,7 +379,7 @@ def failing(results: Sequence[CellResult]) -> list[dict[str, Any]]:
 def run_axes(bench: Bench, axes: Axes, rows: int) -> None:
     """Run the baseline and every cell the axes span; not what a cell before it already did. `rows`: of the batch."""
     base = bench.plan.flags
-    bench.run(axes.baseline(base), "reference")
+    bench.run(axes.baseline(base, bench.settings), "reference")
     for flags in axes.cells(base):
         cells = [(number, one.cell) for number, one in enumerate(bench.results) if one.part == "cell"]
         same = twin(flags, rows, cells)

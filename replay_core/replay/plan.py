@@ -136,7 +136,3 @@ class ReplayPlan:
     def is_critic(self) -> bool:
         """Whether the model's answer is a value per token and not log-probabilities."""
         return self.role == "critic"
-
-    def reference(self, out: str) -> ReplayPlan:
-        """The same micro-batch with each row alone."""
-        return self.with_flags(self.flags.reference(), out)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare import compare_runs
-from replay_core.compare.judging.verdict import Context, judge
+from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.verdict import Context
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from replay_core.errors import ModelError
-from replay_core.records import Run
+from replay_core.records import Run, weights_noted
 from replay_core.replay import architectures
 from replay_core.replay.plan import ReplayPlan
 
@@ -74,24 +74,34 @@ def resolve(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
 
 
 def _noted(plan: ReplayPlan, run: Run) -> tuple[str, list[str]]:
-    models = run.models
-    for step in (plan.step, None):
-        if step in models:
-            return models[step], []
-    if not models:
+    noted = weights_noted(run.models, plan.step)
+    if noted is None:
         raise ModelError(
             "the dump notes no weights",
             file=str(run.path),
             expected="a checkpoint noted by Recorder.checkpoint or Recorder.note_model",
-            found="none",
+            found="a dump without any",
             hint="name a model: --model DIRECTORY, or --model random:llama-tiny",
         )
-    nearest = min((step for step in models if step is not None), key=lambda step: (abs(step - plan.step), step))
-    note = (
-        f"weights of step {nearest}, batch of step {plan.step}: the dump has no weights of step {plan.step}: "
-        f"those of step {nearest} are used, so numbers will differ"
-    )
-    return models[nearest], [note]
+    step, reference = noted
+    if step in (plan.step, None):
+        return reference, []
+    return reference, [
+        f"weights of step {step}, batch of step {plan.step}: the dump has no weights of step {plan.step}: "
+        f"those of step {step} are used, so numbers will differ"
+    ]
+
+
+def edition_of(reference: str, forward_path: str | None) -> tuple[object, ...]:
+    """What changes when a resolved reference comes to mean other weights: the files of a directory, or its code."""
+    if reference.startswith(RANDOM):
+        return (reference,)
+    if reference.startswith(FACTORY):
+        from replay_core.replay import own_code  # imports torch
+
+        return (reference, forward_path, own_code.edition(forward_path))
+    files = sorted(file for file in Path(reference).iterdir() if file.is_file())
+    return (reference, *((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
 def cached(reference: str) -> Path | None:

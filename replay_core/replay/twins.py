@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import DEFAULTS, FLAGS, Flags
 
 #: The one fused kernel of torch's attention on a CPU: what sdpa picks there and what sdpa-flash pins.
 CPU_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -24,17 +24,12 @@ def normal(flags: Flags, rows: int) -> Flags:
     alone = flags.is_reference or rows < 2
     if flags.is_reference:
         flags = replace(flags, packing=False)
-    if not flags.packing or alone:
+    if alone:
         flags = replace(flags, block_mask=True)
     idle = _IN_PADDING if flags.packing else _IN_PACKS
     if flags.fault in (*idle, *(_IN_PACKS if alone else ()), *(_IN_PADDING if flags.is_reference else ())):
         flags = replace(flags, fault="none")
-    if flags.compile == "off":
-        flags = replace(flags, dynamic="auto")
-    if flags.mode == "eval":
-        # The library checkpoints in training only.
-        flags = replace(flags, gradient_checkpointing=False)
-    return flags
+    return replace(flags, **{name: DEFAULTS[name] for name in FLAGS if flags.idle(name)})
 
 
 def twin(flags: Flags, rows: int, ran: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
@@ -58,6 +53,8 @@ def twin(flags: Flags, rows: int, ran: Sequence[tuple[int, Mapping[str, Any]]]) 
 
 
 def ran_alike(effective: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What two cells that ran must have in common to be one: kernels and settings, and any deliberate mistake."""
+    """What two cells that ran must have in common to be one: kernels, settings, and the flags no setting tells of."""
     settings = {name: value for name, value in effective.items() if name not in _NOT_SETTINGS}
-    return {**settings, "fault": flags["fault"]}
+    asked = Flags.from_mapping(flags)
+    untold = {name: flags[name] for name, flag in FLAGS.items() if flag.effective is None and not asked.idle(name)}
+    return {**settings, **untold}

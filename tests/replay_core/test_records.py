@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,8 +64,9 @@ def test_a_part_a_record_lacks_matches_every_selection_but_the_steps():
 def test_a_number_that_is_nowhere_is_refused_though_other_records_match(asked: dict[str, str]):
     keys = [RecordKey(0, micro, rank) for rank in (0, 1) for micro in (0, 1)]
     run = run_of(*keys, RecordKey(0, 2, 0), RecordKey(0), RecordKey(1))
+    chosen: dict[str, Any] = {part: Selection.parse(text) for part, text in asked.items()}
     with pytest.raises(SelectionError):
-        run.select(**{part: Selection.parse(text) for part, text in asked.items()})
+        run.select(**chosen)
 
 
 def test_a_span_may_reach_beyond_what_there_is():

@@ -86,7 +86,7 @@ async def test_a_next_step_that_replays_is_done_on_the_screen() -> None:
     engine = ScriptedEngine(diagnose=shifted(next_step=command))
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "f", "r")
-        plans = [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
+        plans = [job.params["plan"] for job in engine.jobs if job.kind == "replay"]
         assert plans
         assert {(plan["micro"], plan["temperature"]) for plan in plans} == {(1, 0.61)}
         assert plans[-1]["flags"]["rows_per_forward"] == 1

@@ -11,7 +11,9 @@ from textual.command import CommandList
 
 from replay_core.errors import ChildDiedError, RldbgError, TruncatedError
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
-from tests.tui_debugger.scripted import ScriptedEngine, document
+from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
+from tui_debugger.answer import answer_of
+from tui_debugger.panes.log import LogPane
 from tui_debugger.state import Busy
 
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
@@ -44,33 +46,50 @@ async def test_flags_flip_and_a_replay_shows_the_first_diverging_tensor() -> Non
     engine = ScriptedEngine()
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "b", "r")
-        cells = [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
-        assert [cell["flags"]["packing"] for cell in cells] == [False, True]
-        assert cells[0]["flags"]["rows_per_forward"] == 1
-        assert cells[1]["flags"]["block_mask"] is False
-        assert {"step": 0, "rank": 0, "micro": 0}.items() <= cells[1].items()
-        assert cells[0]["out"] != cells[1]["out"]
+        (plan,) = [job.params["plan"] for job in engine.jobs if job.kind == "replay"]
+        assert (plan["flags"]["packing"], plan["flags"]["block_mask"]) == (True, False)
+        assert {"step": 0, "rank": 0, "micro": 0, "model": "checkpoint"}.items() <= plan.items()
         assert app.session.state.row is not None
         assert app.session.state.row.name == FIRST
-        assert "loading random:llama-tiny" in screen(app)
+        assert "loading random:llama-tiny" in app.debugger.query_one(LogPane).kept
         assert "peak 846 MiB" in screen(app)
 
 
-async def test_the_reference_is_run_once_per_record_model_and_dtype(tmp_path: Path) -> None:
-    reference = {**document("cell_reference"), "dump": str(tmp_path)}
-
-    def cell(job: object) -> dict[str, object]:
-        packed = job.params["plan"]["flags"]["packing"]  # type: ignore[attr-defined]
-        return document("cell_packed") if packed else reference
-
-    engine = ScriptedEngine(replay_cell=cell)
+async def test_what_the_replay_says_beyond_its_tensors_is_answered_first() -> None:
+    """One sample past the limit of a worst token, in tensors that are all CLOSE."""
+    answer = replayed({"packing": True, "dtype": "bfloat16"})
+    cell = answer["cells"][-1]
+    cell["agreement"] = {**cell["agreement"], "agrees": False, "first_divergence": None, "off": [2]}
+    engine = ScriptedEngine(replay=answer, compare=document("comparison_same"))
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
-        await press(app, pilot, "b", "r")
-        assert engine.kinds().count("replay_cell") == 3
-        assert len(app.session.state.cells) == 2
-        await press(app, pilot, "t", "r")
-        assert engine.kinds().count("replay_cell") == 5
+        assert "DIFF  samples 2 are off, each held to its row alone" in screen(app)
+        assert app.session.state.step_verdicts == {0: "DIFF"}
+
+
+async def test_a_recording_and_a_padded_batch_that_disagree_are_said() -> None:
+    answer = replayed({"packing": True})
+    for cell in answer["cells"]:
+        cell["recorded"] = document("matrix")["cells"][6]["recorded"]
+    control = answer["cells"][1]
+    control["agreement"] = {**control["agreement"], "agrees": False}
+    control["cause"] = {"kind": "padding", "sentence": "padded: sample 1 off: tokens see padding"}
+    engine = ScriptedEngine(replay=answer, compare=document("comparison_same"))
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        shown = answer_of(app.session.state)
+        assert shown.where.endswith("as well: padding: padded: sample 1 off: tokens see padding")
+        assert any("log_probs is not what each row alone computes" in note for note in shown.notes)
+
+
+async def test_a_setting_that_cannot_run_is_told_with_its_reason() -> None:
+    answer = replayed({"attention": "fa2"})
+    gone = document("matrix")["cells"][5]
+    answer["cells"][-1] = {**gone, "error": {**gone["error"], "message": "no flash_attn here"}}
+    async with opened(A, engine=ScriptedEngine(replay=answer)) as (app, pilot):
+        await press(app, pilot, "r")
+        assert any("unavailable: no flash_attn here" in toast for toast in toasts(app))
+        assert "ERROR" in screen(app).splitlines()[1]
 
 
 async def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
@@ -78,7 +97,7 @@ async def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
     engine.gate = asyncio.Event()
     async with opened(A, engine=engine) as (app, pilot):
         await pilot.press("r")
-        await until(pilot, lambda: "RUN  replaying reference: each row alone: 0 of 4 rows" in screen(app))
+        await until(pilot, lambda: "RUN  replaying padded, sdpa, float32: 0 of 4 rows" in screen(app))
         await until(pilot, lambda: "host 700 MiB" in screen(app) or "host 740 MiB" in screen(app))
         await pilot.press("q")
         assert app.is_running
@@ -104,7 +123,7 @@ async def test_a_replay_without_a_model_says_which_key_helps() -> None:
         await press(app, pilot, "r")
         assert any("press M" in toast for toast in toasts(app))
         await press(app, pilot, "M", *"random:llama-tiny", "enter", "r")
-        assert engine.kinds().count("replay_cell") == 2
+        assert engine.last("replay").params["plan"]["model"] == "random:llama-tiny"
 
 
 @pytest.mark.parametrize(
@@ -190,8 +209,8 @@ async def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None
     assert kinds == ["comparison", "comparison", "replay", "replay"]
     replay = json.loads(next(in_tmp.glob("rldbg-replay-*.json")).read_text())
     assert replay["baseline"] == 0
-    assert [cell["outcome"] for cell in replay["cells"]] == ["ran", "ran"]
-    assert replay["cells"][1]["agreement"]["agrees"] is False
+    assert [cell["part"] for cell in replay["cells"]] == ["reference", "control", "cell"]
+    assert replay["cells"][-1]["agreement"]["agrees"] is False
 
 
 async def test_names_are_data_and_never_markup() -> None:

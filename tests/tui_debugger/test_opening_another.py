@@ -38,4 +38,4 @@ async def test_a_replay_after_the_demo_is_of_the_run_that_is_open() -> None:
         state = app.session.state
         assert (state.matrix.document, state.matrix.cells, state.cells) == (None, [], [])
         await press(app, pilot, "o", *str(B), "enter", "M", *"random:llama-tiny", "enter", "r")
-        assert engine.last("replay_cell").params["plan"]["dump"] == str(B)
+        assert engine.last("replay").params["plan"]["dump"] == str(B)

@@ -62,7 +62,7 @@ def test_seed_spellings_reach_the_flags(small_dump: Path, tmp_path: Path) -> Non
 
 
 def test_compile_alone_means_inductor() -> None:
-    option = next(one for one in command.params if one.name == "compiled")
+    option = next(one for one in command.params if one.name == "compile")
     assert option.flag_value == "inductor"  # type: ignore[attr-defined]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.color import Color
@@ -48,7 +49,12 @@ GROUNDS = ("background", "panel", "block-cursor-background", "block-cursor-blurr
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "terminal"])
 def test_every_word_can_be_read_on_what_it_stands_on(name: str) -> None:
     theme = next(theme for theme in theming.load_themes()[0] if theme.name == name)
-    colours = {"background": theme.background, "panel": theme.panel, "foreground": theme.foreground, **theme.variables}
+    colours: dict[str, Any] = {
+        "background": theme.background,
+        "panel": theme.panel,
+        "foreground": theme.foreground,
+        **theme.variables,
+    }
     words = [token for token in theming.TOKENS if token != "on-first"] + ["foreground"]
     faint = {
         f"{word} on {ground}": round(ratio, 1)

@@ -34,7 +34,11 @@ _PATH = DumpPath()
 @click.option("--tolerance", "tolerance_file", type=_PATH, help="Your own limits by name: TOML, a [[tolerance]] each.")
 @click.option("--map", "map_file", type=_PATH, help="Your own names: 'name in a = name in b' a line, * for any text.")
 @click.option("--allow-missing", is_flag=True, help="Tensors only one side has do not fail the comparison.")
-@click.option("--explain", metavar="NAME", help="One tensor's sentence and both values, instead of the list.")
+@click.option(
+    "--explain",
+    metavar="NAME",
+    help="One tensor's sentence, both values and the rules that were asked, instead of the list.",
+)
 @click.option("--all", "show_all", is_flag=True, help="List SAME tensors too.")
 @click.option(
     "--jsonl", is_flag=True, help="Print a JSON line per tensor as it is judged, then the rest of the document."
@@ -101,6 +105,7 @@ def command(
     else:
         progress, lines = ProgressLine(), _Lines() if jsonl else None
         options["on_event"] = lines if lines else progress
+        options["explain"] = explain
         options["on_row"] = lines.row if lines else None
         if self_hosted_dir and weaver_dir and remote_api_dir and len(given) == 3:
             doc = workbench.compare_three(self_hosted_dir, weaver_dir, remote_api_dir, summarised=True, **options)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -64,7 +63,7 @@ def command(
             f"in {trained['steps']} steps"
         )
         _say("2/2  replaying one micro-batch: each row alone, padded, and packed without a block mask")
-        doc = workbench.replay(_plan(trained), root / "replay", runner, _tell)
+        doc = workbench.replay(trained["plan"], root / "replay", runner, _tell)
     _say(f"     {time.monotonic() - began:.0f} s in all; recorded in {root}")
     cells = doc["cells"]
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -96,17 +95,6 @@ def _parity(out: Path, *, as_json: bool, output: Path | None) -> int:
         doc = workbench.parity(config_a, config_b, out, runner, _tell)
     _say(f"2/2  their values compared, with and without the padding; {time.monotonic() - began:.0f} s in all, in {out}")
     return finish(doc, parity_report, as_json=as_json, output=output)
-
-
-def _plan(trained: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "dump": trained["dump"],
-        "step": trained["step"],
-        "rank": 0,
-        "micro": trained["micro"],
-        "model": "checkpoint",
-        "flags": {"packing": True, "block_mask": False},
-    }
 
 
 def _say(text: str) -> None:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from replay_core import workbench
-from replay_core.dtypes import aliases, named
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
 from replay_core.records import Selection
-from replay_core.replay.flags import ATTENTIONS, COMPILES, DTYPES, DYNAMICS, FAULTS, LOGITS, MATRIX, MODES, ROUTINGS
+from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags
 from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import paths
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.replay import replay_report
+
+
+def _flag_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The option of every flag. What is not given is None, so that what was asked for can be told."""
+    for name, flag in reversed(FLAGS.items()):
+        said, kind = f"{flag.help}.", dict[str, Any]()
+        if flag.is_switch:
+            kind = {"is_flag": True}
+        elif flag.values:
+            said += f"  [default: {DEFAULTS[name]}]"
+            kind = {"type": click.Choice(flag.spellings)}
+        else:
+            kind = {"type": click.IntRange(min=1)}
+        if flag.bare is not None:
+            kind |= {"is_flag": False, "flag_value": flag.bare}
+        option = flag.option or "--" + name.replace("_", "-")
+        command = click.option(option, name, default=None, help=said, **kind)(command)
+    return command
 
 
 @click.command("replay")
@@ -34,22 +52,12 @@ from tui_debugger.reports.replay import replay_report
     help="HF directory, cached hub id, random:ARCH, factory:MODULE:FUNCTION, or the recorded one. Several are ranked.",
 )
 @click.option("--base-model", "base", metavar="DIRECTORY", help="Of an adapter whose config names none that is here.")
-@click.option("--attention", type=click.Choice(ATTENTIONS), default=None, help="Default: sdpa.")
+@_flag_options
 @click.option("--flash-attn", is_flag=True, help="The best flash attention that is here.")
-@click.option("--compile", "compiled", is_flag=False, flag_value="inductor", type=click.Choice(COMPILES), default="off")
-@click.option("--dynamic", type=click.Choice(DYNAMICS), default="auto", help="Shapes of compiled code.")
-@click.option("--packing", is_flag=True, help="Pack the samples into one row, as well as padding them.")
 @click.option("--matrix", is_flag=False, flag_value="", metavar="[AXES]", help=f"All combinations; default '{MATRIX}'.")
 @click.option("--warm", is_flag=True, help="One child for all cells: faster, times and memory depend on their order.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
 @click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
-@click.option("--rows-per-forward", type=click.IntRange(min=1), help="Rows per call of the model; 1 is each row alone.")
-@click.option("--logits", type=click.Choice(LOGITS), default="chunked", show_default=True)
-@click.option("--mode", type=click.Choice(MODES), default="eval", show_default=True, help="train applies dropout.")
-@click.option("--routing", type=click.Choice(ROUTINGS), default="live", show_default=True, help="Of a MoE's experts.")
-@click.option("--use-cache", is_flag=True, help="As a trainer that leaves it on.")
-@click.option("--gradient-checkpointing", is_flag=True)
-@click.option("--deterministic", is_flag=True, help="torch.use_deterministic_algorithms and what belongs to it.")
 @click.option("--backward", is_flag=True, help="Also the loss and its gradients; --micro may then name several.")
 @click.option(
     "--optimizer-step", "optimizer", is_flag=False, flag_value="", metavar="[SPEC]",
@@ -59,9 +67,6 @@ from tui_debugger.reports.replay import replay_report
 @click.option("--forward", metavar="MODULE:FUNCTION", help="The trainer's own (model, batch) -> log-probabilities.")
 @click.option("--against", metavar="NAME", help="Rank several --model by a recorded log-probability.")
 @click.option("--share-gpu", is_flag=True, help="Run beside another process on the GPU.")
-@click.option("--dtype", type=click.Choice((*DTYPES, *aliases(*DTYPES))), default="float32", show_default=True)
-@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the replay.")
 @click.option("--temperature", type=float, help="Of the rollout; else the record's, else 1.0 and said so.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a random: model's weights.")
 @click.option("--capture", metavar="REGEX", help="Modules whose tensors are kept (default: all; none: no one).")
@@ -79,12 +84,6 @@ from tui_debugger.reports.replay import replay_report
     "--logit-chunk", type=click.IntRange(min=1), default=512, show_default=True, help="Rows of logits at once."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep the cells' dumps here.")
-@click.option(
-    "--debug-no-block-mask",
-    is_flag=True,
-    help="Pack without the mask between samples: what a leak looks like. For learning, never for use.",
-)
-@click.option("--debug-fault", type=click.Choice(FAULTS), default="none", help="A deliberate mistake, for learning.")
 @click.option("--allow-pickled-weights", is_flag=True, help="Load .bin weights, which can run code.")
 @click.option("--verbose", is_flag=True, help="What the model prints, on standard error.")
 @document_output
@@ -111,9 +110,9 @@ def command(
         raise RequestError(
             "axes belong to --matrix", found=" ".join(axes), hint=f"rldbg replay {path} --matrix {axes[0]}"
         )
-    plan = _plan(path, model=models[0], cold_compile=matrix is not None and not warm, **asked)
+    plan = _plan(path, model=models[0], **asked)
     progress = ProgressLine(verbose=verbose)
-    request = {
+    request: dict[str, Any] = {
         "matrix": None if matrix is None else " ".join([matrix, *axes]).strip(),
         "models": models if len(models) > 1 or against else (),
         "against": against,
@@ -132,31 +131,17 @@ def _plan(
     step: Selection | None,
     rank: Selection | None,
     micro: Selection | None,
-    dtype: str,
-    packing: bool,
-    debug_no_block_mask: bool,
-    debug_fault: str,
-    attention: str | None,
     flash_attn: bool,
-    compiled: str,
     loss: str | None,
     forward: str | None,
     backward: bool,
     **rest: Any,
 ) -> dict[str, Any]:
-    names = (
-        "device", "threads", "dynamic", "rows_per_forward", "logits", "mode", "use_cache", "gradient_checkpointing",
-        "deterministic", "routing",
-    )  # fmt: skip
-    flags = {
-        **{name: rest.pop(name) for name in names},
-        "attention": attention or ("flash" if flash_attn else "sdpa"),
-        "packing": packing or debug_no_block_mask,
-        "dtype": named(dtype),
-        "block_mask": not debug_no_block_mask,
-        "compile": compiled,
-        "fault": debug_fault,
-    }
+    given = {name: value for name in FLAGS if (value := rest.pop(name)) not in (None, False)}
+    settings = ["attention=flash"] * flash_attn + ["packing=on"] * ("block_mask" in given)
+    for name, value in given.items():
+        other = "off" if DEFAULTS[name] else "on"
+        settings.append(f"{name}={other if FLAGS[name].is_switch else value}")
     own_code = forward is not None or rest["model"].startswith("factory:")
     micros = _several(path, step, rank, micro) if backward else None
     return {
@@ -165,7 +150,7 @@ def _plan(
         "rank": _one("rank", rank),
         "micro": micros[0] if micros else _one("micro", micro),
         "micros": micros,
-        "flags": flags,
+        "flags": Flags.parse(settings).to_mapping(),
         "loss": loss,
         "forward": forward,
         "forward_path": str(Path.cwd()) if own_code else None,
@@ -186,10 +171,10 @@ def _several(path: Path, step: Selection | None, rank: Selection | None, micro: 
     return numbers if len(numbers) > 1 else None
 
 
-def _one(name: str, selection: Selection | None) -> int:
-    """The single number asked for; a micro-batch is replayed one at a time. The first one when nothing was asked."""
+def _one(name: str, selection: Selection | None) -> int | None:
+    """The single number asked for; a micro-batch is replayed one at a time. None, the first there is, for no number."""
     if selection is None or (name == "micro" and selection.text == "all"):
-        return 0
+        return None
     if selection.numbers is None or len(selection.numbers) != 1:
         raise SelectionError(f"replay takes one {name}", expected=f"--{name} 0", found=str(selection))
     return next(iter(selection.numbers))

@@ -9,9 +9,9 @@ from typing import Any
 
 from replay_core.errors import RequestError
 from replay_core.jobs import Document, Job, Partial
-from tui_debugger import digests
 from tui_debugger import format as fmt
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
+from tui_debugger.cells import stated
 from tui_debugger.filtering import AT_ONCE, listed
 from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.latest import Latest
@@ -101,7 +101,11 @@ class Comparing:
         state.compared = dict(params)
         if state.tolerance.exact:
             return await self._rejudged(params)
-        return {**document, "tensors": final or document.get("tensors") or []}
+        return self._whole(document, final)
+
+    def _whole(self, document: Document, tensors: list[Document]) -> Document:
+        """With the rows that came ahead of it. No tolerance makes up for what a cell kept as digests alone."""
+        return stated({**document, "tensors": tensors or document.get("tensors") or []}, self.state.cell or {})
 
     async def show(self, document: Document, *, keep_row: bool = False) -> None:
         state = self.state
@@ -173,16 +177,13 @@ class Comparing:
 
     async def _again(self, compared: dict[str, Any]) -> Document:
         try:
-            document = await self._rejudged(compared)
+            return await self._rejudged(compared)
         except RequestError as error:
             if "not compared last" not in error.message:
                 raise
             # The reader was started anew, or compared something else since.
             self._errands.log("the figures are gone: comparing again")
-            document = await self.compared(compared, f"comparing by {self.state.tolerance}")
-        # No tolerance makes up for what a replay's cell kept as digests alone.
-        cell: Document = next((one.document for one in self.state.cells if one.document["dump"] == compared["b"]), {})
-        return digests.stated(document, cell)
+            return await self.compared(compared, f"comparing by {self.state.tolerance}")
 
     async def _rejudged(self, compared: dict[str, Any]) -> Document:
         """The same comparison under the tolerance in force."""
@@ -194,4 +195,4 @@ class Comparing:
 
         params = {"a": compared["a"], "b": compared["b"], **tolerance.params(), "stream": True}
         document = await self._errands.run(Job("rejudge", params), f"judging by {tolerance}", on_part=take)
-        return {**document, "tensors": final or document.get("tensors") or []}
+        return self._whole(document, final)

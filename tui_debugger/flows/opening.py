@@ -9,8 +9,8 @@ from typing import Any
 
 from replay_core.errors import RldbgError
 from replay_core.jobs import Document, Job
+from replay_core.replay.flags import IN_PANE, settings_known
 from tui_debugger import remembered, snapshot
-from tui_debugger.flag_choices import asked_flags
 from tui_debugger.flows.comparing import Comparing
 from tui_debugger.flows.diagnosing import Diagnosing
 from tui_debugger.flows.errands import Errands
@@ -101,7 +101,7 @@ class Opening:
                 return
         if state.replay_dump is not None:
             state.replay_dump = state.model = None
-        state.matrix, state.cells, state.plan = Matrix(state.matrix.axes), [], {}
+        state.matrix, state.cells, state.replayed = Matrix(state.matrix.axes), [], None
         self._errands.changed(Part.MATRIX, Part.FLAGS, Part.TELEMETRY)
         await self.open(a, b, listed=listed, more=more)
 
@@ -155,12 +155,10 @@ class Opening:
         )
 
     def _take_settings(self, run: Document) -> None:
-        recorded = asked_flags(run)
-        for name in self.state.flags:
+        recorded = settings_known(run.get("flags"))
+        for name in IN_PANE:
             # A dump of rows replayed alone must not make every later replay one.
-            if name in self.state.flags_given or name == "rows_per_forward":
-                continue
-            if recorded.get(name) is not None:
+            if name in recorded and name not in self.state.flags_given and name != "rows_per_forward":
                 self.state.flags[name] = recorded[name]
 
     def place(self) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from rich.text import Text
 from textual import on
 
+from replay_core.records import weights_noted
+from replay_core.replay.flags import DEFAULTS, FLAGS, IN_PANE, Flags, settings_known
 from replay_core.replay.forecast import unavailable
 from tui_debugger import format as fmt
 from tui_debugger.actions import ACTIONS, Action, pane_title
-from tui_debugger.flag_choices import FLAGS, asked_flags, default_flags, no_effect
 from tui_debugger.messages import FlagPressed
 from tui_debugger.state import State
 from tui_debugger.widgets.paint import paint, write_border
@@ -31,43 +32,44 @@ class FlagsPane(Rows):
         said = (dict(state.flags), state.model, state.scope.step, len(state.cells), id(state.a), self._effective())
         if said != self._said:
             self._said = said
-            self.set_count(len(FLAGS) + 1, self.cursor)
+            self.set_count(len(IN_PANE) + 1, self.cursor)
         write_border(self, subtitle="r replays" if state.a else "")
 
     @property
     def _before(self) -> dict[str, object]:
         """What the flags stood at before a person changed them."""
-        return {**default_flags(), **asked_flags(self._state.a), "rows_per_forward": None}
+        said = self._state.a["flags"] if self._state.a else None
+        return {**DEFAULTS, **settings_known(said), "rows_per_forward": None}
 
     def _effective(self) -> dict[str, object]:
         cells = self._state.cells
-        return dict(cells[-1].document.get("effective") or {}) if len(cells) > 1 else {}
+        return dict(cells[-1].get("effective") or {}) if len(cells) > 1 else {}
 
     def line(self, row: int, width: int) -> Text:
         text = Text(" ")
-        if row == len(FLAGS):
+        if row == len(IN_PANE):
             text.append(f"{self._model_key} ", paint(self, "key"))
             text.append(f"{'model':<14}")
             model = fmt.safe(self._state.model or self._recorded())
             text.append(fmt.middle(model, max(4, width - 18)), "" if self._state.model else paint(self, "muted"))
             return text
-        choice = FLAGS[row]
-        value = self._state.flags.get(choice.name)
-        text.append(f"{self._keys.get(choice.name) or ' '} ", paint(self, "key"))
-        text.append(f"{choice.label:<14}")
-        shown = "all" if choice.name == "rows_per_forward" and value is None else fmt.setting(value)
-        idle = no_effect(choice.name, self._state.flags)
-        changed = value != self._before.get(choice.name)
+        name, flag = IN_PANE[row], FLAGS[IN_PANE[row]]
+        value = self._state.flags.get(name)
+        text.append(f"{self._keys.get(name) or ' '} ", paint(self, "key"))
+        text.append(f"{flag.label:<14}")
+        shown = flag.unset if value is None else fmt.setting(value)
+        idle = Flags.from_mapping(self._state.flags).idle(name)
+        changed = value != self._before.get(name)
         text.append(shown, paint(self, "muted") if idle else paint(self, "strong") if changed else "")
         if changed and not idle:
             text.append(" *", paint(self, "key"))
         room = width - text.cell_len
-        why, used = unavailable(choice.name, value, self._state.flags), self._effective().get(choice.name)
+        why, used = unavailable(name, value, self._state.flags), self._effective().get(flag.effective or "")
         if why is not None:
             text.append("  n/a" if room < len(why) + 6 else f"  n/a: {why}", paint(self, "missing"))
         elif idle is not None and room > len(idle) + 3 and changed:
             text.append(f"   {idle}", paint(self, "muted"))
-        elif choice.name == "attention" and used is not None:
+        elif name == "attention" and used is not None:
             ran = str(used).replace("_scaled_dot_product_", "")
             text.append(f"  ran {fmt.middle(ran, max(4, room - 6))}", paint(self, "muted"))
         elif used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
@@ -75,10 +77,8 @@ class FlagsPane(Rows):
         return text
 
     def _recorded(self) -> str:
-        models = self._state.a["models"] if self._state.a else {}
-        step = str(self._state.scope.step)
-        found = models.get(step) or models.get("*") or next(iter(models.values()), None)
-        return str(found) if found else f"none recorded: press {self._model_key}"
+        noted = weights_noted(self._state.a["models"] if self._state.a else {}, self._state.scope.step)
+        return noted[1] if noted else f"none recorded: press {self._model_key}"
 
     @on(Rows.Chosen)
     def _chosen(self, event: Rows.Chosen) -> None:
@@ -87,7 +87,7 @@ class FlagsPane(Rows):
 
     def do_open(self) -> None:
         """Change the flag under the cursor."""
-        name = "model" if self.cursor == len(FLAGS) else FLAGS[self.cursor].name
+        name = "model" if self.cursor == len(IN_PANE) else IN_PANE[self.cursor]
         self.post_message(FlagPressed(name))
 
     do_mark = do_open

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -9,6 +12,7 @@ from textual.widgets import Sparkline
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
+from tui_debugger.cells import label
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
@@ -61,34 +65,39 @@ class TelemetryPane(VerticalScroll, can_focus=True):
         for what, took in state.phases[-4:] if state.busy is not None else ():
             text.append(f"{fmt.middle(what, 30):<30} ", paint(self, "muted"))
             text.append(f"{fmt.seconds(took)}\n")
-        for cell in state.cells:
-            document = cell.document
-            time, memory = document.get("time") or {}, document.get("memory") or {}
-            agreement = document.get("agreement") or {}
-            agrees = agreement.get("agrees")
-            word = "" if agrees is None else "SAME" if agrees else "DIFF"
-            text.append(fmt.safe(cell.label), paint(self, "strong"))
-            if word:
-                text.append("  ")
-                text.append("agrees" if word == "SAME" else "differs", paint(self, verdict_token(word)))
-            elif document.get("outcome") != "ran":
-                text.append(f"  {document.get('outcome')}", paint(self, "missing"))
-            text.append("\n")
-            for label, value in (
-                ("load", fmt.seconds(time.get("load_s"))), ("compile", fmt.seconds(time.get("compile_s"))),
-                ("run", fmt.seconds(time.get("steady_s"))), ("peak", fmt.mib(memory.get("peak_mib"))),
-            ):  # fmt: skip
-                if value not in (fmt.NONE, "n/a"):
-                    text.append(f"  {label} ", paint(self, "muted"))
-                    text.append(value)
-            text.append("\n")
-        segments = (state.comparison["segments"] if state.comparison else None) or []
-        if segments:
-            text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
-        for segment in segments:
-            worst = segment["worst_token"]
+        shown = state.cell
+        if shown is not None:
+            self._cell(text, shown)
+        for sample in (shown or state.comparison or {}).get("segments") or []:
+            if not sample["sample"]:
+                text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
+            worst = sample["worst_token"]
             text.append(
-                f"{segment['sample']!s:>6}  {segment['tokens']!s:>6}  {(worst and worst['position'])!s:>11}"
+                f"{sample['sample']!s:>6}  {sample['tokens']!s:>6}  {(worst and worst['position'])!s:>11}"
                 f"  {fmt.number(worst and worst['rel_l2'], 3):>7}\n"
             )
+        for cell in state.cells:
+            if cell is not shown:
+                self._cell(text, cell)
         return text
+
+    def _cell(self, text: Text, cell: Mapping[str, Any]) -> None:
+        time, memory = cell.get("time") or {}, cell.get("memory") or {}
+        agreement = cell.get("agreement") or {}
+        agrees = agreement.get("agrees")
+        word = "" if agrees is None else "SAME" if agrees else "DIFF"
+        text.append(fmt.safe(label(cell)), paint(self, "strong"))
+        if word:
+            text.append("  ")
+            text.append("agrees" if word == "SAME" else "differs", paint(self, verdict_token(word)))
+        elif cell.get("outcome") != "ran":
+            text.append(f"  {cell.get('outcome')}", paint(self, "missing"))
+        text.append("\n")
+        for what, value in (
+            ("load", fmt.seconds(time.get("load_s"))), ("compile", fmt.seconds(time.get("compile_s"))),
+            ("run", fmt.seconds(time.get("steady_s"))), ("peak", fmt.mib(memory.get("peak_mib"))),
+        ):  # fmt: skip
+            if value not in (fmt.NONE, "n/a"):
+                text.append(f"  {what} ", paint(self, "muted"))
+                text.append(value)
+        text.append("\n")

@@ -183,6 +183,15 @@ def _explained(row: PairEntry) -> str:
         a, b = words.exact_pair(row["a"], row["b"])
         lines.append(f"  values  a = {a}   b = {b}   {place}".rstrip())
     lines.append(f"  why     {row['reason']}")
+    if asked := row.get("rules"):
+        rule = row.get("rule")
+        decided = rule and rule["id"]
+        table = [
+            [f"  {'asked' if not number else ''}", one["id"], words.number(one["value"]), "up to",
+             "off" if one["limit"] is None else words.number(one["limit"]), "decided" * (one["id"] == decided)]
+            for number, one in enumerate(asked)
+        ]  # fmt: skip
+        lines += columns(table)
     for label, metrics in (("", row["metrics"]), ("  unmasked, padding included:", row["unmasked"])):
         if metrics and metrics["mismatched"]:
             figures: Mapping[str, object] = metrics

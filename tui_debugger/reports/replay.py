@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from replay_core.documents.comparison import SegmentEntry
-from replay_core.documents.parts import Settings
 from replay_core.documents.replay import CellEntry, RankingEntry, RepeatEntry, ReplayDocument
-from replay_core.replay.flags import Flags
-from tui_debugger import digests
+from replay_core.replay.flags import telling
 from tui_debugger import format as words
+from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import divergence
 
@@ -34,7 +33,7 @@ def replay_report(doc: ReplayDocument) -> str:
             said: Mapping[str, object] = cell["error"]
             lines += [f"  {name}: {said[name]}" for name in ("file", "expected", "found", "hint") if said[name]]
             lines += [f"  log: {cell['log']}"] if cell["log"] else []
-        if by_digest := digests.sentence(cell):
+        if by_digest := sentence(cell):
             lines += ["", f"cell {number}: {by_digest}"]
         lines += _loss(number, cell)
     if doc["determinism"]:
@@ -48,7 +47,7 @@ def replay_report(doc: ReplayDocument) -> str:
             (number for number, _ in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][0]
         )
         baseline, cell = doc["cells"][doc["baseline"]], doc["cells"][shown]
-        lines += ["", f"hint: rldbg {digests.dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
+        lines += ["", f"hint: rldbg {dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
     return "\n".join(lines)
 
 
@@ -73,7 +72,9 @@ def _answer(doc: ReplayDocument) -> list[str]:
                 lines.append(divergence(cell["agreement"]["first_divergence"]))
         elif cell["agreement"]["agrees"] is None:
             lines.append(f"{cell['outcome'].upper()}  cell {number} ({name})")
-    lines += [*_smallest(doc), *_row_zero(doc)]
+    lines += _smallest(doc)
+    if said := recording_parts(doc):
+        lines.append(f"RECORDING  {said}")
     agreeing = [cell for _, cell in ran if cell["agreement"]["agrees"]]
     if agreeing and len(agreeing) == len(ran):
         segments = [row for cell in agreeing for row in cell["segments"] or []]
@@ -95,21 +96,6 @@ def _smallest(doc: ReplayDocument) -> list[str]:
         f"  smallest set that {what}: {words.flags(toggles) or 'none, the baseline settings already do'}"
         for smallest, what in sets
         for toggles in smallest
-    ]
-
-
-def _row_zero(doc: ReplayDocument) -> list[str]:
-    """Whether what the trainer recorded agrees with its replay."""
-    held = doc["cells"][doc["baseline"]]["recorded"]
-    # The first of several models to be ranked is no answer of its own.
-    if not held or doc["ranking"] or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
-        return []
-    at = held[0]["at"]
-    assert at is not None
-    return [
-        f"RECORDING  {held[0]['field']} is not what each row alone computes: {held[0]['reason']}; "
-        f"worst at sample {at['sample']} position {at['position']}: recorded {words.number(at['recorded'], 5)}, "
-        f"replayed {words.number(at['replayed'], 5)}"
     ]
 
 
@@ -236,20 +222,6 @@ def _operators(attention: Any) -> str:
     if attention is None:
         return "-"
     return ", ".join(attention) if isinstance(attention, list) else str(attention)
-
-
-_DEFAULTS = Flags().to_mapping()
-#: Always shown: what a reader looks for first.
-_ALWAYS = ("attention", "packing", "dtype", "rows_per_forward")
-
-
-def telling(flags: Settings) -> Settings:
-    """The flags that say something: the ones always looked for, and those that are not at their default."""
-    return {
-        name: value
-        for name, value in flags.items()
-        if name in _ALWAYS or (name != "threads" and value != _DEFAULTS.get(name))
-    }
 
 
 def _segments(segments: list[SegmentEntry]) -> list[str]:

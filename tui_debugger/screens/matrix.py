@@ -13,10 +13,9 @@ from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
-from replay_core.replay.flags import Flags
-from tui_debugger import digests
 from tui_debugger import format as fmt
 from tui_debugger.answer import NO_DUMP
+from tui_debugger.cells import label, sentence
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.keyed import Overlay
 from tui_debugger.screens.logview import LogScreen
@@ -93,17 +92,9 @@ def _name(cell: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
     if cell.get("part") == "reference":
         return "each row alone"
     flags = cell.get("flags") or {}
-    name = " ".join(f"{axis}={fmt.setting(flags.get(axis))}" for axis in axes) or _settings(cell)
+    name = " ".join(f"{axis}={fmt.setting(flags.get(axis))}" for axis in axes) or label(cell)
     same = cell.get("same_as")
     return f"{name} (same kernels as {same})" if same is not None else name
-
-
-def _settings(cell: Mapping[str, Any]) -> str:
-    """The settings of a cell of no axes: `packed, no block mask, sdpa`."""
-    try:
-        return Flags.from_mapping(cell.get("flags") or {}).label()
-    except RldbgError:  # flags of another rldbg
-        return fmt.flags(cell.get("flags"))
 
 
 def _figure(cell: Mapping[str, Any], name: str) -> str:
@@ -152,7 +143,7 @@ class MatrixScreen(Overlay):
         title.append(" replay " if one else " matrix ", paint(self, "key"))
         where = f" · {state.scope}" if str(state.scope) else ""
         cells = self.matrix.cells
-        asked = ", ".join(_settings(cell) for cell in cells if cell.get("part") == "cell") if one else self.matrix.axes
+        asked = ", ".join(label(cell) for cell in cells if cell.get("part") == "cell") if one else self.matrix.axes
         title.append(f"{asked}{where}", paint(self, "muted"))
         self.query_one("#matrix-title", Static).update(title)
         self.query_one("#matrix-answer", Static).update(self._answer())
@@ -228,7 +219,7 @@ class MatrixScreen(Overlay):
                 text.append(f"{fmt.safe(error.get('message') or '')}\n")
                 if error.get("hint"):
                     text.append(f"hint: {fmt.safe(error['hint'])}\n", paint(self, "muted"))
-            if by_digest := digests.sentence(cell):
+            if by_digest := sentence(cell):
                 text.append(f"{by_digest}\n", paint(self, "muted"))
             text.append("enter: its divergences" if cell.get("dump") else "enter: its log", paint(self, "muted"))
         self.query_one("#matrix-cell", Static).update(text)

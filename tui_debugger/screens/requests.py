@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from replay_core.errors import RldbgError
+from replay_core.replay.flags import FLAGS
 from tui_debugger import format as fmt
 from tui_debugger.answer import NEXT, NO_DUMP
-from tui_debugger.flag_choices import FLAGS
 from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Part, Scope
 from tui_debugger.tolerance import Tolerance
@@ -135,18 +135,18 @@ class Requests:
         self._stage.put_on_top(MatrixScreen(self._stage))
 
     def do_flag(self, name: str) -> None:
-        choice = next(choice for choice in FLAGS if choice.name == name)
-        value = self._state.flags.get(name)
-        at = choice.settings.index(value) if value in choice.settings else -1
-        now = self._state.flags[name] = choice.settings[(at + 1) % len(choice.settings)]
+        flag, value = FLAGS[name], self._state.flags.get(name)
+        settings = flag.turns or flag.values
+        at = settings.index(value) if value in settings else -1
+        now = self._state.flags[name] = settings[(at + 1) % len(settings)]
         self._stage.redraw(Part.FLAGS)
         from replay_core.replay.forecast import unavailable  # comes with the flags pane, after the first paint
 
         why = unavailable(name, now, self._state.flags)
         if why is not None:
-            self._stage.say(f"{choice.label} {now} cannot run here: {why}", "warning", 3)
+            self._stage.say(f"{flag.label} {now} cannot run here: {why}", "warning", 3)
         elif self._stage.panes.active != "flags" and not self._stage.screen.query_one("#flags").region:
-            self._stage.say(f"{choice.label}: {'all' if now is None else now}", seconds=2)
+            self._stage.say(f"{flag.label}: {flag.unset if now is None else now}", seconds=2)
 
     def do_cancel(self) -> None:
         if self._state.busy is None and self._state.health.doing:

@@ -10,10 +10,9 @@ from textual import events
 
 from replay_core.documents.comparison import ComparisonDocument
 from replay_core.errors import RldbgError
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import Flags, settings_asked
 from tui_debugger import format as fmt
 from tui_debugger.answer import answer_of
-from tui_debugger.flag_choices import asked_flags
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Fixed
 from tui_debugger.widgets.paint import paint, verdict_token
@@ -89,7 +88,7 @@ def _settings(comparison: ComparisonDocument) -> tuple[str, str] | None:
     """What tells the two sides of a replay apart: `rows alone`, `packed, no block mask`."""
     labels = []
     for side in (comparison["a"], comparison["b"]):
-        asked = asked_flags(side)
+        asked = settings_asked(side["flags"])
         if not asked:
             return None
         try:

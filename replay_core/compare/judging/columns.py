@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
+from replay_core.compare.judging.structure import Seen, crowded, factor, listed
 from replay_core.measure.pair import ColumnGains, PairFigures
 from replay_core.measure.statistics import as_reals
 
@@ -53,3 +54,21 @@ def gains(chunks: Iterator[tuple[Rows, Rows]]) -> ColumnGains | None:
         gain = np.where(a2 > 0, (a * d).sum(axis=0) / a2, 0.0)
         weighty = np.where(a2 > 0, a2 * a2 / (a**4).sum(axis=0), 0.0)
     return ColumnGains(np.nan_to_num(gain), np.sqrt(a2), np.nan_to_num(weighty))
+
+
+def column_gain(pair: PairFigures, row: str) -> Seen | None:
+    """How many times the typical column's factor that of the worst column is, in itself and by the norm it moves."""
+    if pair.columns is None or pair.row_width < limits.PATTERN_ELEMENTS:
+        return None
+    gain, norm, weighty = pair.columns.gain, pair.columns.norm, pair.columns.weighty
+    # What attention averages is alike from token to token: the gains of the other columns say what chance makes of it.
+    pull = np.abs(gain) * norm
+    unit = max(float(np.median(np.abs(gain))), limits.ROW_GAIN_FLOOR[row] / limits.COLUMN_GAIN)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = np.nan_to_num(np.minimum(np.abs(gain) / unit, pull / float(np.median(pull))))
+    size[weighty < limits.PATTERN_ELEMENTS] = 0.0
+    value = crowded(size, limits.COLUMN_GAIN)
+    if not value:
+        return None
+    chosen = size >= min(limits.COLUMN_GAIN, value)
+    return Seen(value, listed(chosen, "columns are a times a factor", gain, factor))

@@ -13,7 +13,7 @@ import numpy as np
 from replay_core import naming, pages
 from replay_core.compare.judging import columns, limits, sample
 from replay_core.compare.judging.tolerance import Tolerances
-from replay_core.compare.judging.verdict import EXACT_KINDS, Judgement, Rounded, Verdict
+from replay_core.compare.judging.verdict import EXACT_KINDS, Rounded
 from replay_core.compare.pairing.align import Facing, Rowwise, TensorPair
 from replay_core.dtypes import coarsest, family
 from replay_core.measure.pair import PairFigures, figures
@@ -38,8 +38,8 @@ class Measured:
     #: Two floating dtypes of different resolution, and what is left after rounding to the narrower.
     rounded: Rounded | None = None
     worst_sample: tuple[int, float] | None = None
-    #: The judgement of positions, which no tolerance changes.
-    positions: Judgement | None = None
+    #: Of positions, the constant that shifts each sample, in words; None where it is none.
+    shift: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -83,8 +83,8 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     if logprobs:
         found.worst_sample = _worst_sample(rows, found.figures)
         _tokens_of_samples(rows, found.figures)
-    if positions and not bitwise:
-        found.positions = _judge_positions(rows, found.figures)
+    if positions and found.figures.mismatched:
+        found.shift = _shift(rows)
     return found
 
 
@@ -203,10 +203,8 @@ def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | No
     return worst, float(mean[worst])
 
 
-def _judge_positions(rows: Rowwise, counted: PairFigures) -> Judgement:
-    """Positions compare per token; one constant shift per sample is named, anything else is DIFF (replay.md rule 4)."""
-    if counted.mismatched == 0:
-        return Judgement(Verdict.SAME, f"equal at all {counted.compared:,} tokens that count")
+def _shift(rows: Rowwise) -> str | None:
+    """The one constant by which the positions of each sample are shifted, in words; None where it is not one."""
     shifts: dict[int, set[int]] = defaultdict(set)
     row = 0
     for chunk_a, chunk_b in rows.counted():
@@ -214,10 +212,9 @@ def _judge_positions(rows: Rowwise, counted: PairFigures) -> Judgement:
             token = rows.token(row)
             shifts[token[0] if token else 0].update(int(value) for value in delta)
             row += 1
-    if all(len(values) == 1 for values in shifts.values()):
-        moved = [(sample, next(iter(values))) for sample, values in sorted(shifts.items()) if values != {0}]
-        named = ", ".join(f"sample {sample} by {shift:+d}" for sample, shift in moved[:4])
-        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
-        cost = "measured cost up to 2.1e-4 nats in fp32, .21 in bf16"
-        return Judgement(Verdict.CLOSE, f"shifted by a constant: {named}{more} ({cost})", suspect=True)
-    return Judgement(Verdict.DIFF, f"positions differ at {counted.mismatched:,} of {counted.compared:,} tokens")
+    if any(len(values) > 1 for values in shifts.values()):
+        return None
+    moved = [(sample, next(iter(values))) for sample, values in sorted(shifts.items()) if values != {0}]
+    named = ", ".join(f"sample {sample} by {shift:+d}" for sample, shift in moved[:4])
+    more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+    return f"shifted by a constant: {named}{more} (measured cost up to 2.1e-4 nats in fp32, .21 in bf16)"

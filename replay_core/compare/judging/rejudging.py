@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.tolerance import Tolerances
-from replay_core.compare.judging.verdict import judge
 
 if TYPE_CHECKING:
     from replay_core.compare.comparison import Comparison
@@ -17,7 +18,7 @@ def rejudge(comparison: Comparison, tolerances: Tolerances, *, exact: bool = Fal
     """The comparison as it reads under other tolerances, or with `exact` bitwise. The one given stays as it is.
 
     Exact for every limit of the table and of a rule. For an atol and rtol that were not counted while reading, what
-    the figures leave open stays a DIFF that says so (`elementwise.judge`). The place shown is the one found before.
+    the figures leave open stays a DIFF that says so (`elementwise.beyond`). The place shown is the one found before.
     """
     return replace(comparison, tensors=[rejudged(row, tolerances, exact=exact) for row in comparison.tensors])
 
@@ -28,4 +29,6 @@ def rejudged(row: TensorVerdict, tolerances: Tolerances, *, exact: bool = False)
         return row
     context = replace(row.context, bitwise_only=True) if exact else row.context
     found = judge(row.figures, row.unmasked, context, tolerances)
-    return replace(row, verdict=found.verdict, reason=found.reason, suspect=found.suspect)
+    again = copy(row)
+    again.take(found)
+    return again

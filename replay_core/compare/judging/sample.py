@@ -6,6 +6,7 @@ rows are samples, and tokens take a second look.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
+from replay_core.compare.judging.structure import Seen
 from replay_core.measure.pair import F64, PairFigures
 from replay_core.measure.statistics import as_real
-
-#: Where a pair keeps what was seen of its samples.
-KEPT = "sample_alone"
 
 
 @dataclass(slots=True)
@@ -32,17 +31,15 @@ class Samples:
     most: F64
 
 
-def alone(pair: PairFigures) -> str | None:
-    """The sample of log probabilities that stands out from the others, in a sentence; None where none does."""
-    if KEPT not in pair.kept:
-        known = pair.row_width == 1 and pair.row_sample is not None and pair.row_sample.size > 0
-        pair.kept[KEPT] = _alone(_by_token(pair)) if known else None
-    found: str | None = pair.kept[KEPT]
-    return found
+def by_token(pair: PairFigures) -> dict[str, Seen | None]:
+    """What the rules of samples see of a pair whose rows are tokens of known samples."""
+    if pair.row_width != 1 or pair.row_sample is None or not pair.row_sample.size:
+        return {}
+    return _seen(_by_token(pair))
 
 
 def look(pair: PairFigures, rows: Iterator[tuple[NDArray[Any], NDArray[Any]]], count: int) -> None:
-    """Keep what the tokens say of a pair whose `count` rows [token] are its samples."""
+    """Keep what the rules of samples see of a pair whose `count` rows [token] are its samples."""
     per = Samples(np.zeros(count, np.int64), *(np.zeros(count) for _ in range(4)))
     start = 0
     for a_RT, b_RT in rows:
@@ -57,7 +54,7 @@ def look(pair: PairFigures, rows: Iterator[tuple[NDArray[Any], NDArray[Any]]], c
         per.tokens[here] = there.sum(axis=1)
         per.d2[here], per.doubt2[here] = (d * d).sum(axis=1), np.where(there, doubt * doubt, 0.0).sum(axis=1)
         per.greatest[here], per.most[here] = d.max(axis=1, initial=0.0), (d / doubt).max(axis=1, initial=0.0)
-    pair.kept[KEPT] = _alone(per)
+    pair.kept |= _seen(per)
 
 
 def _doubt(magnitude: F64) -> F64:
@@ -77,28 +74,30 @@ def _by_token(pair: PairFigures) -> Samples:
     return Samples(tokens, d2, doubt2, greatest, most)
 
 
-def _alone(per: Samples) -> str | None:
+def _seen(per: Samples) -> dict[str, Seen | None]:
+    """How many times further off than the others the worst sample is, by its tokens' rms, and by its worst token."""
     there = np.flatnonzero(per.tokens >= limits.SAMPLE_TOKENS)
     if there.size < limits.FEWEST_SAMPLES:
-        return None
+        return {}
     d2, greatest, most = per.d2[there], per.greatest[there], per.most[there]
     rms, rel = np.sqrt(d2 / per.tokens[there]), np.sqrt(d2 / per.doubt2[there])
-    for size, allowed in ((rel, limits.SAMPLE_STANDING_OUT), (most, limits.TOKEN_STANDING_OUT)):
+    found: dict[str, Seen | None] = {}
+    for id, size in (("sample", rel), ("token", most)):
         worst = int(size.argmax())
         others = np.delete(np.arange(size.size), worst)
-        usual = float(np.median(size[others]) if size is rel else size[others].max())
-        if size[worst] >= allowed * usual and greatest[worst] >= _least_alone(greatest[others]):
-            return (
+        usual = float(np.median(size[others]) if id == "sample" else size[others].max())
+        if size[worst] > 0 and greatest[worst] >= _least_alone(greatest[others]):
+            text = (
                 f"sample {int(there[worst])} stands out: off by {rms[worst]:.3g} nats rms, the others typically by "
                 f"{float(np.median(rms[others])):.2g}, its worst token by {greatest[worst]:.3g}, theirs by "
                 f"{float(greatest[others].max()):.2g}"
             )
-    return None
+            found[id] = Seen(float(size[worst]) / usual if usual else math.inf, text)
+    return found
 
 
 def _least_alone(others: F64) -> float:
     """Nats by which a sample has to be off to stand out from others whose greatest differences are these."""
-    noise, _, bug = limits.LOGPROB_FP32.max_abs
     if not np.median(others):
         return limits.LEAST_AMONG_EQUAL
-    return bug if float(others.max()) <= noise else limits.LEAST_AMONG_NOISE
+    return limits.MAX_ABS[1][0] if float(others.max()) <= limits.LOGPROB_NOISE_FP32 else limits.LEAST_AMONG_NOISE

@@ -1,7 +1,7 @@
 """Structured errors: noise is spread evenly and points nowhere; a bug is a factor, a constant, a row, a channel.
 
-Every function takes the figures of a pair and returns the sentence of what it saw, or None. No tolerance a person can
-give changes what they see, so it is kept with the figures and rows need not be.
+Every function takes the figures of a pair and returns how much of such an error it saw, in the unit of its limit, or
+None. What is read off rows and columns depends on no limit, so it is kept with the figures and rows need not be.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.compare.judging import limits, sample
+from replay_core.compare.judging import limits
 from replay_core.dtypes import EPS
 from replay_core.measure.pair import F64, PairFigures
 
+Called = Callable[[float], str]
 
-def keep(pair: PairFigures, row: str, *, few: bool = True) -> None:
-    """Read off the rows all that a later judgement can ask for, and let them go."""
-    for one in (pair, pair.rest):
-        if one is not None:
-            worst_row(one)
-            pattern(one, row, few=few)
-            standing_out(one, row, few=few)
-            sample.alone(one)
-    pair.forget_rows()
+
+@dataclass(slots=True)
+class Seen:
+    """What a rule's statistic is, and what is said of it in words where its limit is not part of the sentence."""
+
+    value: float
+    text: str = ""
+    #: The relative L2 from which on a row is off by too much: rows past it are where to look.
+    row_limit: float | None = None
 
 
 def worst_row(pair: PairFigures) -> float:
@@ -35,12 +36,6 @@ def worst_row(pair: PairFigures) -> float:
     A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
     and a row of a few numbers may cross zero: it is held against the typical row instead of itself.
     """
-    if "worst_row" not in pair.kept:
-        pair.kept["worst_row"] = _worst_row(pair)
-    return float(pair.kept["worst_row"])
-
-
-def _worst_row(pair: PairFigures) -> float:
     if not pair.row_d2.any():
         return 0.0
     if pair.row_width < limits.NARROW_ROW:
@@ -52,58 +47,33 @@ def _worst_row(pair: PairFigures) -> float:
     return float(pair.row_rel[weight].max(initial=0.0))
 
 
-def pattern(pair: PairFigures, row: str, *, few: bool = True) -> str | None:
-    """A factor or a constant that explains the difference, of the whole or of some rows. `row`: of the tables.
-
-    few: whether some rows' own factor counts where the rest has none. Not in a gradient: a row that lives off one token
-    has that token's error for a factor.
-    """
-    if ("pattern", row, few) not in pair.kept:
-        pair.kept["pattern", row, few] = _pattern(pair, row, few)
-    found: str | None = pair.kept["pattern", row, few]
-    return found
-
-
-def _pattern(pair: PairFigures, row: str, few: bool) -> str | None:
-    floor = limits.GAIN_FLOOR[row]
-    if pair.finite < limits.PATTERN_ELEMENTS:
-        return None
-    if explains_gain(pair, row):
-        return f"b is a times {_factor(pair.gain)}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
-    if pair.bias_share >= limits.GAIN_SHARE and abs(pair.mean_signed) >= floor * pair.rms_a:
-        return (
-            f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
-        )
-    what, parts = _parts(pair)
-    if parts is None:
-        return None
-    floor = limits.ROW_GAIN_FLOOR[row]
-    return _scaled(parts, what, floor, few) or _shifted(parts, what, floor, few)
-
-
-def explains_gain(pair: PairFigures, row: str) -> bool:
-    """Whether b is a times one factor, and not by rounding alone."""
+def gain(pair: PairFigures) -> Seen | None:
+    """|beta| where b is a times 1 + beta, as far as one factor explains the difference."""
     # An element that outweighs all others (a massive activation) makes its own rounding look like a factor; so do
     # massive channels, which then hold no factor for the rest.
-    spread = pair.weighty >= limits.PATTERN_ELEMENTS
+    if min(pair.finite, pair.weighty) < limits.PATTERN_ELEMENTS:
+        return None
     both = (pair,) if pair.rest is None else (pair, pair.rest)
-    return spread and all(
-        one.gain_share >= limits.GAIN_SHARE and abs(one.gain) >= limits.GAIN_FLOOR[row] for one in both
-    )
+    if any(one.gain_share < limits.GAIN_SHARE for one in both):
+        return None
+    text = f"b is a times {factor(pair.gain)}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
+    return Seen(min(abs(one.gain) for one in both), text)
 
 
-def explains_gradient(pair: PairFigures, row: str, noise: float) -> bool:
-    """Whether the one factor of a gradient, where that is what `pattern` saw, is more than the error of few tokens."""
-    if not explains_gain(pair, row) or pair.gain_share >= limits.GRADIENT_GAIN_SHARE:
-        return True
-    least = max(limits.GRADIENT_GAIN_ROUNDINGS * limits.GAIN_FLOOR[row], limits.GRADIENT_GAIN_NOISE * noise)
-    return abs(pair.gain) >= least
+def bias(pair: PairFigures) -> Seen | None:
+    """|c| in rms of a where b is a + c, as far as one constant explains the difference."""
+    if pair.finite < limits.PATTERN_ELEMENTS or pair.bias_share < limits.GAIN_SHARE:
+        return None
+    text = f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
+    is_finite = pair.rms_a and math.isfinite(pair.mean_signed)
+    return Seen(abs(pair.mean_signed) / pair.rms_a if is_finite else math.inf, text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """Sums over every row, or over every sample where a row is a number or two."""
 
+    what: str
     count: F64
     d: F64
     d2: F64
@@ -111,149 +81,140 @@ class _Parts:
     ad: F64
     a4: F64
 
-    @property
-    def typical(self) -> float:
-        """The relative L2 of a typical part."""
+    def seen(
+        self, size: F64, holds: NDArray[np.bool_], floor: float, few: bool, values: F64, said: tuple[str, Called]
+    ) -> Seen | None:
+        """The largest limit at which parts of this size that hold a pattern are no chance: too many, or (`few`) off by
+        far more than is typical."""
         some = self.a2 > 0
-        return float(np.median(np.sqrt(self.d2[some] / self.a2[some]))) if some.any() else 0.0
+        off = np.sqrt(self.d2 / self.a2)
+        far = holds & few & (off >= limits.ROW_GAIN_OVER_TYPICAL * float(np.median(off[some]))) if some.any() else holds
+        crowd = int(limits.MOST_STANDING_OUT * np.count_nonzero(some))
+        sizes = np.sort(size[holds])
+        value = max(float(size[far].max(initial=0.0)), float(sizes[-crowd - 1]) if sizes.size > crowd else 0.0)
+        if not value:
+            return None
+        chosen = holds & (size >= min(floor, value))
+        if np.count_nonzero(chosen) <= crowd:
+            chosen &= far
+        return Seen(value, listed(chosen, f"{self.what} {said[0]}", values, said[1]))
 
-    def chosen(self, suspected: NDArray[np.bool_], off: F64, few: bool) -> NDArray[np.bool_]:
-        """Those suspected that chance does not explain: too many, or (`few`) off by far more than is typical."""
-        if np.count_nonzero(suspected) > limits.MOST_STANDING_OUT * np.count_nonzero(self.a2 > 0):
-            return suspected
-        return suspected & few & (off >= limits.ROW_GAIN_OVER_TYPICAL * self.typical)
 
-
-def _parts(pair: PairFigures) -> tuple[str, _Parts | None]:
+def _parts(pair: PairFigures) -> _Parts | None:
     sums = (pair.row_d, pair.row_d2, pair.row_a2, pair.row_ad, pair.row_a4)
     if pair.row_width >= limits.PATTERN_ELEMENTS:
-        return "rows", _Parts(np.full(pair.row_d.size, float(pair.row_width)), *sums)
+        return _Parts("rows", np.full(pair.row_d.size, float(pair.row_width)), *sums)
     if pair.row_sample is None or not pair.row_sample.size:
-        return "samples", None
+        return None
     count = np.bincount(pair.row_sample).astype(np.float64) * pair.row_width
-    return "samples", _Parts(count, *(np.bincount(pair.row_sample, one).astype(np.float64) for one in sums))
+    return _Parts("samples", count, *(np.bincount(pair.row_sample, one).astype(np.float64) for one in sums))
 
 
-def _scaled(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
-    """Parts that are each a times a factor of their own."""
+def _is_explained(pair: PairFigures, row: str) -> bool:
+    """Whether one factor or constant of the whole explains the difference: its rows' own say nothing then."""
+    return any(seen is not None and seen.value > limits.GAIN_FLOOR[row] for seen in (gain(pair), bias(pair)))
+
+
+def row_gain(pair: PairFigures, row: str, few: bool) -> Seen | None:
+    """|beta| of rows (or samples) that are each a times a factor of their own. `row`: of the tables of limits.
+
+    few: whether some rows' own factor counts where the rest has none. Not in a gradient: a row that lives off one token
+    has that token's error for a factor.
+    """
+    parts = None if pair.finite < limits.PATTERN_ELEMENTS or _is_explained(pair, row) else _parts(pair)
+    if parts is None:
+        return None
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         beta = parts.ad / parts.a2
         share = parts.ad**2 / (parts.a2 * parts.d2)
         weighty = parts.a2**2 / parts.a4
         enough = np.where(share >= limits.WHOLE_SHARE, limits.PATTERN_ELEMENTS / 2, limits.PATTERN_ELEMENTS)
-        scaled = (np.abs(beta) >= floor) & (share >= limits.ROW_GAIN_SHARE) & (weighty >= enough)
-        scaled = parts.chosen(scaled, np.sqrt(parts.d2 / parts.a2), few)
-    return _listed(scaled, f"{what} are a times a factor", beta[scaled], _factor)
+        holds = (share >= limits.ROW_GAIN_SHARE) & (weighty >= enough)
+        floor = limits.ROW_GAIN_FLOOR[row]
+        return parts.seen(np.abs(beta), holds, floor, few, beta, ("are a times a factor", factor))
 
 
-def _shifted(parts: _Parts, what: str, floor: float, few: bool) -> str | None:
-    """Parts that are each a plus a constant of their own."""
+def row_bias(pair: PairFigures, row: str, few: bool) -> Seen | None:
+    """|c|, in the row's rms, of rows (or samples) that are each a plus a constant of their own."""
+    parts = None if pair.finite < limits.PATTERN_ELEMENTS or _is_explained(pair, row) else _parts(pair)
+    if parts is None:
+        return None
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         mean = parts.d / parts.count
         share = parts.d**2 / (parts.count * parts.d2)
         rms = np.sqrt(parts.a2 / parts.count)
-        shifted = (np.abs(mean) >= floor * rms) & (share >= limits.ROW_GAIN_SHARE) & (rms > 0)
-        shifted &= parts.count >= limits.PATTERN_ELEMENTS
-        shifted = parts.chosen(shifted, np.sqrt(parts.d2 / parts.a2), few)
-    return _listed(shifted, f"{what} are a plus a constant", mean[shifted], _constant)
+        holds = (share >= limits.ROW_GAIN_SHARE) & (rms > 0) & (parts.count >= limits.PATTERN_ELEMENTS)
+        size = np.where(holds, np.abs(mean) / rms, 0.0)
+        floor = limits.ROW_GAIN_FLOOR[row]
+        return parts.seen(size, holds, floor, few, mean, ("are a plus a constant", "{:.4g}".format))
 
 
-def _listed(chosen: NDArray[np.bool_], what: str, values: F64, called: Callable[[float], str]) -> str | None:
-    if not chosen.any():
-        return None
-    least, most = called(float(values.min())), called(float(values.max()))
+def listed(chosen: NDArray[np.bool_], what: str, values: F64, called: Called) -> str:
+    """How many parts are chosen, and between which values they lie."""
+    least, most = called(float(values[chosen].min())), called(float(values[chosen].max()))
     to = f" to {most}" if most != least else ""
     return f"{int(chosen.sum()):,} of {chosen.size:,} {what}: {least}{to}"
 
 
-def _factor(gain: float) -> str:
-    """1 + gain in digits that never read 1."""
-    if abs(gain) >= 5e-5:
-        return f"{1 + gain:.6g}"
-    return f"1 {'-' if gain < 0 else '+'} {abs(gain):.3g}"
+def factor(beta: float) -> str:
+    """1 + beta in digits that never read 1."""
+    if abs(beta) >= 5e-5:
+        return f"{1 + beta:.6g}"
+    return f"1 {'-' if beta < 0 else '+'} {abs(beta):.3g}"
 
 
-def _constant(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def standing_out(pair: PairFigures, row: str, *, few: bool = True) -> tuple[str | None, float | None]:
-    """Rows, or columns, that are off many times more than the rest, though below every absolute limit.
-
-    The second value is the relative L2 from which on a row stands out.
-    """
-    if ("standing_out", row, few) not in pair.kept:
-        times = limits.STANDING_OUT if few else limits.STANDING_OUT_GRADIENT
-        pair.kept["standing_out", row, few] = _standing_out(pair, row, times)
-    found: tuple[str | None, float | None] = pair.kept["standing_out", row, few]
-    return found
-
-
-def _standing_out(pair: PairFigures, row: str, times: float) -> tuple[str | None, float | None]:
+def standing_row(pair: PairFigures, row: str, times: float) -> Seen | None:
+    """How many times more than a typical row the worst one is off, though below every absolute limit."""
     if pair.row_width < limits.PATTERN_ELEMENTS:
-        return None, None
-    floor = limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row]
-    sides = [("rows", pair.row_d2, pair.row_a2)]
-    if pair.row_d2.size >= limits.PATTERN_ELEMENTS:
-        # A column of a few numbers has no norm to speak of: one of them may be next to nothing.
-        sides.append(("columns", pair.col_d2, pair.col_a2))
-    for what, d2, a2 in sides:
-        found = _outliers(d2, a2, floor, times)
-        if found is not None:
-            number, worst, typical, least = found
-            sentence = (
-                f"{number:,} of {d2.size:,} {what} stand out: off by up to {worst:.3g} of their norm, "
-                f"the others typically by {typical:.2g}"
-            )
-            return sentence, least if what == "rows" else None
-    return column_gain(pair, row), None
+        return None
+    return _standing_out("rows", pair.row_d2, pair.row_a2, row, times)
 
 
-def _outliers(d2: F64, a2: F64, floor: float, times: float) -> tuple[int, float, float, float] | None:
-    """(how many, the largest ratio, the typical one, the least that stands out)."""
-    # What could not be squared stands out in `verdict` by other rules.
+def standing_column(pair: PairFigures, row: str, times: float) -> Seen | None:
+    """The same of a column. One of a few numbers has no norm to speak of: one of them may be next to nothing."""
+    if pair.row_width < limits.PATTERN_ELEMENTS or pair.row_d2.size < limits.PATTERN_ELEMENTS:
+        return None
+    return _standing_out("columns", pair.col_d2, pair.col_a2, row, times)
+
+
+def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen | None:
+    # What could not be squared stands out by other rules.
     there = (a2 > 0) & np.isfinite(a2) & np.isfinite(d2)
     if int(np.count_nonzero(there)) < limits.FEWEST_TYPICAL:
         return None
-    rel = np.sqrt(d2[there] / a2[there])
-    if float(rel.max()) < floor:
+    rel, norm = np.sqrt(d2[there] / a2[there]), np.sqrt(a2[there])
+    typical = float(np.median(rel))
+    unit = max(typical, limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row] / times)
+    size = np.minimum(rel, np.sqrt(d2[there]) / float(np.median(norm))) / unit
+    value = crowded(size, times)
+    if value is None:
         return None
-    norm = np.sqrt(a2[there])
-    typical, typical_norm = float(np.median(rel)), float(np.median(norm))
-    least = max(floor, times * typical)
-    against_typical = np.sqrt(d2[there]) / typical_norm
-    out = (rel >= least) & (against_typical >= least)
-    number = int(np.count_nonzero(out))
-    if not number or number > limits.MOST_STANDING_OUT * rel.size:
-        return None
-    return number, float(rel[out].max()), typical, least
+    out = size >= min(times, value)
+    text = (
+        f"{int(np.count_nonzero(out)):,} of {d2.size:,} {what} stand out: off by up to {float(rel[out].max()):.3g} of "
+        f"their norm, the others typically by {typical:.2g}"
+    )
+    return Seen(value, text, times * unit if what == "rows" else None)
 
 
-def column_gain(pair: PairFigures, row: str) -> str | None:
-    """A few columns that are a times a factor of their own, among noise in which they do not stand out by size."""
-    if pair.columns is None:
+def crowded(size: F64, times: float) -> float | None:
+    """The greatest size; None where more than a few reach the limit: then it is no few that stand out."""
+    if np.count_nonzero(size >= times) > limits.MOST_STANDING_OUT * size.size:
         return None
-    floor = limits.ROW_GAIN_FLOOR[row]
-    gain, norm, weighty = pair.columns.gain, pair.columns.norm, pair.columns.weighty
-    # What attention averages is alike from token to token: the gains of the other columns say what chance makes of it.
-    pull = np.abs(gain) * norm
-    out = np.abs(gain) >= max(floor, limits.COLUMN_GAIN * float(np.median(np.abs(gain))))
-    out &= (pull >= limits.COLUMN_GAIN * float(np.median(pull))) & (weighty >= limits.PATTERN_ELEMENTS)
-    if np.count_nonzero(out) > limits.MOST_STANDING_OUT * gain.size:
-        return None
-    return _listed(out, "columns are a times a factor", gain[out], _factor)
+    return float(size.max(initial=0.0))
 
 
-def updated(pair: PairFigures, row: str) -> str | None:
-    """Stored numbers off by more than their own rounding, most of them alike: an update, or a quantisation."""
+def updated(pair: PairFigures, row: str) -> Seen | None:
+    """By how many of its own roundings a stored number is off, where most are off alike: an update, a quantisation."""
     if pair.finite < limits.FEWEST_UPDATED or pair.rel_l2 < limits.LEAST_UPDATE:
         return None
     crest = pair.max_abs / math.sqrt(pair.sum_d2 / pair.finite)
-    roundings = pair.max_rel / EPS[row]
-    if roundings <= limits.MOST_ROUNDINGS or crest > limits.MOST_CREST:
+    if crest > limits.MOST_CREST:
         return None
-    return (
+    roundings = pair.max_rel / EPS[row]
+    text = (
         f"{100 * pair.mismatched / pair.compared:.3g}% of the elements differ, by up to {roundings:.3g} roundings of "
         f"{row} (up to {limits.MOST_ROUNDINGS:g} allowed), the greatest difference {crest:.2g} times the rms one "
         f"(noise from {limits.MOST_CREST:g} on): an update or a quantisation"
     )
+    return Seen(roundings, text)

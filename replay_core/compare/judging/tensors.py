@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.judging import copies, digests, limits, structure
+from replay_core.compare.judging import copies, digests, limits
+from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.locating import locate
 from replay_core.compare.judging.measuring import LookAhead, Measured
+from replay_core.compare.judging.rules import keep
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
-from replay_core.compare.judging.verdict import Context, Verdict, judge
+from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
 from replay_core.compare.pairing.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
@@ -37,6 +39,8 @@ class TensorVerdict:
     verdict: Verdict
     reason: str
     suspect: bool = False
+    #: The rule that decided; None where nothing had to be weighed.
+    rule: Decision | None = None
     a: tuple[Record, TensorRef] | None = None
     b: tuple[Record, TensorRef] | None = None
     figures: PairFigures | None = None
@@ -59,6 +63,10 @@ class TensorVerdict:
     damaged: str | None = None
     #: A side kept a digest and no values: what is said of the pair rests on that alone.
     by_digest: bool = False
+
+    def take(self, found: Judgement) -> None:
+        """Be what was judged."""
+        self.verdict, self.reason, self.suspect, self.rule = found.verdict, found.reason, found.suspect, found.rule
 
     @property
     def key(self) -> RecordKey:
@@ -169,10 +177,10 @@ class Judge:
             worst_sample=found.worst_sample,
             name=row.name,
             rounded=found.rounded,
-            settled=found.positions,
+            shift=found.shift,
         )
         judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
-        row.verdict, row.reason, row.suspect = judgement.verdict, judgement.reason, judgement.suspect
+        row.take(judgement)
         # What a person accepts says nothing of noise: that is read off the table, and judging again reads the same.
         by_table = judgement if self._tolerances == DEFAULT else judge(found.figures, found.unmasked, row.context)
         if by_table.verdict is Verdict.CLOSE:
@@ -187,7 +195,7 @@ class Judge:
         locate(row, found.rows, judgement.row_limit)
         for figures in (found.figures, found.unmasked):
             if figures is not None:
-                structure.keep(figures, coarsest(row.context.dtype), few=row.context.column != "gradient")
+                keep(figures, DEFAULT.of(row.context))
 
     def _note_noise(self, row: TensorVerdict, *, is_suspect: bool) -> None:
         """What was CLOSE on the way is noise that later tensors carry on.
@@ -199,7 +207,7 @@ class Judge:
         if kind not in ("activation", "logprob") or not row.figures.finite:
             return
         rms = math.sqrt(row.figures.sum_d2 / row.figures.finite)
-        if kind == "logprob" and row.figures.max_abs > limits.LOGPROB_FP32.max_abs[0]:
+        if kind == "logprob" and row.figures.max_abs > limits.LOGPROB_NOISE_FP32:
             self._past_fp32.add(row.place)
         noise, before = rms if kind == "logprob" else row.figures.rel_l2, self._noise[row.place]
         if is_suspect and noise > limits.NOISE_GROWTH * before:

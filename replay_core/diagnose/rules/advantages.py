@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
@@ -24,7 +24,7 @@ _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
 @rule("D05", "groups of one response: no baseline", link="groups", scope="batch", needs=("group",),
       explains=("D01", "D03", "D04", "D24"), lasts=True,
       source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
-def groups_of_one(batch: Batch) -> Iterator[Finding]:
+def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     """Groups with a single response. All of them is an error where their prompts repeat or the advantage is the raw
     reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), and where
     groups are inferred from prompts alone.
@@ -63,7 +63,7 @@ def groups_of_one(batch: Batch) -> Iterator[Finding]:
         yield finding("warning", claim, place, evidence=evidence, cause=cause)
 
 
-def _is_raw(batch: Batch) -> bool | None:
+def _is_raw(batch: StepBatch) -> bool | None:
     """Whether advantages are the rewards themselves; None where that cannot be told."""
     advantage_B, reward_B = batch.advantage_B, batch.reward_B
     if advantage_B is None or reward_B is None:
@@ -78,7 +78,7 @@ def _is_raw(batch: Batch) -> bool | None:
       needs=("group", "advantage"),
       explains=("D04", "D05", "D21", "D23", "D28"),
       source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
-def nan_from_small_groups(batch: Batch) -> Iterator[Finding]:
+def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
     """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.
 
     A NaN in any other group has another cause and is D21's.
@@ -183,7 +183,7 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
             yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
-def _rewards(batch: Batch) -> Iterator[tuple[str, Array]]:
+def _rewards(batch: StepBatch) -> Iterator[tuple[str, Array]]:
     """What the advantages may have been computed from."""
     if batch.reward_B is not None:
         yield "rewards", batch.reward_B
@@ -226,7 +226,7 @@ def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[
       explains=("D02", "D23", "D28"),
       source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ "
       "2501.03262")  # fmt: skip
-def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
+def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     """Recomputes (r - mean) / (std + e) for e in {1e-4, 1e-6, 1e-8, 0}, std over n and n - 1, in the group and in the
     batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
     whitened over tokens, each as it is or clipped: one must agree to 1e-4 (2e-2 in bf16).
@@ -293,7 +293,7 @@ def advantages_recomputed(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
+def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
     """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     if not np.abs(heard_B).max() > 0:
@@ -335,7 +335,7 @@ def _mistake(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple
     )
 
 
-def _turned(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
+def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
     """Severity, claim and cause of advantages that are a known variant with the sign turned; else None first."""
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     flipped = _matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
@@ -348,7 +348,7 @@ def _turned(batch: Batch, heard_B: Array, kept_B: Array, close: Array) -> tuple[
     )
 
 
-def _known(batch: Batch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
     """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
     trained_N = batch.trained_N
     yield from variants(reward_B, group_B, None if trained_N is None else batch.count(trained_N).astype(np.float64))
@@ -368,7 +368,7 @@ def _clipped(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[s
         yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
 
 
-def _groupings(batch: Batch) -> Iterator[tuple[str, Array]]:
+def _groupings(batch: StepBatch) -> Iterator[tuple[str, Array]]:
     """Other ways the same samples may have been put into groups."""
     group_B = given(batch.group_B)
     total, groups = len(group_B), int(group_B.max()) + 1

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
@@ -22,13 +22,13 @@ _COPIED = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "va
 A_CAST = 0.51
 
 
-def _copies(batch: Batch) -> Iterator[tuple[Column, Column]]:
+def _copies(batch: StepBatch) -> Iterator[tuple[Column, Column]]:
     for name in _COPIED:
         assert name in MEANINGS
         yield from combinations(list(batch.columns(name)), 2)
 
 
-def _apart(batch: Batch, a: Column, b: Column) -> tuple[Array, Array]:
+def _apart(batch: StepBatch, a: Column, b: Column) -> tuple[Array, Array]:
     """Tokens both say something of, and where they are not bitwise one number.
 
     Samples of equal tokens are left out: which of them is which, two records need not agree on.
@@ -38,7 +38,7 @@ def _apart(batch: Batch, a: Column, b: Column) -> tuple[Array, Array]:
     return both_N, both_N & ~same_N
 
 
-def _pairs(batch: Batch) -> list[tuple[Column, Column]]:
+def _pairs(batch: StepBatch) -> list[tuple[Column, Column]]:
     found = list(_copies(batch))
     if not found:
         raise Skip("no tensor is recorded twice in the step; rldbg compare takes two dumps")
@@ -56,7 +56,7 @@ def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
 
 @rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch",
       source="slime and verl determinism guides")  # fmt: skip
-def not_the_same(batch: Batch) -> Iterator[Finding]:
+def not_the_same(batch: StepBatch) -> Iterator[Finding]:
     """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
     same tokens: any difference on a token that counts beyond a cast is a warning.
     """
@@ -85,7 +85,7 @@ def not_the_same(batch: Batch) -> Iterator[Finding]:
 
 @rule("D38", "two copies differ in padding only", link="dump", scope="batch",
       source="docs/evidence.md#critics")  # fmt: skip
-def only_padding(batch: Batch) -> Iterator[Finding]:
+def only_padding(batch: StepBatch) -> Iterator[Finding]:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
     if batch.trained_N is None:
         raise Skip("needs a mask")
@@ -105,7 +105,7 @@ def only_padding(batch: Batch) -> Iterator[Finding]:
 
 @rule("D40", "two copies differ by a cast", link="dump", scope="batch",
       source="sglang comparator, diff after downcast")  # fmt: skip
-def only_cast(batch: Batch) -> Iterator[Finding]:
+def only_cast(batch: StepBatch) -> Iterator[Finding]:
     """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
     for a, b in _pairs(batch):
         _, apart_N = _apart(batch, a, b)

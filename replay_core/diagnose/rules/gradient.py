@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
@@ -25,7 +25,7 @@ EXPLODED = 5.0
       needs=("advantages", "mask"),
       explains=("L01",),
       source="ms-swift#5890")  # fmt: skip
-def no_gradient(batch: Batch) -> Iterator[Finding]:
+def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
     cancel to an exact 0 on different tokens.
     """

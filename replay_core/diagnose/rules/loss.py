@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
@@ -83,7 +83,7 @@ def _wrong(part: _MicroLoss) -> Iterator[tuple[str, str, float]]:
       needs=("mask", "advantages|token_loss"),
       source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, "
       "open-instruct#1137, SkyRL#1296")  # fmt: skip
-def reduction(batch: Batch) -> Iterator[Finding]:
+def reduction(batch: StepBatch) -> Iterator[Finding]:
     """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio) and reduces it
     as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
@@ -196,7 +196,7 @@ def _agree(a: float, b: float) -> bool:
     return abs(a - b) <= max(CLOSE * abs(b), FLOOR)
 
 
-def _parts(batch: Batch) -> tuple[list[_MicroLoss], bool]:
+def _parts(batch: StepBatch) -> tuple[list[_MicroLoss], bool]:
     """Micro-batches with a logged policy loss, and whether its per-token values are certain."""
     logged = {_place(scalar): scalar for scalar in batch.scalars("pg_loss")}
     exact = bool(logged)
@@ -219,7 +219,7 @@ def _place(scalar: Scalar) -> tuple[int | None, int | None]:
     return scalar.record.key.rank, scalar.record.key.micro
 
 
-def _token_loss(batch: Batch) -> tuple[Array | None, bool]:
+def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
     """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken
     as 1.
     """
@@ -239,7 +239,7 @@ def _token_loss(batch: Batch) -> tuple[Array | None, bool]:
     return loss_N, bool((np.abs(ratio_N - 1) < 0.1).all())
 
 
-def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _MicroLoss:
+def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> _MicroLoss:
     assert batch.trained_N is not None
     lengths = batch.lengths_B[samples]
     values_BT = np.zeros((len(samples), int(lengths.max(initial=1))))
@@ -253,7 +253,7 @@ def _dense(batch: Batch, scalar: Scalar, token_N: Array, samples: Array) -> _Mic
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),
       source="trl#3452, open-r1#239: mean-centred advantages at ratio 1")  # fmt: skip
-def zero_and_fine(batch: Batch) -> Iterator[Finding]:
+def zero_and_fine(batch: StepBatch) -> Iterator[Finding]:
     """Every logged |loss| < 1e-4 while max |A| > 0 on counted tokens, the ratio is 1 where it is recorded, and no
     gradient norm is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does
     not.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
@@ -25,7 +25,7 @@ LEFT_OUT = 0.5
 @rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
       explains=("D01", "D02", "D03", "D19", "D23", "D28", "L01"),
       source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
-def empty_loss(batch: Batch) -> Iterator[Finding]:
+def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
     those were cut off, which trainers filter on purpose). A mask that ends before the middle of most responses, or
     counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
@@ -68,7 +68,7 @@ def empty_loss(batch: Batch) -> Iterator[Finding]:
     yield from _ends_early(batch, trained_N, counts_B, name, source)
 
 
-def _dropped(batch: Batch, empty_B: Array) -> bool:
+def _dropped(batch: StepBatch, empty_B: Array) -> bool:
     """Whether the trainer itself says that it left just these samples out."""
     for name, wanted in (("sample_mask", True), ("remove_sample", False)):
         kept_B = batch.per_sample(name)
@@ -77,7 +77,9 @@ def _dropped(batch: Batch, empty_B: Array) -> bool:
     return False
 
 
-def _ends_early(batch: Batch, trained_N: Array, counts_B: Array, name: str, source: str | None) -> Iterator[Finding]:
+def _ends_early(
+    batch: StepBatch, trained_N: Array, counts_B: Array, name: str, source: str | None
+) -> Iterator[Finding]:
     stated_B = batch.per_sample("response_length")
     place = batch.where(name, sample=0)
     if stated_B is not None and (counts_B > stated_B).any():
@@ -114,7 +116,7 @@ def _ends_early(batch: Batch, trained_N: Array, counts_B: Array, name: str, sour
         )
 
 
-def _last(batch: Batch, chosen_N: Array) -> Array:
+def _last(batch: StepBatch, chosen_N: Array) -> Array:
     """The position of each sample's last chosen token [B], -1 where there is none."""
     last_B = np.full(len(batch), -1, dtype=np.int64)
     np.maximum.at(last_B, batch.sample_N[chosen_N], batch.position_N[chosen_N])
@@ -266,7 +268,7 @@ def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
       explains=("D07", "D09", "D17", "D19", "D28"), lasts=True,
       source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "
       "unchanged")  # fmt: skip
-def padding_trained(batch: Batch) -> Iterator[Finding]:
+def padding_trained(batch: StepBatch) -> Iterator[Finding]:
     """Mask entries set where attention_mask holds no token, or on pad ids after a response has ended. Any is an error.
 
     Where the pad id is also the end token, the first one of a response counts as its end.
@@ -291,7 +293,7 @@ def padding_trained(batch: Batch) -> Iterator[Finding]:
         yield _padding(batch, int(bad_N.sum()), batch.where(name, at=at), name)
 
 
-def _padding(batch: Batch, count: int, place: Where, name: str) -> Finding:
+def _padding(batch: StepBatch, count: int, place: Where, name: str) -> Finding:
     trained_N = given(batch.trained_N)
     return finding(
         "error",
@@ -305,7 +307,7 @@ def _padding(batch: Batch, count: int, place: Where, name: str) -> Finding:
     )
 
 
-def _stray(batch: Batch, name: str) -> tuple[int, int, str] | None:
+def _stray(batch: StepBatch, name: str) -> tuple[int, int, str] | None:
     """(entries, sample, name) of a mask set where the batch holds no token."""
     for sheet, places in batch.sheets:
         total, first = 0, None
@@ -326,7 +328,7 @@ def _stray(batch: Batch, name: str) -> tuple[int, int, str] | None:
 @rule("D19", "the end of a response is never trained", link="masks", scope="batch", needs=("tokens", "mask"),
       explains=("D20", "D07"), lasts=True,
       source="verl#3562, trl#2708: the mask is shifted, or pad and end token share an id")  # fmt: skip
-def end_untrained(batch: Batch) -> Iterator[Finding]:
+def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
 
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them.
@@ -351,7 +353,7 @@ def end_untrained(batch: Batch) -> Iterator[Finding]:
         raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
 
 
-def _untrained(batch: Batch, eos: int, count: int, place: Where) -> Finding:
+def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
     return finding(
         "error",
         f"the end token ({eos}) is in {count} responses and in the loss of none: the policy never learns to stop",

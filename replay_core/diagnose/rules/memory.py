@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
@@ -22,7 +22,7 @@ _FP32 = 4
 
 @rule("D36", "logits need much memory", link="memory", scope="batch", needs=("tokens",),
       source="slime#2253 (11.6k x 248k x 4 B = 10.8 GB), maxtext#4409")  # fmt: skip
-def logits(batch: Batch) -> Iterator[Finding]:
+def logits(batch: StepBatch) -> Iterator[Finding]:
     """T x V x 4 bytes of the largest micro-batch, T its padded token slots and V at least the largest id seen: one
     fp32 copy of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying
     (info).

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap
@@ -44,7 +44,7 @@ def _worst(between: Gap) -> int:
 @rule("D08", "log-probabilities are shifted by one token", link="rollout_logprobs", scope="batch", needs=_BOTH,
       explains=("D09", "D12", "D14", "D15", "D24", "D29", "D35"), lasts=True,
       source="verl#3562, OpenRLHF#973; measured: lag 0 r 0.03, lag 1 r 1.000")  # fmt: skip
-def shifted(batch: Batch) -> Iterator[Finding]:
+def shifted(batch: StepBatch) -> Iterator[Finding]:
     """Correlation of trainer and rollout at lags -1, 0, 1. An error where the best is not lag 0, is above 0.9 and above
     every other by 0.3: then one of the two is about the token before or after.
     """
@@ -69,7 +69,7 @@ def shifted(batch: Batch) -> Iterator[Finding]:
 @rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="batch", needs=_BOTH,
       explains=("D09", "D11", "D12", "D14", "D15", "D24", "D25"), lasts=True,
       source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
-def tempered(batch: Batch) -> Iterator[Finding]:
+def tempered(batch: StepBatch) -> Iterator[Finding]:
     """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
     beside a trainer that does not divide its logits. An error where |slope - 1| > 0.1 at a correlation above 0.9
     and a line takes away at least 40 % of the difference.
@@ -103,7 +103,7 @@ def tempered(batch: Batch) -> Iterator[Finding]:
       needs=_BOTH,
       explains=("D09", "D12", "D14", "D24"), lasts=True,
       source="verl#6240, trl#6789, ms-swift#8442, vllm#42259")  # fmt: skip
-def renormalised(batch: Batch) -> Iterator[Finding]:
+def renormalised(batch: StepBatch) -> Iterator[Finding]:
     """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
     slope: what is left of the distribution after top-p or top-k was normalised again. An error.
     """
@@ -133,7 +133,7 @@ def renormalised(batch: Batch) -> Iterator[Finding]:
       needs=(*_BOTH, "ref_logprobs"),
       explains=("D09", "D13", "D14", "D24", "D31"), lasts=True,
       source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
-def stale(batch: Batch) -> Iterator[Finding]:
+def stale(batch: StepBatch) -> Iterator[Finding]:
     """mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03: what was sampled agrees with the
     reference, the initial weights, and not with the policy. An error.
     """
@@ -243,7 +243,7 @@ def drifting(log: RunLog) -> Iterator[Finding]:
       explains=("D09", "D12", "D13", "D14", "D15", "D24"), lasts=True,
       source="transformers masking_utils: packed position ids only count without mask and cache; "
       "functionary#132")  # fmt: skip
-def leaking(batch: Batch) -> Iterator[Finding]:
+def leaking(batch: StepBatch) -> Iterator[Finding]:
     """mean |d| per sample: the first sample of every pack agrees (below a fifth of the others, at least 5 times
     apart), every later one does not. Packs are as recorded, else every k-th sample, else what filling rows up to
     one length gives. An error. Only the first sample of a pack sees no other's tokens: no other cause spares just
@@ -276,7 +276,7 @@ def leaking(batch: Batch) -> Iterator[Finding]:
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
       explains=("D24",),
       source="NeMo-RL docs (mean e^|d| > 1.05, KL error 1e-3); miles CI 0.03; slime CI 0.1")  # fmt: skip
-def disagree(batch: Batch) -> Iterator[Finding]:
+def disagree(batch: StepBatch) -> Iterator[Finding]:
     """mean |d| > 0.03, mean e^|d| > 1.05 or k3 > 1e-3 is a warning, mean |d| > 0.1 an error; bf16 engines beside fp32
     trainers are at about 0.005, MoE ones near 0.06. Silent where D08, D10, D11, D12 or D16 name the cause.
 
@@ -309,7 +309,7 @@ def disagree(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def _cause(batch: Batch, between: Gap) -> tuple[str, list[Evidence]]:
+def _cause(batch: StepBatch, between: Gap) -> tuple[str, list[Evidence]]:
     """The cause that the place of the differences tells, and the figures that tell it."""
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
@@ -119,7 +119,7 @@ _CAUSES = {
 }
 
 
-def _in_batch(batch: Batch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
+def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
     """Tensors about tokens: whether a bad value counts depends on the mask."""
     step = -1 if batch.step is None else batch.step
     trained_N = batch.trained_N

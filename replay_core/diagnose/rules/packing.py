@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
@@ -20,7 +20,7 @@ _LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
       needs=("cu_seqlens|position_ids|segment_ids",),
       explains=("D16", "D09", "D14", "D24"), lasts=True,
       source="transformers _is_packed_sequence; ms-swift#4736")  # fmt: skip
-def metadata(batch: Batch) -> Iterator[Finding]:
+def metadata(batch: StepBatch) -> Iterator[Finding]:
     """cu_seqlens starts at 0, rises, and ends on the number of tokens; max_seqlen is its largest step; position ids
     count 0, 1, 2 ... in every sample and begin again with the next; segment ids change where samples do.
     Any violation is an error; position ids that count left padding are a warning.
@@ -41,7 +41,7 @@ def metadata(batch: Batch) -> Iterator[Finding]:
     yield from _segments(batch)
 
 
-def _cu_seqlens(batch: Batch) -> tuple[str, str, list[Evidence]] | None:
+def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
     for sheet, _ in batch.sheets:
         for part in sheet.parts:
             ref = part.find("cu_seqlens")
@@ -72,7 +72,7 @@ def _cu_seqlens(batch: Batch) -> tuple[str, str, list[Evidence]] | None:
     return None
 
 
-def _positions(batch: Batch) -> Iterator[Finding]:
+def _positions(batch: StepBatch) -> Iterator[Finding]:
     column = batch.column("position_ids")
     if column is None or not batch.spine.has_tokens or not batch.spine.padding_known:
         if column is None and batch.ref("cu_seqlens") is None and batch.ref("segment_ids") is None:
@@ -122,7 +122,7 @@ def _positions(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def _only_tails(batch: Batch, off_N: Array) -> bool:
+def _only_tails(batch: StepBatch, off_N: Array) -> bool:
     """Whether every wrong position lies in one run up to its sample's end that holds one value."""
     column = given(batch.column("position_ids"))
     first_B = batch.first(off_N)
@@ -132,7 +132,7 @@ def _only_tails(batch: Batch, off_N: Array) -> bool:
     return bool((tail_N == off_N).all() and constant_B.all() and (first_B > 0).all())
 
 
-def _segments(batch: Batch) -> Iterator[Finding]:
+def _segments(batch: StepBatch) -> Iterator[Finding]:
     column = batch.column("segment_ids")
     if column is None or not batch.spine.padding_known:
         return

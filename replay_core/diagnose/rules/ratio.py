@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
@@ -23,7 +23,7 @@ SAME_FP32, SAME_BF16 = 1e-3, 0.02
 LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
 
 
-def _pair(batch: Batch) -> tuple[Column, Column, Array]:
+def _pair(batch: StepBatch) -> tuple[Column, Column, Array]:
     policy, old = given(batch.column("policy_logprobs")), given(batch.column("old_logprobs"))
     both_N = batch.pair(policy, old)
     if both_N.sum() < FEWEST:
@@ -31,7 +31,7 @@ def _pair(batch: Batch) -> tuple[Column, Column, Array]:
     return policy, old, both_N
 
 
-def ratios(batch: Batch) -> tuple[Array, Array, str]:
+def ratios(batch: StepBatch) -> tuple[Array, Array, str]:
     """The ratio of every token, which tokens have one, and from what: recomputed, else as recorded.
 
     Raises:
@@ -54,7 +54,7 @@ def ratios(batch: Batch) -> tuple[Array, Array, str]:
     return column.values_N, known_N, column.source
 
 
-def first_update_B(batch: Batch) -> Array:
+def first_update_B(batch: StepBatch) -> Array:
     """Which samples are surely of the first optimizer step of their batch: nothing has moved there."""
     keys = batch.keys_of("policy_logprobs")
     known = any(key is not None and (key.minibatch is not None or key.epoch is not None) for key in keys)
@@ -77,7 +77,7 @@ def first_update_B(batch: Batch) -> Array:
       needs=("policy_logprobs", "old_logprobs"),
       explains=("D24",),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
-def on_policy(batch: Batch) -> Iterator[Finding]:
+def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error. Later updates move the ratio on purpose.
@@ -143,7 +143,7 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
 @rule("D24", "the ratio explodes", link="ratio", scope="batch",
       needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
-def exploding(batch: Batch) -> Iterator[Finding]:
+def exploding(batch: StepBatch) -> Iterator[Finding]:
     """Largest ratio > 10, share of tokens outside [0.8, 1.2] > 0.2 (0.5: an error), or effective sample size
     (sum w)^2 / (n sum w^2) < 0.5, over tokens that count.
     """

@@ -8,7 +8,7 @@ from statistics import mean
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
@@ -126,7 +126,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bo
 @rule("D29", "the KL estimator is turned around", link="ref", scope="batch",
       needs=("kl", "ref_logprobs", "trainer_logprobs"),
       source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
-def estimator(batch: Batch) -> Iterator[Finding]:
+def estimator(batch: StepBatch) -> Iterator[Finding]:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     The recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an
     error; one that agrees with no estimator a warning. k1 itself may be negative. Zeros where nothing is penalised are

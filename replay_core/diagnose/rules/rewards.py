@@ -7,7 +7,7 @@ from statistics import median_low
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
@@ -21,7 +21,7 @@ EQUAL = 1e-6
 MOSTLY = 0.5
 
 
-def spreads(batch: Batch) -> tuple[Array, Array]:
+def spreads(batch: StepBatch) -> tuple[Array, Array]:
     """Each group's reward spread (largest - smallest) and size, for groups of finite rewards."""
     rewards_B, group_B = given(batch.reward_B), given(batch.group_B)
     groups = int(group_B.max(initial=-1)) + 1
@@ -33,7 +33,7 @@ def spreads(batch: Batch) -> tuple[Array, Array]:
     return np.where(sizes_G > 0, high_G - low_G, np.nan), sizes_G
 
 
-def _equal(batch: Batch) -> tuple[Array, Array]:
+def _equal(batch: StepBatch) -> tuple[Array, Array]:
     """Which groups of two and more have equal rewards, and which groups those are at all."""
     spread_G, sizes_G = spreads(batch)
     rewards_B = given(batch.reward_B)
@@ -43,7 +43,7 @@ def _equal(batch: Batch) -> tuple[Array, Array]:
     return compared_G & (spread_G <= EQUAL * scale), compared_G
 
 
-def _has_other_baseline(batch: Batch, equal_G: Array) -> bool:
+def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
     """Whether responses of equal rewards have advantages all the same: then a critic or the batch is the baseline."""
     column, group_B = batch.column("advantages"), batch.group_B
     if group_B is None:
@@ -59,7 +59,7 @@ def _has_other_baseline(batch: Batch, equal_G: Array) -> bool:
       needs=("rewards|advantage", "group|advantage"),
       explains=("D02", "D03", "D04", "D23", "D28", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
-def zero_spread(batch: Batch) -> Iterator[Finding]:
+def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.5 and more a warning.
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
@@ -101,7 +101,7 @@ def zero_spread(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def _all_zero(batch: Batch) -> Iterator[Finding]:
+def _all_zero(batch: StepBatch) -> Iterator[Finding]:
     column, trained_N = given(batch.column("advantages")), batch.trained_N
     heard_N = column.said_N if trained_N is None else column.said_N & trained_N
     if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
@@ -125,7 +125,7 @@ def _all_zero(batch: Batch) -> Iterator[Finding]:
       needs=("rewards", "group"),
       explains=("D01", "D02", "D04", "D23", "L01"),
       source="trl#3857")  # fmt: skip
-def spread_only_between_groups(batch: Batch) -> Iterator[Finding]:
+def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     """Rewards vary over the batch and in no group of two and more: `reward_std` looks healthy, every advantage is 0.
 
     Also where single reward functions vary within groups and their sum does not.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
@@ -26,7 +26,7 @@ ROUTING = (
 DIFFER = 0.05
 
 
-def _routing(batch: Batch) -> list[tuple[Record, TensorRef]]:
+def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
     return [
         (record, ref)
         for record in batch.records
@@ -38,7 +38,7 @@ def _routing(batch: Batch) -> list[tuple[Record, TensorRef]]:
 @rule("D30", "experts are routed differently", link="logprobs", scope="batch",
       explains=("D09", "D14"),
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
-def routing(batch: Batch) -> Iterator[Finding]:
+def routing(batch: StepBatch) -> Iterator[Finding]:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
     were not gathered); between two records of the same shape, more than 5 % of tokens with another set of experts
     is a warning. Skipped without recorded routing.
@@ -66,7 +66,7 @@ def routing(batch: Batch) -> Iterator[Finding]:
     yield from _compared(batch, recorded)
 
 
-def _compared(batch: Batch, recorded: list[tuple[Record, TensorRef]]) -> Iterator[Finding]:
+def _compared(batch: StepBatch, recorded: list[tuple[Record, TensorRef]]) -> Iterator[Finding]:
     for number, (record, ref) in enumerate(recorded):
         for other, theirs in recorded[number + 1 :]:
             if ref.shape != theirs.shape or ref is theirs:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
@@ -18,7 +18,7 @@ LAG = 8
 _LIMITS = ("max_staleness", "max_head_offpolicyness", "max_off_policy_steps")
 
 
-def versions(batch: Batch) -> tuple[Array, Array] | None:
+def versions(batch: StepBatch) -> tuple[Array, Array] | None:
     """The oldest and the newest weight version of each sample [B], or None where none is recorded."""
     column = batch.column("weight_version")
     if column is not None and batch.lengths_B.sum():
@@ -55,7 +55,7 @@ def _numbers(text: str) -> list[float]:
 
 @rule("D31", "samples of old weights", link="rollout_logprobs", scope="batch",
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
-def old_weights(batch: Batch) -> Iterator[Finding]:
+def old_weights(batch: StepBatch) -> Iterator[Finding]:
     """Newest weight version of the batch - oldest version of each sample. More than the limit the dump states (else
     8) is a warning; any lag, or samples that span versions, is worth saying (info): asynchronous trainers run so
     on purpose.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.batch import Batch
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
@@ -26,7 +26,7 @@ DEGENERATE = 0.5
 LONG_ENOUGH = 8
 
 
-def truncated(batch: Batch) -> Array | None:
+def truncated(batch: StepBatch) -> Array | None:
     """Which responses were cut off at the length limit: as the dump says, else no end token at the largest length."""
     stated_B = batch.truncated_flag_B
     if stated_B is not None:
@@ -125,7 +125,7 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
 @rule("D26", "degenerate output", link="tokens", scope="batch", needs=("tokens", "response"),
       explains=("D18", "D19", "D20"),
       source="verl#2626 (`!!!!` from NaN weights); slime repetition_frac")  # fmt: skip
-def degenerate(batch: Batch) -> Iterator[Finding]:
+def degenerate(batch: StepBatch) -> Iterator[Finding]:
     """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error where it is id 0:
     what sampling from NaN logits gives. Skipped where responses are short on average (below 8 tokens).
     """
@@ -156,7 +156,7 @@ def degenerate(batch: Batch) -> Iterator[Finding]:
 
 @rule("D27", "trained tokens are not the sampled ones", link="tokens", scope="batch", needs=("tokens", "sample_id"),
       source="trl#5224, rllm#272, ms-swift#10012, verl#6719")  # fmt: skip
-def retokenised(batch: Batch) -> Iterator[Finding]:
+def retokenised(batch: StepBatch) -> Iterator[Finding]:
     """The same sample id with other token ids in the rollout's records than in the trainer's: text went out, was
     decoded, and came back in as other tokens. Any mismatch is an error. Compared are records of one step.
     """

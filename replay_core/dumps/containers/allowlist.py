@@ -5,6 +5,7 @@ A new line must hold for any arguments a hostile file can give: these functions 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from replay_core.dtypes import ITEMSIZE
@@ -76,16 +77,8 @@ def _ordered_dict(loading: Loading, args: tuple[Any, ...]) -> dict[Any, Any]:
     return {}
 
 
-def _default_dict(loading: Loading, args: tuple[Any, ...]) -> dict[Any, Any]:
-    return {}
-
-
 def _list(loading: Loading, args: tuple[Any, ...]) -> list[Any]:
     return list(args[0]) if args and type(args[0]) in (list, tuple) else []
-
-
-def _tuple(loading: Loading, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_list(loading, args))
 
 
 def _set(loading: Loading, args: tuple[Any, ...]) -> Any:
@@ -135,16 +128,8 @@ def _device(loading: Loading, args: tuple[Any, ...]) -> str:
     return ":".join(str(part) for part in args[:2] if type(part) in (str, int))
 
 
-def _layout(loading: Loading, args: tuple[Any, ...]) -> str:
-    return str(args[0]) if type(args[0]) is str else "unknown"
-
-
 def _path(loading: Loading, args: tuple[Any, ...]) -> str:
     return "/".join(part for part in args if type(part) is str).replace("//", "/")
-
-
-def _bytes_io(loading: Loading, args: tuple[Any, ...]) -> BytesIO:
-    return BytesIO()
 
 
 def _tensor_batch(loading: Loading, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -180,7 +165,7 @@ _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def _table() -> dict[str, Symbol]:
-    calls = {
+    calls: dict[str, Callable[[Loading, tuple[Any, ...]], Any]] = {
         "torch._utils._rebuild_tensor": torch_.rebuild_tensor,
         "torch._utils._rebuild_tensor_v2": torch_.rebuild_tensor_v2,
         "torch._utils._rebuild_tensor_v3": torch_.rebuild_tensor_v3,
@@ -198,11 +183,11 @@ def _table() -> dict[str, Symbol]:
         "torch._tensor._rebuild_from_type_v2": torch_.rebuild_from_type,
         "torch.nested._internal.nested_tensor._rebuild_njt": torch_.rebuild_njt,
         "torch.storage._load_from_bytes": torch_.load_from_bytes,
-        "torch.serialization._get_layout": _layout,
-        "torch.Size": _tuple,
+        "torch.serialization._get_layout": lambda _, args: str(args[0]) if type(args[0]) is str else "unknown",
+        "torch.Size": lambda loading, args: tuple(_list(loading, args)),
         "torch.device": _device,
         "collections.OrderedDict": _ordered_dict,
-        "collections.defaultdict": _default_dict,
+        "collections.defaultdict": lambda _, args: {},
         "collections.Counter": _ordered_dict,
         "collections.deque": _list,
         "tensordict._reductions._make_td": tensordict_.make_td,
@@ -217,7 +202,7 @@ def _table() -> dict[str, Symbol]:
         "builtins.range": plain_values.a_range,
         "builtins.xrange": plain_values.a_range,
         "_codecs.encode": _encode,
-        "_io.BytesIO": _bytes_io,
+        "_io.BytesIO": lambda _, args: BytesIO(),
         "copyreg._reconstructor": _reconstructor,
         "skyrl.backends.skyrl_train.training_batch._rebuild_tensor_batch": _tensor_batch,
         "skyrl_train.training_batch._rebuild_tensor_batch": _tensor_batch,
@@ -225,7 +210,8 @@ def _table() -> dict[str, Symbol]:
     calls |= {
         "builtins.set": _set, "builtins.frozenset": _frozenset, "builtins.bytearray": _bytes,
         "builtins.bytes": _bytes, "builtins.complex": _complex, "builtins.slice": _slice,
-        "builtins.list": _list, "builtins.tuple": _tuple, "builtins.dict": _ordered_dict,
+        "builtins.list": _list, "builtins.dict": _ordered_dict,
+        "builtins.tuple": lambda loading, args: tuple(_list(loading, args)),
     }  # fmt: skip
     for core in ("numpy.core", "numpy._core"):
         calls |= {

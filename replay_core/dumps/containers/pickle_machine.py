@@ -353,10 +353,6 @@ def _bytes_of(width: int) -> Callable[[Machine], None]:
     return lambda machine: machine.push_bytes(_unsigned(machine, width))
 
 
-def _text8(machine: Machine) -> None:
-    machine.push_text(_unsigned(machine, 8))
-
-
 def _old_text(machine: Machine, data: bytes) -> None:
     try:
         machine.stack.append(data.decode("utf-8"))
@@ -371,10 +367,6 @@ def _binstring(machine: Machine) -> None:
     _old_text(machine, machine.take(size))
 
 
-def _short_binstring(machine: Machine) -> None:
-    _old_text(machine, machine.take(_unsigned(machine, 1)))
-
-
 def _string(machine: Machine) -> None:
     data = _line(machine)
     if len(data) < 2 or data[:1] != data[-1:] or data[:1] not in (b"'", b'"'):
@@ -382,17 +374,9 @@ def _string(machine: Machine) -> None:
     _old_text(machine, bytes(codecs.escape_decode(data[1:-1])[0]))
 
 
-def _unicode(machine: Machine) -> None:
-    machine.stack.append(_line(machine).decode("raw-unicode-escape"))
-
-
 def _int(machine: Machine) -> None:
     data = _line(machine)
     machine.stack.append({b"00": False, b"01": True}[data] if data in (b"00", b"01") else int(data, 0))
-
-
-def _long(machine: Machine) -> None:
-    machine.stack.append(int(_line(machine).removesuffix(b"L"), 0))
 
 
 def _long_of(width: int) -> Callable[[Machine], None]:
@@ -406,17 +390,9 @@ def _long_of(width: int) -> Callable[[Machine], None]:
     return push
 
 
-def _float(machine: Machine) -> None:
-    machine.stack.append(float(_line(machine)))
-
-
 def _get(machine: Machine) -> None:
     machine.memo.settle()
     machine.stack.append(machine.memo[int(_line(machine))])
-
-
-def _put(machine: Machine) -> None:
-    machine.memo[int(_line(machine))] = machine.stack[-1]
 
 
 def _pop(machine: Machine) -> None:
@@ -424,14 +400,6 @@ def _pop(machine: Machine) -> None:
         machine.stack.pop()
     else:
         machine.pop_mark()
-
-
-def _pop_mark(machine: Machine) -> None:
-    machine.pop_mark()
-
-
-def _dup(machine: Machine) -> None:
-    machine.stack.append(machine.stack[-1])
 
 
 def _dict(machine: Machine) -> None:
@@ -445,10 +413,6 @@ def _dict(machine: Machine) -> None:
 def _list(machine: Machine) -> None:
     items = machine.pop_mark()
     machine.stack.append(items)
-
-
-def _empty_set(machine: Machine) -> None:
-    machine.stack.append(set())
 
 
 def _add_items(machine: Machine) -> None:
@@ -479,10 +443,6 @@ def _global_line(machine: Machine) -> Symbol:
             return known
     module, name = _line(machine).decode("utf-8"), _line(machine).decode("utf-8")
     return find_global(machine.loading, module, name)
-
-
-def _global(machine: Machine) -> None:
-    machine.stack.append(_global_line(machine))
 
 
 def _inst(machine: Machine) -> None:
@@ -551,12 +511,17 @@ def _out_of_band(machine: Machine) -> None:
     raise machine.loading.malformed("the pickle keeps its data in a second stream that is not in the file")
 
 
-RARE: dict[int, Callable[[Machine], None]] = {
+RARE: dict[int, Callable[[Machine], object]] = {
     0x80: _proto, 0x95: _frame, 0x43: _bytes_of(1), 0x42: _bytes_of(4), 0x8E: _bytes_of(8), 0x96: _bytes_of(8),
-    0x8D: _text8, 0x54: _binstring, 0x55: _short_binstring, 0x53: _string, 0x56: _unicode, 0x49: _int, 0x4C: _long,
-    0x8A: _long_of(1), 0x8B: _long_of(4), 0x46: _float, 0x67: _get, 0x70: _put, 0x30: _pop, 0x31: _pop_mark,
-    0x32: _dup, 0x64: _dict, 0x6C: _list, 0x8F: _empty_set, 0x90: _add_items, 0x91: _frozenset, 0x63: _global,
-    0x69: _inst, 0x6F: _obj, 0x81: _newobj, 0x92: _newobj_ex, 0x62: _build, 0x51: _persistent,
-    0x50: _text_persistent, 0x82: _extension, 0x83: _extension, 0x84: _extension, 0x97: _out_of_band,
-    0x98: _out_of_band,
+    0x8D: lambda machine: machine.push_text(_unsigned(machine, 8)),
+    0x54: _binstring, 0x55: lambda machine: _old_text(machine, machine.take(_unsigned(machine, 1))), 0x53: _string,
+    0x56: lambda machine: machine.stack.append(_line(machine).decode("raw-unicode-escape")),
+    0x49: _int, 0x4C: lambda machine: machine.stack.append(int(_line(machine).removesuffix(b"L"), 0)),
+    0x8A: _long_of(1), 0x8B: _long_of(4), 0x46: lambda machine: machine.stack.append(float(_line(machine))),
+    0x67: _get, 0x70: lambda machine: machine.memo.update({int(_line(machine)): machine.stack[-1]}),
+    0x30: _pop, 0x31: lambda machine: machine.pop_mark(), 0x32: lambda machine: machine.stack.append(machine.stack[-1]),
+    0x64: _dict, 0x6C: _list, 0x8F: lambda machine: machine.stack.append(set()), 0x90: _add_items, 0x91: _frozenset,
+    0x63: lambda machine: machine.stack.append(_global_line(machine)), 0x69: _inst, 0x6F: _obj, 0x81: _newobj,
+    0x92: _newobj_ex, 0x62: _build, 0x51: _persistent, 0x50: _text_persistent,
+    0x82: _extension, 0x83: _extension, 0x84: _extension, 0x97: _out_of_band, 0x98: _out_of_band,
 }  # fmt: skip

@@ -128,7 +128,7 @@ def test_a_models_directory_faces_its_weights_in_any_container(tmp_path: Path):
     sharded.mkdir()
     (sharded / "config.json").write_text("{}")
     names = sorted(state)
-    places = {}
+    places: dict[str, str] = {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         shard = f"model-0000{number}-of-00002.safetensors"
         save_file({name: state[name] for name in part}, sharded / shard)

@@ -63,7 +63,7 @@ def test_another_attention_kernel_is_harmless_to_the_last_gradient(
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).to(dtype)
     paths = [save_file(tmp_path / f"{kernel}.pt", computed(model, kernel, seed)) for kernel in ("eager", "sdpa")]
-    compared = compare_runs(*map(open_run, paths))
+    compared = compare_runs(open_run(paths[0]), open_run(paths[1]))
     assert [(row.name, row.reason) for row in compared.tensors if row.verdict.diverges] == []
     assert sum(row.figures is not None and row.figures.mismatched > 0 for row in compared.tensors) > 20
 

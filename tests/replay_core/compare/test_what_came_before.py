@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_a_projection_of_a_norm_that_differs_is_judged_end_to_end(tmp_path: Path
     assert "end-to-end" in row.reason
 
 
-def judged(tmp_path: Path, *offs: float, **options: object) -> list[Verdict]:
+def judged(tmp_path: Path, *offs: float, **options: Any) -> list[Verdict]:
     """The verdicts of tensors, each computed from the one before, that are off by so much."""
     a = {"modules": {f"layers.{place}.mlp.output": tensor(place) for place in range(len(offs))}}
     b = {"modules": {f"layers.{place}.mlp.output": tensor(place, off) for place, off in enumerate(offs)}}

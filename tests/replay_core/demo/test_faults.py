@@ -35,7 +35,7 @@ def test_a_fault_is_named_first(fault: str, seed: int, tmp_path: Path) -> None:
     train_demo(tmp_path / "run", steps=3, seed=seed, fault=fault)
     found = diagnose(Case(open_run(tmp_path / "run"))).findings
     assert (found[0].id, found[0].severity) == (NAMED[fault], "error")
-    others = [one.id for one in found if one.severity != "info" and one.echo_of is None]
+    others = [one.id for one in found if one.severity != "info" and one.downstream_of is None]
     assert others == [NAMED[fault]]
 
 

@@ -6,7 +6,9 @@ Shapes are what the framework's own reader gives; `torch.load` and the formats' 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Shape = tuple[int, ...]
 
@@ -19,7 +21,7 @@ class Expected:
     dialect: str
     stages: dict[str, int]
     stage: str
-    tensors: dict[str, tuple[Shape, str | None]]
+    tensors: Mapping[str, tuple[Shape, Any]]
     rows: dict[str, Shape] = field(default_factory=dict)
     pads: dict[str, str] = field(default_factory=dict)
 

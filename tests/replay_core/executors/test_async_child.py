@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -78,11 +79,16 @@ async def test_cancel_stops_the_job_and_keeps_the_child(command: Command) -> Non
         assert (await child.run(Job("pid")))["pid"] == pid
 
 
+def _set(flowing: asyncio.Event, _event: object) -> None:
+    flowing.set()
+
+
 async def test_a_cancel_in_the_middle_of_a_long_line_waits_for_its_end(command: Command) -> None:
     async with started(command) as child:
         for _ in range(10):
             flowing = asyncio.Event()
-            job = asyncio.create_task(child.run(Job("flood"), lambda _event, flowing=flowing: flowing.set()))
+            seen = functools.partial(_set, flowing)
+            job = asyncio.create_task(child.run(Job("flood"), seen))
             await flowing.wait()
             await child.cancel()
             with pytest.raises(JobCancelledError, match=r"flood was cancelled$"):

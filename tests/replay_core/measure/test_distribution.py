@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -58,7 +59,7 @@ def test_figures_are_those_of_the_whole(seed: int):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
-def test_neighbours_are_one_ulp_apart_also_across_zero(dtype: type):
+def test_neighbours_are_one_ulp_apart_also_across_zero(dtype: Any):
     values = np.array([[1.0, -1.0, 0.0, 3.5]], dtype=dtype)
     up = np.nextafter(values, np.array(np.inf, dtype=dtype)).astype(dtype)
     assert ulp_distance(values, up).tolist() == [[1, 1, 1, 1]]

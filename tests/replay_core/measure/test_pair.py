@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def chunked(a: np.ndarray, b: np.ndarray, rows: int):
     return ((a[start : start + rows], b[start : start + rows]) for start in range(0, len(a), rows))
 
 
-def measured(a: np.ndarray, b: np.ndarray, rows: int = 3, **how: bool) -> PairFigures:
+def measured(a: np.ndarray, b: np.ndarray, rows: int = 3, **how: Any) -> PairFigures:
     return figures(chunked(a, b, rows), **how)
 
 
@@ -81,7 +83,7 @@ def test_the_element_named_holds_the_values_named(case: tuple[np.ndarray, np.nda
         (pair.nonfinite_at, (pair.nonfinite_a, pair.nonfinite_b)),
     ):
         if at is not None:
-            assert np.array_equal([float(a[at]), float(b[at])], values, equal_nan=True)
+            assert np.array_equal([float(a[at]), float(b[at])], np.array(values, float), equal_nan=True)
     assert (pair.first_at is None) == (pair.mismatched == 0)
 
 

@@ -51,7 +51,7 @@ def test_numpy_and_torch_agree(seed: int, gamma: float, lam: float):
     mask_BT = draw.integers(0, 2, (3, 6))
     for mask in (None, mask_BT):
         ours = gae(rewards_BT, values_BT, mask, gamma=gamma, lam=lam)
-        tensors = [torch.from_numpy(one) for one in (rewards_BT, values_BT)]
-        theirs = gae(*tensors, None if mask is None else torch.from_numpy(mask), gamma=gamma, lam=lam)
+        rewards, values = (torch.from_numpy(one) for one in (rewards_BT, values_BT))
+        theirs = gae(rewards, values, None if mask is None else torch.from_numpy(mask), gamma=gamma, lam=lam)
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other.numpy(), atol=1e-12)

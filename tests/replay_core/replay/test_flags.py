@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from replay_core.errors import RequestError
-from replay_core.replay.flags import ATTENTIONS, Flags
+from replay_core.replay.flags import ATTENTIONS, Flags, settings_known
 
 
 def test_flags_survive_a_round_trip_through_json():
@@ -54,10 +54,19 @@ def test_labels_are_for_people():
     assert Flags(packing=True).reference().label() == "rows alone, sdpa, float32"
 
 
-def test_the_reference_keeps_kernel_and_dtype():
+def test_the_reference_keeps_the_dtype_and_has_the_kernel_that_was_recorded():
     flags = Flags("eager", packing=True, dtype="bfloat16", block_mask=False)
-    assert flags.reference() == Flags("eager", dtype="bfloat16", rows_per_forward=1)
+    assert flags.reference() == Flags("sdpa", dtype="bfloat16", rows_per_forward=1)
+    assert flags.reference({"attention": "sdpa-math"}).attention == "sdpa-math"
+    assert Flags("own").reference({"attention": "eager"}).attention == "own", "a model's own kernel may be all it has"
     assert flags.reference().is_reference
+
+
+def test_settings_that_a_trainer_wrote_in_its_own_words_are_no_flags():
+    said = {"attention": "flash_attention_2", "packing": 1, "dtype": "bfloat16", "lr": 1e-6, "rows_per_forward": 0}
+    assert settings_known(said) == {"dtype": "bfloat16"}
+    assert settings_known({"asked": {"packing": True}, "effective": {}}) == {"packing": True}
+    assert settings_known(None) == {}
 
 
 def test_every_attention_has_an_implementation():

@@ -35,8 +35,3 @@ def test_unknown_and_missing_parts_are_named():
         ReplayPlan.from_mapping({**plan().to_mapping(), "sstep": 1})
     with pytest.raises(RequestError, match="lacks micro, model"):
         ReplayPlan.from_mapping({"dump": "d", "step": 0, "rank": 0, "out": "o"})
-
-
-def test_the_reference_plan_answers_elsewhere():
-    reference = plan(flags=Flags(packing=True)).reference("other")
-    assert (reference.out, reference.flags.is_reference, reference.micro) == ("other", True, 1)

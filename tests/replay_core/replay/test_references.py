@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from replay_core.errors import ModelError
-from replay_core.records import Run
+from replay_core.records import Run, weights_noted
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import resolve, step_of
 
@@ -28,10 +28,25 @@ def test_the_weights_of_the_step_itself_are_taken_without_a_word(weights):
     assert resolved(weights, models, 10) == (str((weights / "checkpoint-10").resolve()), [])
 
 
-def test_another_steps_weights_are_the_nearest_and_it_is_said(weights):
-    reference, (note,) = resolved(weights, {3: "checkpoint-3", 10: "checkpoint-10"}, 8)
-    assert reference.endswith("checkpoint-10")
-    assert note.startswith("weights of step 10, batch of step 8")
+def test_a_step_without_weights_takes_the_last_before_it_as_the_recorder_keeps_them(weights):
+    models = {None: "checkpoint-3", 3: "checkpoint-3", 10: "checkpoint-10"}
+    reference, (note,) = resolved(weights, models, 9)
+    assert reference.endswith("checkpoint-3")
+    assert note.startswith("weights of step 3, batch of step 9")
+    assert resolved(weights, models, 12)[0].endswith("checkpoint-10")
+
+
+def test_before_the_first_noted_weights_come_those_of_every_step_then_the_first(weights):
+    assert resolved(weights, {None: "checkpoint-3", 10: "checkpoint-10"}, 4) == (str(weights / "checkpoint-3"), [])
+    reference, (note,) = resolved(weights, {3: "checkpoint-3", 10: "checkpoint-10"}, 1)
+    assert reference.endswith("checkpoint-3")
+    assert note.startswith("weights of step 3, batch of step 1")
+
+
+def test_what_a_document_says_of_weights_names_the_same_ones():
+    assert weights_noted({"0": "a", "10": "b"}, 9) == (0, "a")
+    assert weights_noted({"*": "every"}, 9) == (None, "every")
+    assert weights_noted({}, 9) is None
 
 
 def test_a_directory_whose_name_says_another_step_is_said_too(weights):

@@ -30,7 +30,7 @@ def per_token(values: TensorRef, fields: list[TensorRef]) -> Any:
     return Batch(record_with(*fields), fields).by_sample(values)
 
 
-def listed(rows: Any) -> list[list[float]]:
+def listed(rows: Any) -> list[list[float | None]]:
     return [[None if value != value else value for value in row.tolist()] for row in rows]
 
 

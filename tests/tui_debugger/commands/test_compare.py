@@ -320,3 +320,16 @@ def test_what_one_side_says_twice_is_let_pass_only_where_it_says_the_same(
     found, out, _ = compare(tmp_path / "self", tmp_path / "weaver")
     assert found == code
     assert ("only b has it in is_loss_debug" in out) is bool(off)
+
+
+def test_explain_lists_the_rules_that_were_asked_value_beside_limit(tmp_path: Path, capsys):
+    a = {"layers.0.mlp.output": torch.randn(64, 96, generator=torch.Generator().manual_seed(0))}
+    b = {"layers.0.mlp.output": a["layers.0.mlp.output"] * (1 + 6e-5)}
+    paths = write_pair(tmp_path, {"modules": a}, {"modules": b})
+    assert run(["compare", *map(str, paths), "--explain", "layers.0.mlp.output"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    asked = [line.replace("asked", "").split() for line in lines if " up to " in line and "why" not in line]
+    assert {"rel_l2", "worst_row", "outlier", "gain"} <= {words[0] for words in asked}
+    assert [words[0] for words in asked if words[-1] == "decided"] == ["gain"]
+    size = next(words for words in asked if words[0] == "rel_l2")
+    assert float(size[1]) < float(size[4])

@@ -53,7 +53,7 @@ def test_a_tensor_that_cannot_be_read_is_skipped_in_its_place(tmp_path: Path, mo
     # Many more than are read ahead of the first: what is cut off was not read before.
     fields = {f"x{number}": torch.rand(LARGE) for number in range(16)}
     a, b = save_file(tmp_path / "a.pt", fields), save_file(tmp_path / "b.pt", fields)
-    seen = []
+    seen: list[object] = []
 
     def cut(event: object) -> None:
         # The headers were read; then the file loses its end.

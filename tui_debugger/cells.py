@@ -1,11 +1,46 @@
-"""What a cell says whose modules were captured as digests first: how many bits part, and what was seen in full."""
+"""What one cell of a replay says in words: its setting, what was seen of it, and how it stands to its baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from replay_core.errors import RldbgError
+from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
+
+
+def label(cell: Mapping[str, Any]) -> str:
+    """Its settings for a person: `packed, no block mask, sdpa`."""
+    if cell.get("part") == "recording":
+        return "the recording"
+    try:
+        said = Flags.from_mapping(cell.get("flags") or {}).label()
+    except RldbgError:  # flags of another rldbg
+        said = fmt.flags(cell.get("flags"))
+    return f"reference: {said}" if cell.get("part") == "reference" else said
+
+
+def held_to_baseline(document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the baseline, the cell that was asked for, or the last beside it where that is the baseline itself)."""
+    baseline = document["cells"][document["baseline"]]
+    others = [cell for number, cell in enumerate(document["cells"]) if number != document["baseline"]]
+    asked = [cell for cell in others if cell["part"] == "cell"]
+    return baseline, (asked or others)[-1]
+
+
+def recording_parts(document: Mapping[str, Any]) -> str:
+    """How what the trainer recorded is not what each row alone computes; empty where it is, or nothing tells."""
+    held = document["cells"][document["baseline"]].get("recorded") or []
+    # The first of several models to be ranked is no answer of its own.
+    if not held or document.get("ranking") or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
+        return ""
+    at = held[0]["at"]
+    return (
+        f"{held[0]['field']} is not what each row alone computes: {held[0]['reason']}; "
+        f"worst at sample {at['sample']} position {at['position']}: recorded {fmt.number(at['recorded'], 5)}, "
+        f"replayed {fmt.number(at['replayed'], 5)}"
+    )
 
 
 def sentence(cell: Mapping[str, Any]) -> str:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from replay_core.errors import RequestError
-from replay_core.replay.frontier import Hashed
-from tests.tui_debugger.driving import A, opened, press, screen, toasts
-from tests.tui_debugger.scripted import ScriptedEngine, document
-from tui_debugger.digests import dump_beside, sentence, stated
+from tests.tui_debugger.driving import A, opened, press, screen
+from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
+from tui_debugger.cells import dump_beside, held_to_baseline, label, sentence, stated
 from tui_debugger.format import comparison_answer
+from tui_debugger.panes.log import LogPane
 from tui_debugger.reports.replay import replay_report
 from tui_debugger.tolerance import Tolerance
 
@@ -83,89 +82,48 @@ def test_the_report_names_the_dumps_that_hold_the_same_modules():
     assert "hint: rldbg /runs/cell1_window1 /runs/cell6_window1" in text
 
 
-NAMES = ("layers.0.q_proj.output", "layers.0.o_proj.output", "norm.output")
+def hashed_replay() -> dict[str, Any]:
+    """A replay whose cell was captured as digests, and in full from the first differing module on."""
+    answer = replayed({"packing": True})
+    answer["cells"][-1]["capture"] = {"level": "hash", "hashes": TOLD}
+    return answer
 
 
-def replayed(job: Any) -> dict[str, Any]:
-    """A cell whose capture does not fit: digests of three modules, and room for one module at a time."""
-    plan = job.params["plan"]
-    which = document("cell_packed" if plan["flags"]["packing"] else "cell_reference")
-    if plan.get("capture"):
-        return {**which, "dump": plan["out"], "capture": {"level": "full", "mib": 1.0}}
-    word = "packed" if plan["flags"]["packing"] else "alone"
-    hashes = [Hashed(name, f"{word}{name}", 2**20, 1.0, 0.0, 1.0) for name in NAMES]
-    said = [{name: getattr(one, name) for name in Hashed.__slots__} for one in hashes]
-    return {**which, "capture": {"level": "hash", "room_mib": 1.5, "mib": 0.1, "hashes": None}, "hashes": said}
-
-
-def plans(engine: ScriptedEngine) -> list[dict[str, Any]]:
-    return [job.params["plan"] for job in engine.jobs if job.kind == "replay_cell"]
-
-
-async def test_a_replay_too_large_for_whole_tensors_is_looked_at_window_by_window() -> None:
-    def comparison(_job: Any) -> dict[str, Any]:
-        # Seen in full, the second module is the first that diverges.
-        windows = sum(1 for plan in plans(engine) if plan.get("capture"))
-        answer = document("comparison")
-        answer["first_divergence"]["name"] = NAMES[1] if windows == 4 else NAMES[2]
-        return answer
-
-    engine = ScriptedEngine(replay_cell=replayed, compare=comparison)
-
+async def test_a_replay_kept_as_digests_is_listed_from_the_modules_seen_in_full() -> None:
+    engine = ScriptedEngine(replay=hashed_replay())
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
-        asked = plans(engine)
-        patterns = [plan.get("capture") for plan in asked]
-        assert patterns == [None, None, *[r"^(?:layers\.0\.q_proj)$"] * 2, *[r"^(?:layers\.0\.o_proj)$"] * 2]
-        last = engine.last("compare").params
-        assert (last["a"], last["b"]) == (asked[-2]["out"], asked[-1]["out"])
-        state = app.session.state
-        shown = state.cells[-1].document
-        assert shown["capture"]["hashes"]["not_in_full"] == 1
-        assert shown["dump"] == asked[-1]["out"]
-        assert "hashes" not in shown
-        assert state.plan is not None
-        assert state.plan.get("capture") is None
-        assert len(state.cells) == 2
+        params = engine.last("compare").params
+        assert (params["a"], params["b"]) == ("/runs/cell1_window1", "/runs/demo/packed")
+        assert "57 of 97 module tensors differ in their bits" in "\n".join(app.debugger.query_one(LogPane).kept)
+        assert engine.kinds().count("replay") == 1, "windows are the replay's own affair"
 
 
 async def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -> None:
     same = document("comparison_same")
-    engine = ScriptedEngine(replay_cell=replayed, compare=same, rejudge=same)
+    engine = ScriptedEngine(replay=hashed_replay(), compare=same, rejudge=same)
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
+        assert app.session.state.comparison is not None
         before = app.session.state.comparison["counts"]
-        assert before["skipped"] > same["counts"].get("skipped", 0)
+        assert before["skipped"] == same["counts"].get("skipped", 0) + TOLD["not_in_full"]
         await app.session.comparing.judge_by(Tolerance(atol=2.0))
+        assert app.session.state.comparison is not None
         assert app.session.state.comparison is not same
         assert app.session.state.comparison["counts"] == before
 
 
-async def test_a_reference_that_was_kept_whole_is_hashed_before_it_is_held_to_digests() -> None:
-    def cell(job: Any) -> dict[str, Any]:
-        plan = job.params["plan"]
-        if not plan["flags"]["packing"] and "capture_level" not in plan:
-            return {**document("cell_reference"), "capture": {"level": "full", "mib": 1.0}}
-        return replayed(job)
-
-    engine = ScriptedEngine(replay_cell=cell)
-
-    async with opened(A, engine=engine) as (app, pilot):
-        await press(app, pilot, "p", "r")
-        assert [plan.get("capture_level") for plan in plans(engine)][:3] == [None, None, "hash"]
-        assert app.session.state.cells[-1].document["capture"]["hashes"]["differ"] == 3
+def test_the_cell_that_is_shown_is_the_one_that_was_asked_for():
+    document = replayed({"packing": True})
+    baseline, cell = held_to_baseline(document)
+    assert (baseline["part"], cell["part"]) == ("reference", "cell")
+    document["cells"] = document["cells"][:2]
+    assert held_to_baseline(document)[1]["part"] == "control", (
+        "each row alone was asked for: the padded batch beside it"
+    )
 
 
-async def test_a_window_that_cannot_be_captured_leaves_what_is_known_on_the_screen() -> None:
-    def cell(job: Any) -> Any:
-        if job.params["plan"].get("capture"):
-            return RequestError("capturing these modules takes more room than there is")
-        return replayed(job)
-
-    engine = ScriptedEngine(replay_cell=cell)
-
-    async with opened(A, engine=engine) as (app, pilot):
-        await press(app, pilot, "p", "r")
-        assert any("not compared in full from layers.0.q_proj.output on" in toast for toast in toasts(app))
-        assert "DIFF  first at" in screen(app)
-        assert app.session.state.cells[-1].document["capture"]["hashes"]["not_in_full"] == 3
+def test_labels_name_the_part_where_it_is_no_setting():
+    assert label({"part": "recording"}) == "the recording"
+    assert label({"part": "reference", "flags": {"rows_per_forward": 1}}) == "reference: rows alone, sdpa, float32"
+    assert label({"part": "cell", "flags": {"warp": 9}}) == "warp=9", "flags of another rldbg"

@@ -1,0 +1,134 @@
+"""Judges one pair from its figures: SAME, CLOSE, DIFF, NAN or PADDING, by which rule, and one sentence why.
+
+Pure: figures in, verdict out, nothing is read. The sentence speaks like torch.testing.assert_close.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, Answer, answers, mismatched
+from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
+from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
+from replay_core.documents.comparison import RuleEntry
+from replay_core.measure.pair import PairFigures
+
+
+def judge(
+    counted: PairFigures, whole: PairFigures | None, context: Context, tolerances: Tolerances = DEFAULT
+) -> Judgement:
+    """Verdict of a pair. `counted`: over the tokens that count; `whole`: over every element, where masked apart."""
+    held = tolerances.of(context)
+    found = _judged(counted, whole, held)
+    if not held.given:
+        return found
+    if found.rule is not None and (found.verdict is Verdict.DIFF or found.rule.id in ("elementwise", "exact")):
+        decided: str | None = found.rule.id
+    else:
+        # What was accepted: the rule that would have decided otherwise.
+        by_table = _judged(counted, whole, DEFAULT.of(context))
+        decided = by_table.rule.id if by_table.rule and by_table.verdict is not found.verdict else None
+    reason = held.reason_of(decided) if decided else None
+    return replace(found, reason=f"{found.reason}; {reason}") if reason else found
+
+
+def asked(counted: PairFigures, context: Context, tolerances: Tolerances = DEFAULT) -> list[RuleEntry]:
+    """Every rule that was asked of a pair: id, value, limit (null: switched off). Apart from massive channels, too."""
+    held = tolerances.of(context)
+    if not counted.mismatched:
+        return []
+    worst: dict[str, Answer] = {}
+    for part, rest in ((counted, False), (counted.rest, True)):
+        for answer in answers(part, held, rest=rest) if part is not None else ():
+            known = worst.get(answer.rule.id)
+            if known is None or answer.seen.value > known.seen.value:
+                worst[answer.rule.id] = answer
+    return [{"id": id, "value": one.seen.value, "limit": one.limit} for id, one in worst.items()]
+
+
+def _judged(counted: PairFigures, whole: PairFigures | None, held: Limits) -> Judgement:
+    if not counted.mismatched:
+        if whole is None or not whole.mismatched or held.context.form == "positions":
+            return Judgement(Verdict.SAME, f"equal in all {counted.compared:,} elements compared")
+        return _padding(whole, held.context)
+    found = _over(counted, held)
+    # What a module leaves in padding is nobody's; of what is trained on, people average over it.
+    averaged = held.context.meaning.kind not in ("activation", "positions")
+    if found.verdict is not Verdict.CLOSE or whole is None or not averaged:
+        return found
+    outside = _over(whole, held)
+    if not outside.verdict.diverges:
+        return found
+    if not _is_worse_outside(counted, whole):
+        return replace(found, reason=f"{found.reason}; with padding {outside.reason}", suspect=True)
+    reason = f"differs only in padding: with it {outside.reason}; without it {found.reason}"
+    return replace(found, verdict=Verdict.PADDING, reason=reason, rule=outside.rule)
+
+
+def _padding(whole: PairFigures, context: Context) -> Judgement:
+    if context.bitwise_only:
+        return Judgement(Verdict.DIFF, f"{mismatched(whole)}, all in padding; bitwise equality was asked for")
+    reason = f"differs only in padding: {mismatched(whole)}, none of them in a token that counts"
+    if whole.nonfinite_mismatched:
+        reason += "; NaN there turns into NaN gradients where backward multiplies it by 0"
+    return Judgement(Verdict.PADDING, reason)
+
+
+def _is_worse_outside(counted: PairFigures, whole: PairFigures) -> bool:
+    """Whether padding is off more than the tokens that count are, element by element."""
+    if whole.nonfinite_mismatched or whole.max_abs > counted.max_abs:
+        return True
+    d2, number = whole.sum_d2 - counted.sum_d2, whole.finite - counted.finite
+    return number > 0 and counted.finite > 0 and d2 / number > 4 * counted.sum_d2 / counted.finite
+
+
+def _over(pair: PairFigures, held: Limits) -> Judgement:
+    """The table, asked of a pair that differs."""
+    suspect, speaker = False, None
+    for answer in answers(pair, held):
+        rule = answer.rule
+        if rule.id == "cast":
+            continue  # asked of what diverges
+        if rule.clears:
+            if answer.limit is not None and not answer.is_past:
+                return Judgement(Verdict.CLOSE, answer.sentence(), rule=answer.decision)
+            continue
+        suspect |= answer.limit is not None and answer.seen.value > answer.suspect
+        if answer.is_past:
+            return _diverging(answer, pair, held)
+        if rule.settles and answer.limit is not None:
+            return Judgement(Verdict.CLOSE, answer.sentence(close=True), suspect, rule=answer.decision)
+        if rule.id == SPEAKERS.get(held.context.form):
+            speaker = answer
+    if held.context.form == "number" and pair.rest is not None and pair.rest.sum_d2 > 0:
+        # A channel that outweighs all others hides them; what is left is held to the same limits.
+        for answer in answers(pair.rest, held, rest=True):
+            if answer.is_past and not answer.rule.clears:
+                some = ", ".join(map(str, pair.massive[:4])) + (", ..." if len(pair.massive) > 4 else "")
+                apart = f"apart from {len(pair.massive)} channels that outweigh all others ({some}): "
+                return _diverging(answer, pair.rest, held, apart)
+    if speaker is None:
+        return Judgement(Verdict.CLOSE, f"{mismatched(pair)}; no rule that is on finds it too much", suspect)
+    return Judgement(Verdict.CLOSE, speaker.sentence(close=True), suspect, rule=speaker.decision)
+
+
+def _diverging(answer: Answer, pair: PairFigures, held: Limits, before: str = "") -> Judgement:
+    """What is past a limit, unless it is a cast."""
+    reason = answer.sentence()
+    if answer.rule.id == "rel_l2" and not answer.seen.text:
+        # Where the size has a shape, that is said first.
+        shapes = (one for one in answers(pair, held) if one.rule.id in EXPLAINING and one.is_past)
+        if (shape := next(iter(shapes), None)) is not None:
+            reason = f"{shape.sentence()}; {reason}"
+    row_limit = answer.seen.row_limit if answer.rule.id != "worst_row" else answer.limit
+    found = Judgement(answer.rule.verdict, before + reason, row_limit=row_limit, rule=answer.decision)
+    cast = BY_ID["cast"].seen(pair, held)
+    allowed = held.limit(BY_ID["cast"])
+    if cast is None or allowed is None or found.verdict is not Verdict.DIFF or answer.rule.settles or held.is_exact:
+        return found
+    # A cast is harmless: equal after rounding to the narrower dtype is CLOSE. More than a cast was computed in it.
+    if cast.value <= allowed:
+        said = f"equal after rounding to {cast.text}"
+        return Judgement(Verdict.CLOSE, said, rule=Decision("cast", cast.value, allowed))
+    more = f"more than a cast: {cast.value:,} elements differ after rounding to {cast.text} too"
+    return replace(found, reason=f"{found.reason}; {more}")

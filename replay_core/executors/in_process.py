@@ -1,0 +1,58 @@
+"""InProcess: runs a job in this very process, as a warm child does for the cells of a replay; what a crash file is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+
+from replay_core.errors import RldbgError, missing_library
+from replay_core.jobs import Document, Job, OnEvent, ignore
+
+
+class InProcess:
+    """Implements `jobs.Runner`; the process that calls it is the child."""
+
+    def __init__(self, perform: Callable[[Job, OnEvent], Document]) -> None:
+        self._perform = perform
+
+    def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        """Run one job to its end.
+
+        Raises:
+            RldbgError: the error the job raised, or what stands for one that it did not mean to raise.
+        """
+        try:
+            return self._perform(job, on_event)
+        except RldbgError:
+            raise
+        except Exception as error:
+            raise unexpected(job, error) from error
+
+
+def unexpected(job: Job, error: BaseException) -> RldbgError:
+    """The error that is told where a job stopped on something else than one of ours; its traceback is in a file."""
+    if missing := missing_library(error, job.kind):
+        return missing
+    if isinstance(error, MemoryError):
+        hint = "the job asked for more memory than its process may have"
+    else:
+        hint = "where the traceback ends in rldbg and not in the model's own code, please report it with that file"
+    return RldbgError(
+        f"{job.kind} stopped on {type(error).__name__}: {error}",
+        file=_crash_file(job, error),
+        hint=hint,
+    )
+
+
+def _crash_file(job: Job, error: BaseException) -> str | None:
+    """Write the traceback, without the values of variables, where only its owner can read it."""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix=f"rldbg-crash-{job.kind}-", suffix=".txt")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"job {job.kind}\n")
+            file.writelines(traceback.format_exception(type(error), error, error.__traceback__))
+    except OSError:
+        return None
+    return path
