@@ -82,7 +82,7 @@ class Replaying:
         home = folder_of(state, held) if state.more else None
         out = paths.new_replay_dir(name)
         plan = {
-            "dump": str(state.replay_dump or home or state.a_path), **state.scope.params(),
+            "dump": str(state.replay_dump or home or (state.a and state.a["path"])), **state.scope.params(),
             "model": state.model or "checkpoint", "flags": dict(state.flags), "temperature": state.temperature,
             "seed": state.seed or 0,
         }  # fmt: skip
