@@ -48,6 +48,7 @@ fmt: $(STAMP)  ## put the code into form
 
 docs: $(STAMP)  ## the pages and pictures that are made from the code
 	$(BIN)/python -m replay_core.diagnose.catalogue > docs/diagnostics.md
+	$(BIN)/python -c "from replay_core.replay.flags import page; print(page(), end='')" > docs/flags.md
 	$(BIN)/python -m replay_core.documents.schema > replay_core/documents/schema.json
 	$(BIN)/python docs/pictures.py
 

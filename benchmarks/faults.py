@@ -87,7 +87,7 @@ def grads(a: Tensor, b: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def few_scaled_rows(dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One row in a hundred is 5 % too large (compare.md section 0, point 3)."""
+    """One row in a hundred is 5 % too large (docs/evidence.md#other-tools)."""
     a = hidden(dtype, rows=8, width=256)
     flat = a.clone().view(-1, HIDDEN)
     flat[::100] = (flat[::100].float() * 1.05).to(dtype)

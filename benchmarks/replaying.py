@@ -11,11 +11,14 @@ import torch
 
 from benchmarks.inputs import Inputs
 from benchmarks.racing import Result, Side, race
+from replay_core import workbench
 from replay_core.compare import compare_runs
 from replay_core.dumps import open_run
+from replay_core.executors.in_process import InProcess
+from replay_core.jobs import Job, OnEvent
 from replay_core.recorder import Recorder
 from replay_core.replay.capture import Capture, modules_matching
-from replay_core.replay.cell import Cell
+from replay_core.replay.cell import BatchReplay
 from replay_core.replay.flags import Flags
 from replay_core.replay.hashing import HashCapture, Hashes
 from replay_core.replay.held import Holder
@@ -66,9 +69,15 @@ class _Bench:
         return run_cell(plan, holder=holder or self.holder)
 
     def flipped(self, flags: str) -> object:
-        """What the screen does when a flag is flipped: the cell, and its comparison with the held baseline."""
-        cell = self.cell(flags)
-        return compare_runs(open_run(Path(self.reference["dump"])), open_run(Path(cell["dump"])))
+        """What the screen asks for when a flag is flipped: the whole replay, its reference and padded batch held."""
+        plan = {"dump": str(self.dump), "model": _MODEL, "capture": "none", "temperature": 1.0}
+        out = self.folder / f"flip{next(self.numbers)}"
+        return workbench.replay(
+            {**plan, "flags": Flags.parse(flags).to_mapping()}, out, InProcess(self._perform), is_held=True
+        )
+
+    def _perform(self, job: Job, on_event: OnEvent) -> dict[str, Any]:
+        return run_cell(ReplayPlan.from_mapping(job.params["plan"]), on_event, self.holder)
 
     def plain(self, flags: str) -> Callable[[], object]:
         """One forward of the held model with its log-probabilities, and the comparison of the answer on disk."""
@@ -85,14 +94,14 @@ class _Bench:
 
         return run
 
-    def _cell(self, flags: str) -> Cell:
+    def _cell(self, flags: str) -> BatchReplay:
         from replay_core.replay.reading import read_batch
 
         plan = ReplayPlan(str(self.dump), 0, 0, 0, _MODEL, str(self.folder), Flags.parse(flags), capture="none")
         run = open_run(self.dump)
         batch = read_batch(run, plan).batch
         model, _ = self.holder.model(plan, run, batch)
-        return Cell(plan, plan.flags, batch, model, 1.0, lambda _event: None)
+        return BatchReplay(plan, plan.flags, batch, model, 1.0, lambda _event: None)
 
     def capture(self) -> Iterator[Result]:
         cell = self._cell("")
@@ -122,6 +131,7 @@ class _Bench:
 
     def flip(self, title: str, flips: tuple[str, str], bar: float) -> Result:
         theirs = self.plain(flips[0] if not flips[0].startswith("compile") else "")
+        self.flipped(flips[0])  # what stands beside it is held from here on
         model = self._cell(flips[1]).model
 
         def ours() -> None:

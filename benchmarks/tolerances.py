@@ -21,7 +21,7 @@ from benchmarks.faults import HARMLESS, REAL, an_update, batch, through_int8
 from replay_core import naming
 from replay_core.compare import compare_runs
 from replay_core.compare.judging.judgement import asked
-from replay_core.compare.judging.rules import BY_ID, RULES, Rule
+from replay_core.compare.judging.rules import BY_ID, RULES, Bound
 from replay_core.compare.judging.verdict import Context, Verdict
 from replay_core.dtypes import FAMILIES
 from replay_core.dumps import open_run
@@ -75,7 +75,7 @@ def limits_section() -> str:
     return "\n".join(["## Rules and limits", "", *lines, ""])
 
 
-def _contexts(rule: Rule) -> Iterator[tuple[str, list[Context]]]:
+def _contexts(rule: Bound) -> Iterator[tuple[str, list[Context]]]:
     """Where a rule may have limits of its own, in words, and its contexts by dtype."""
     for form in rule.forms:
         if form == "number":

@@ -159,7 +159,7 @@ def ulp_distance(a: Rows, b: Rows) -> NDArray[np.uint64]:
 
 
 @dataclass(slots=True)
-class Cell:
+class Stretch:
     """A stretch of rows or columns of the strip: [start, end), the greatest |d| in it, and ||d|| / ||a||."""
 
     start: int
@@ -179,7 +179,7 @@ class Cell:
 
 def spread(
     chunks: Iterable[tuple[Rows, Rows]], length: int, cells: int, *, by_column: bool = False
-) -> tuple[Distribution, list[Cell]]:
+) -> tuple[Distribution, list[Stretch]]:
     """The distribution over chunks of facing rows [r, c], and the strip of `length` rows (or columns) in cells.
 
     Args:
@@ -188,7 +188,7 @@ def spread(
     """
     cells = max(1, min(cells, length, MOST_CELLS))
     bounds = [length * number // cells for number in range(cells + 1)]
-    strip = [Cell(start, end, start) for start, end in itertools.pairwise(bounds)]
+    strip = [Stretch(start, end, start) for start, end in itertools.pairwise(bounds)]
     cell_of = np.repeat(np.arange(cells), np.diff(bounds))
     greatest, squares_d, squares_a = np.zeros(cells), np.zeros(cells), np.zeros(cells)
     found, row = Distribution(), 0

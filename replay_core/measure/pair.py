@@ -1,7 +1,7 @@
 """Tier 1 figures of a pair: one chunked pass over rows that face each other. A is the baseline, d = b - a.
 
 The figures hold all a verdict needs, so judging them again with other tolerances reads nothing.
-Formulas: compare.md section 5. `measure/sums.py` does the arithmetic of one chunk.
+Formulas: docs/evidence.md#relative-l2. `measure/sums.py` does the arithmetic of one chunk.
 """
 
 from __future__ import annotations

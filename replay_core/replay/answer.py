@@ -12,7 +12,7 @@ from replay_core.replay.frontier import Hashed
 
 
 @dataclass
-class Answer:
+class Computed:
     """What one cell computed. `final_hidden` is None where it ran the trainer's own code; a critic's `logprobs` are
     its values.
 

@@ -20,7 +20,7 @@ import torch
 from replay_core.errors import UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
 from replay_core.replay import attention, compiling, fit, observing
-from replay_core.replay.answer import Answer
+from replay_core.replay.answer import Computed
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.capture import (
     EACH_OF_TWO,
@@ -48,7 +48,7 @@ _FEWEST_TO_TELL = 4
 
 
 @dataclass
-class Cell:
+class BatchReplay:
     """One batch, one model, one set of flags (whose attention is resolved)."""
 
     plan: ReplayPlan
@@ -83,7 +83,7 @@ class Cell:
                 )
             self.notes.append(f"{name} takes no position_ids: it counts by itself")
 
-    def compute(self) -> Answer:
+    def compute(self) -> Computed:
         if self.routing is None:
             return self._compute()
         if self.flags.compile != "off":
@@ -96,7 +96,7 @@ class Cell:
         self.notes.append(self.routing.sentence())
         return answer
 
-    def _compute(self) -> Answer:
+    def _compute(self) -> Computed:
         heads = getattr(self.model.config, "num_attention_heads", 1)
         attention.need_memory(self.flags, self.arrangement.forwards, heads)
         forecast_mib = need_logits(self.flags, self._logit_rows(), self._words(), self.plan.logit_chunk)
@@ -108,7 +108,7 @@ class Cell:
         with compiling.cache(cold=cold), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
             return self._computed(head, final_hidden, forecast_mib)
 
-    def _computed(self, head: Head, final_hidden: str, forecast_mib: float) -> Answer:
+    def _computed(self, head: Head, final_hidden: str, forecast_mib: float) -> Computed:
         compiled = self.flags.compile != "off"
         memory = PeakMemory(self.flags.device)
         counting = compiling.Counting() if compiled else None
@@ -134,7 +134,7 @@ class Cell:
         if report is not None:
             report["hooked"] = seen.observer
         compile_s = max(0.0, first_s - pass_s) if compiled else None
-        return Answer(
+        return Computed(
             seen.tensors, final_hidden, logprobs, entropy, seen.attention, steady_s, compile_s, peak_mib, forecast_mib,
             report, seen.observer, {**self.capture, "mib": stored_mib(seen.tensors), "hashes": None}, seen.hashes,
         )  # fmt: skip

@@ -326,3 +326,24 @@ def _wrong_value(name: str, value: Any, expected: str, choices: Iterable[str] = 
 def _nearest(word: str, choices: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(word, list(choices), n=1)
     return f"did you mean {near[0]}?" if near else None
+
+
+def page() -> str:
+    """docs/flags.md."""
+    rows = ["| flag | values | option | key | in the reference | what it is |", "|---|---|---|---|---|---|"]
+    words = {AS_ASKED: "as asked", AS_RECORDED: "as recorded"}
+    for name, flag in FLAGS.items():
+        values = ["on" if value is True else "off" if value is False else str(value) for value in flag.values]
+        fixed = flag.reference
+        alone = words.get(fixed) or ("on" if fixed is True else "off" if fixed is False else str(fixed))
+        option = flag.option or "--" + name.replace("_", "-")
+        listed = ", ".join(values) or f"a number, or {flag.unset}"
+        rows.append(f"| `{name}` | {listed} | `{option}` | {flag.key} | {alone} | {flag.help} |")
+    return f"""# Flags of a replay
+
+This page is generated from the flags (`make docs`). Each is an option of `rldbg replay`, an axis of its `--matrix`
+(`name=value,value`), and a line of the screen's flags pane where it has a key. The reference is every row alone: the
+last column but one says what each flag is there.
+
+{chr(10).join(rows)}
+"""

@@ -1,7 +1,7 @@
 """Why a cell disagrees with each row alone: samples that see each other, padding that is seen, or neither. numpy-free.
 
 A leak is proved by packing the samples once more, last first: a sample that was exact and no longer is (or
-the other way round) depends on its neighbours. Nothing else moves with the order. That segment 0 be exact
+the other way round) depends on its neighbours. Nothing else moves with the order. That sample 0 be exact
 is not required: a wrong form of mask breaks it as well.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Segments = Sequence[Mapping[str, Any]]
+PerSample = Sequence[Mapping[str, Any]]
 
 _CAUSES = {
     "mask_set": "attention_mask set",
@@ -23,14 +23,14 @@ _CAUSES = {
 }
 
 
-def broken_segments(rows: Segments, limit: float) -> list[int]:
+def broken_samples(rows: PerSample, limit: float) -> list[int]:
     """Samples whose worst token is further off than `limit` (relative L2 of the final hidden state)."""
     return [row["sample"] for row in rows if row["worst_token"] and _past(row["worst_token"]["rel_l2"], limit)]
 
 
 def proof(
-    cell: Segments,
-    turned: Segments | None,
+    cell: PerSample,
+    turned: PerSample | None,
     limit: float,
     findings: Sequence[Mapping[str, str]],
     *,
@@ -38,11 +38,11 @@ def proof(
     left_pads: Sequence[int] = (),
     not_finite: str | None = None,
 ) -> dict[str, Any] | None:
-    """What is wrong with a cell whose segments are off; None where none is.
+    """What is wrong with a cell whose samples are off; None where none is.
 
     Args:
-        cell: its segments against each row alone.
-        turned: the segments of the same pack run last sample first, where it was run.
+        cell: its samples against each row alone.
+        turned: the samples of the same pack run last sample first, where it was run.
         limit: how far a worst token may be off.
         findings: what the inputs themselves show (`visibility.check`), as mappings.
         left_pads: padding slots before each row's first token (padded batches).
@@ -52,18 +52,18 @@ def proof(
         kind (leak | padding | inputs | elsewhere), off and exact (samples), off_reversed, moved (samples whose
         exactness changed with the order), causes (the findings' codes), sentence.
     """
-    off = broken_segments(cell, limit)
+    off = broken_samples(cell, limit)
     if not off:
         return None
     filled = [row["sample"] for row in cell if row["tokens"]]
     exact = [sample for sample in filled if sample not in off]
-    off_turned = None if turned is None else broken_segments(turned, limit)
+    off_turned = None if turned is None else broken_samples(turned, limit)
     moved = [] if off_turned is None else sorted(set(off) ^ set(off_turned))
     codes = [finding["code"] for finding in findings]
     answer = {"off": off, "exact": exact, "off_reversed": off_turned, "moved": moved, "causes": codes}
     said = "; ".join(finding["text"] for finding in findings)
     if not_finite:
-        return {"kind": "elsewhere", **answer, "sentence": f"{segments(off)} off: {not_finite}"}
+        return {"kind": "elsewhere", **answer, "sentence": f"{samples(off)} off: {not_finite}"}
     if is_packed and moved:
         return {"kind": "leak", **answer, "sentence": _leak(off, exact, off_turned or [], codes, said)}
     if is_packed:
@@ -73,18 +73,18 @@ def proof(
 
 
 def _leak(off: list[int], exact: list[int], turned: list[int], codes: list[str], said: str) -> str:
-    moves = f"; packed last first, {segments(turned)} {_are(turned)} off instead" if exact else ""
+    moves = f"; packed last first, {samples(turned)} {_are(turned)} off instead" if exact else ""
     mixed = (
         "the inputs are right, so the attention itself mixes samples (a kernel without its mask function, or a model "
         "that builds its mask without the position_ids)"
     )
     why = said or mixed
     causes = f" ({', '.join(_CAUSES.get(code, code) for code in codes)})" if codes else ""
-    return f"{segments(off)} off: sequences see each other{moves}: {why}{causes}"
+    return f"{samples(off)} off: sequences see each other{moves}: {why}{causes}"
 
 
 def _still(off: list[int], filled: list[int], codes: list[str], said: str) -> str:
-    whole = "every segment" if off == filled else segments(off)
+    whole = "every sample" if off == filled else samples(off)
     turning = "whatever the order of the pack, so samples do not see each other"
     return f"{whole} off, {turning}" + (f": {said}" if codes else ": the setting itself computes something else")
 
@@ -99,22 +99,22 @@ def _is_padding(off: list[int], left_pads: Sequence[int], codes: list[str]) -> b
 
 def _padding(off: list[int], left_pads: Sequence[int], codes: list[str], said: str) -> str:
     if not _is_padding(off, left_pads, codes):
-        return f"padded: {segments(off)} off against each row alone, and not along the padding" + (
+        return f"padded: {samples(off)} off against each row alone, and not along the padding" + (
             f": {said}" if said else ""
         )
     why = said or "the rows with padding on the left are off and the others are exact"
-    return f"padded: {segments(off)} off: tokens see padding: {why}"
+    return f"padded: {samples(off)} off: tokens see padding: {why}"
 
 
-def segments(samples: Sequence[int]) -> str:
-    """`segment 1`, `segments 1..3`, `segments 0, 2`, or `no segment`."""
-    if not samples:
-        return "no segment"
-    if len(samples) == 1:
-        return f"segment {samples[0]}"
-    if list(samples) == list(range(samples[0], samples[-1] + 1)):
-        return f"segments {samples[0]}..{samples[-1]}"
-    return "segments " + ", ".join(map(str, samples))
+def samples(numbers: Sequence[int]) -> str:
+    """`sample 1`, `samples 1..3`, `samples 0, 2`, or `no sample`."""
+    if not numbers:
+        return "no sample"
+    if len(numbers) == 1:
+        return f"sample {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"samples {numbers[0]}..{numbers[-1]}"
+    return "samples " + ", ".join(map(str, numbers))
 
 
 def _are(samples: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
 from replay_core.replay.kept import Kept, identity_of
-from replay_core.replay.leak import broken_segments, proof
+from replay_core.replay.leak import broken_samples, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
@@ -45,7 +45,7 @@ class CellResult:
     segments: list[SegmentEntry] | None = None
     asked: bool = True
     part: str = "cell"
-    #: Why it disagrees, where the segments show it (`leak.proof`).
+    #: Why it disagrees, where the samples show it (`leak.proof`).
     cause: dict[str, Any] | None = None
     #: Axes on which it leaves the baseline.
     toggles: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class CellResult:
 
     @property
     def agreement(self) -> bool | None:
-        """Whether it agrees with the baseline: no first divergence and no segment off; None if nothing was compared."""
+        """Whether it agrees with the baseline: no first divergence and no sample off; None if nothing was compared."""
         if self.comparison is None:
             return self.agrees
         if self.comparison.agrees is False or self.off:
@@ -77,7 +77,7 @@ class CellResult:
     @property
     def off(self) -> list[int]:
         """Samples whose worst token is past the limit of the coarsest dtype involved."""
-        return broken_segments(self.segments or [], limit_of(self.cell))
+        return broken_samples(self.segments or [], limit_of(self.cell))
 
 
 OnCell = Callable[[CellResult], None]
@@ -243,7 +243,7 @@ class Bench:
         return replace(plan, capture=capture, capture_level=capture_level, forward=None)
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
-        """Why its segments are off. A pack is run once more, last sample first: only a leak moves."""
+        """Why its samples are off. A pack is run once more, last sample first: only a leak moves."""
         turned = None
         packed = plan.flags.packing and not plan.flags.is_reference
         if packed and self.baseline.run is not None:

@@ -17,7 +17,7 @@ from replay_core.replay.frontier import Hashed
 from replay_core.replay.hashing import HashCapture, Hashes
 
 if TYPE_CHECKING:
-    from replay_core.replay.cell import Cell
+    from replay_core.replay.cell import BatchReplay
 
 #: Name of the final hidden states where no module of the backbone puts them out.
 UNOWNED_HIDDEN = "final_hidden.output"
@@ -34,7 +34,7 @@ class Observed:
     hashes: list[Hashed] | None = None
 
 
-def observe(cell: Cell, run: compiling.Call, final_hidden: str, hidden: torch.Tensor) -> Observed:
+def observe(cell: BatchReplay, run: compiling.Call, final_hidden: str, hidden: torch.Tensor) -> Observed:
     """Run the cell's forwards once more and look inside; `hidden` is what the plain pass put out."""
     owner = final_hidden.partition(".output")[0]
     compiled = cell.flags.compile != "off"
@@ -63,12 +63,12 @@ def observe(cell: Cell, run: compiling.Call, final_hidden: str, hidden: torch.Te
     return Observed(tensors, ran, observed, hashes)
 
 
-def _counting(cell: Cell) -> Operators | None:
+def _counting(cell: BatchReplay) -> Operators | None:
     # flex attention is a higher-order operator, which a dispatch mode would run uncompiled.
     return None if cell.flags.attention == "flex" else Operators()
 
 
-def _captured_pass(cell: Cell, hooked: list[str], final_hidden: str) -> tuple[Tensors, Operators | None]:
+def _captured_pass(cell: BatchReplay, hooked: list[str], final_hidden: str) -> tuple[Tensors, Operators | None]:
     operators = _counting(cell)
     parts: list[Tensors] = []
     ran: set[str] = set()
@@ -88,7 +88,7 @@ def _captured_pass(cell: Cell, hooked: list[str], final_hidden: str) -> tuple[Te
     return _joined(cell, parts), operators
 
 
-def _hashed_pass(cell: Cell, hooked: list[str]) -> tuple[torch.Tensor, Operators | None, list[Hashed]]:
+def _hashed_pass(cell: BatchReplay, hooked: list[str]) -> tuple[torch.Tensor, Operators | None, list[Hashed]]:
     """(the final hidden states, the operators that ran, the digests)."""
     operators = _counting(cell)
     hashes = Hashes(cell.arrangement)
@@ -109,7 +109,7 @@ def _hashed_pass(cell: Cell, hooked: list[str]) -> tuple[torch.Tensor, Operators
     return torch.cat(hidden, dim=cell.arrangement.axis), operators, told
 
 
-def _compiled_capture(cell: Cell, hooked: list[str], final_hidden: str) -> Tensors:
+def _compiled_capture(cell: BatchReplay, hooked: list[str], final_hidden: str) -> Tensors:
     forwards = cell.arrangement.forwards
     widest = max(int(forward.input_ids.shape[1]) for forward in forwards)
     parts: list[Tensors] = []
@@ -132,13 +132,13 @@ def _compiled_capture(cell: Cell, hooked: list[str], final_hidden: str) -> Tenso
     return _joined(cell, parts)
 
 
-def _joined(cell: Cell, parts: list[Tensors]) -> Tensors:
+def _joined(cell: BatchReplay, parts: list[Tensors]) -> Tensors:
     tensors, notes = join(parts, cell.arrangement)
     cell.notes += notes
     return tensors
 
 
-def operators_alone(cell: Cell, run: compiling.Call) -> str:
+def operators_alone(cell: BatchReplay, run: compiling.Call) -> str:
     """The attention operators of a pass of its own; remembered, since equal flags run equal kernels."""
     if cell.flags.attention == "flex":
         return _higher_order(cell)
@@ -151,5 +151,5 @@ def operators_alone(cell: Cell, run: compiling.Call) -> str:
     return str(cell.model.known[key])
 
 
-def _higher_order(cell: Cell) -> str:
+def _higher_order(cell: BatchReplay) -> str:
     return f"{cell.model.causal_lm.config._attn_implementation} (a higher-order operator)"

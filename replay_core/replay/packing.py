@@ -1,4 +1,4 @@
-"""Arrangement: how a batch's samples are laid out for the model. numpy only; the rules are facts/replay.md's.
+"""Arrangement: how a batch's samples are laid out for the model. numpy only; the rules: docs/evidence.md#packing.
 
 padded: the recorded rows; positions cumsum(mask) - 1 with 1 in padding (OpenRLHF's Actor); the mask is given.
 packed: samples end to end in one row; positions restart at 0; no mask, so the library itself keeps samples apart.

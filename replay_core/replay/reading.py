@@ -79,7 +79,7 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     batch = whole
     if rows is not None:
         listed = ", ".join(map(str, rows[:8])) + (" ..." if len(rows) > 8 else "")
-        notes.append(f"only {len(rows)} of {whole.rows} rows are replayed: {listed}; segments count them from 0")
+        notes.append(f"only {len(rows)} of {whole.rows} rows are replayed: {listed}; samples are counted from 0")
         batch = whole.take(rows)
     if batch.response_BS is not None and not batch.response_BS.any():
         notes.append("the response mask marks no token at all: log-probabilities are compared on every token")

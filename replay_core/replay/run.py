@@ -19,9 +19,9 @@ from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
 from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility
-from replay_core.replay.answer import Answer
+from replay_core.replay.answer import Computed
 from replay_core.replay.batch import MicroBatch, resolve_temperature
-from replay_core.replay.cell import Cell
+from replay_core.replay.cell import BatchReplay
 from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory
@@ -89,7 +89,7 @@ def _forward(
     on_event: OnEvent,
     imposed: Imposed | None = None,
 ) -> dict[str, Any]:
-    cell = Cell(plan, flags, recorded.batch, model, temperature, on_event, routing=imposed)
+    cell = BatchReplay(plan, flags, recorded.batch, model, temperature, on_event, routing=imposed)
     answer = cell.compute()
     rule = cell.arrangement.position_rule
     effective = effective_settings(flags, model, answer.attention, temperature, rule)
@@ -125,7 +125,7 @@ def _own_forward(
     on_event: OnEvent,
 ) -> dict[str, Any]:
     assert plan.forward is not None
-    cell = Cell(
+    cell = BatchReplay(
         replace(plan, capture="none"), replace(flags, packing=False), recorded.batch, model, temperature, on_event
     )
     arrangement = cell.arrangement
@@ -142,7 +142,7 @@ def _own_forward(
     )
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     effective = effective_settings(flags, model, f"as {plan.forward} chose", temperature, "as the code chose")
-    answer = Answer({}, None, logprobs, None, "", steady_s, None, peak_mib, 0.0)
+    answer = Computed({}, None, logprobs, None, "", steady_s, None, peak_mib, 0.0)
     write(plan, recorded.key, model.reference, effective, stages(cell, answer), on_event)
     return {
         **described(plan, recorded, model, effective, notes),
@@ -216,7 +216,7 @@ def _left_pads(batch: MicroBatch) -> list[int]:
     return [int(row.argmax()) if row.any() else 0 for row in batch.valid_BS]
 
 
-def stages(cell: Cell, answer: Answer) -> dict[str, dict[str, Any]]:
+def stages(cell: BatchReplay, answer: Computed) -> dict[str, dict[str, Any]]:
     """The records of a forward replay: stage -> fields, in order of computation."""
     arrangement = cell.arrangement
     inputs = {

@@ -23,7 +23,7 @@ from replay_core.jobs import OnEvent, Progress
 from replay_core.recorder import Recorder
 from replay_core.records import Run
 from replay_core.replay import attention, compiling, observing, optimizing, visibility
-from replay_core.replay.cell import Cell
+from replay_core.replay.cell import BatchReplay
 from replay_core.replay.effective import effective_settings
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory, need_logits
@@ -43,7 +43,7 @@ class _Micro:
 
     number: int
     recorded: RecordedBatch
-    cell: Cell
+    cell: BatchReplay
     fields: dict[str, torch.Tensor | None]
     tokens_of_step: int | None
 
@@ -184,7 +184,7 @@ def _micro(
             hint=f"record {names[0]} and {names[1].replace('logprobs', 'log_probs')} beside input_ids",
         )
     forward = replace(plan, capture="none")
-    cell = Cell(forward, flags, recorded.batch, model, temperature, on_event)
+    cell = BatchReplay(forward, flags, recorded.batch, model, temperature, on_event)
     return _Micro(plan.micro, recorded, cell, fields, tokens)
 
 
@@ -211,7 +211,7 @@ def _loss(
 
 
 def _logprobs(
-    cell: Cell, head: Head, flags: Flags, temperature: float, chunk: int
+    cell: BatchReplay, head: Head, flags: Flags, temperature: float, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probabilities [B, S-1] of every next token, or a critic's values; final hidden states), differentiable."""
     arrangement, forwards = cell.arrangement, cell.arrangement.forwards

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from replay_core.replay.leak import samples
 from replay_core.replay.packing import Arrangement, Forward
 from replay_core.samples.layout import Bools, Ints
 
@@ -84,7 +85,7 @@ def _foreign_keys(allowed_TT: Bools, lengths: Ints) -> list[Finding]:
     first = int(np.flatnonzero(foreign_TT.any(1))[0])
     key = int(np.flatnonzero(foreign_TT[first])[0])
     text = (
-        f"the mask lets tokens of {_samples(readers.tolist())} see {most} key{'s' * (most > 1)} of another sample: "
+        f"the mask lets tokens of {samples(readers.tolist())} see {most} key{'s' * (most > 1)} of another sample: "
         f"token {first} sees token {key} of sample {int(sample_T[key])}"
     )
     return [Finding("foreign_keys", text)]
@@ -106,14 +107,6 @@ def _padded(forward: Forward) -> list[Finding]:
     if hidden:
         parts.append(f"{hidden:,} tokens for padding")
     return [Finding("padded_mask", f"the attention_mask takes {' and '.join(parts)}")]
-
-
-def _samples(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return f"sample {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"samples {numbers[0]}..{numbers[-1]}"
-    return "samples " + ", ".join(map(str, numbers))
 
 
 def _quoted(values: Ints) -> str:

@@ -1,4 +1,4 @@
-"""A replay document as text: the answer, then each cell against the reference, segment by segment."""
+"""A replay document as text: the answer, then each cell against the reference, sample by sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import divergence
 
-#: Segments printed of each cell; what is left out is counted.
+#: Samples printed of each cell; what is left out is counted.
 SEGMENTS = 16
 
 
@@ -27,7 +27,7 @@ def replay_report(doc: ReplayDocument) -> str:
     lines += _recording(doc)
     for number, cell in enumerate(doc["cells"]):
         if cell["segments"] and (not several or cell["agreement"]["agrees"] is False):
-            lines += ["", f"cell {number} against each row alone, per segment", *_segments(cell["segments"])]
+            lines += ["", f"cell {number} against each row alone, sample by sample", *_segments(cell["segments"])]
         if cell["error"]:
             lines += ["", f"cell {number}: {cell['error']['message']}"]
             said: Mapping[str, object] = cell["error"]
@@ -82,7 +82,7 @@ def _answer(doc: ReplayDocument) -> list[str]:
         logp = max((float(row["valid"]["logp_max"] or 0.0) for row in segments), default=0.0)
         plural = "s" if len(agreeing) > 1 else ""
         lines.append(
-            f"AGREES  {len(agreeing)} cell{plural} with each row alone, in every segment: "
+            f"AGREES  {len(agreeing)} cell{plural} with each row alone, in every sample: "
             f"worst token {words.number(worst, 3)}, logprobs within {words.number(logp, 3)} nats"
         )
     return lines
@@ -154,7 +154,7 @@ def _determinism(repeated: RepeatEntry) -> str:
 
 
 def matrix_table(doc: ReplayDocument) -> list[str]:
-    """The table of seed 000, a column per toggle, and what that one lacked: whether the answer is right."""
+    """A column per toggle, what each cell cost, and whether its answer is right."""
     axes = doc["matrix"]["axes"] if doc["matrix"] else {}
     rows = [
         ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
@@ -194,13 +194,13 @@ def _matrix_row(cell: CellEntry, axes: dict[str, list[Any]], is_baseline: bool) 
 
 
 def _pattern(cell: CellEntry) -> str:
-    """The signature of a leak, where the segments show it: the first exact, later ones off."""
+    """The signature of a leak, where the samples show it: the first exact, later ones off."""
     segments, off = cell["segments"] or [], cell["agreement"]["off"]
     if off and 0 in off:
-        return f": {len(off)} of {len(segments)} segments off"
+        return f": {len(off)} of {len(segments)} samples off"
     if off and len(segments) > 1:
         span = f"{off[0]}..{off[-1]}" if len(off) > 1 else str(off[0])
-        return f": segment 0 within noise, {span} off"
+        return f": sample 0 within noise, {span} off"
     return ""
 
 
@@ -239,5 +239,5 @@ def _segments(segments: list[SegmentEntry]) -> list[str]:
     ]
     lines = ["  " + line for line in columns(rows, right=frozenset(range(6)))]
     if len(segments) > SEGMENTS:
-        lines.append(f"  ... and {len(segments) - SEGMENTS} more segments (--json holds them all)")
+        lines.append(f"  ... and {len(segments) - SEGMENTS} more samples (--json holds them all)")
     return lines

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, Answer, answers, mismatched
+from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, RuleAnswer, answers, mismatched
 from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
 from replay_core.documents.comparison import RuleEntry
@@ -37,7 +37,7 @@ def asked(counted: PairFigures, context: Context, tolerances: Tolerances = DEFAU
     held = tolerances.of(context)
     if not counted.mismatched:
         return []
-    worst: dict[str, Answer] = {}
+    worst: dict[str, RuleAnswer] = {}
     for part, rest in ((counted, False), (counted.rest, True)):
         for answer in answers(part, held, rest=rest) if part is not None else ():
             known = worst.get(answer.rule.id)
@@ -112,7 +112,7 @@ def _over(pair: PairFigures, held: Limits) -> Judgement:
     return Judgement(Verdict.CLOSE, speaker.sentence(close=True), suspect, rule=speaker.decision)
 
 
-def _diverging(answer: Answer, pair: PairFigures, held: Limits, before: str = "") -> Judgement:
+def _diverging(answer: RuleAnswer, pair: PairFigures, held: Limits, before: str = "") -> Judgement:
     """What is past a limit, unless it is a cast."""
     reason = answer.sentence()
     if answer.rule.id == "rel_l2" and not answer.seen.text:

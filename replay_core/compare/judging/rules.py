@@ -29,8 +29,8 @@ EVERY = (*NUMBER, *LOGPROB, *SCALAR, *POSITIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule.
+class Bound:
+    """One rule: what it sees, up to which limit, and how it says so.
 
     what: its statistic, in the words of docs/tolerances.md, with the unit. forms: `Context.form` of the tensors it is
     asked of. look: the statistic. limit: the number of the table, by dtype, column and what came before the tensor.
@@ -65,10 +65,10 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RuleAnswer:
     """What one rule says of one pair. `limit` is None where the rule is switched off."""
 
-    rule: Rule
+    rule: Bound
     seen: Seen
     limit: float | None
     suspect: float
@@ -89,13 +89,13 @@ class Answer:
         return words(self.seen, self.decision.limit, self.pair, self.held) if words else self.seen.text
 
 
-def answers(pair: PairFigures, held: Limits, *, rest: bool = False) -> Iterable[Answer]:
+def answers(pair: PairFigures, held: Limits, *, rest: bool = False) -> Iterable[RuleAnswer]:
     """What every rule of the tensor's form says, in the order of the table. `rest`: of figures without channels."""
     for rule in RULES:
         if held.context.form in rule.forms and (rule.on_rest or not rest):
             seen = rule.seen(pair, held)
             if seen is not None:
-                yield Answer(rule, seen, held.limit(rule), held.suspect(rule), pair, held)
+                yield RuleAnswer(rule, seen, held.limit(rule), held.suspect(rule), pair, held)
 
 
 def keep(pair: PairFigures, held: Limits) -> None:
@@ -302,74 +302,74 @@ def _cast(pair: PairFigures, held: Limits) -> Seen | None:
     return None if rounded is None else Seen(rounded.unequal, rounded.dtype)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("nan", "elements that are NaN or infinite on one side only", EVERY, _nan, _none, verdict=Verdict.NAN,
+RULES: tuple[Bound, ...] = (
+    Bound("nan", "elements that are NaN or infinite on one side only", EVERY, _nan, _none, verdict=Verdict.NAN,
          on_rest=False),
-    Rule("exact", "elements that differ, of ids, masks and integers, and of all where bitwise equality was asked for",
+    Bound("exact", "elements that differ, of ids, masks and integers, and of all where bitwise equality was asked for",
          EVERY, _exact, _none, on_rest=False),
-    Rule("positions", "positions that differ by more than one constant per sample", POSITIONS, _positions, _none,
+    Bound("positions", "positions that differ by more than one constant per sample", POSITIONS, _positions, _none,
          settles=True, close=lambda seen, limit, pair, held: seen.text, suspect=lambda context: -1.0),
-    Rule("elementwise", "elements past |d| <= atol + rtol |a|, where a person gave these", EVERY, _elementwise, _none,
+    Bound("elementwise", "elements past |d| <= atol + rtol |a|, where a person gave these", EVERY, _elementwise, _none,
          settles=True, on_rest=False),
-    Rule("vanishing", "greatest |d|: what is smaller is no number that every kernel keeps", NUMBER, _greatest,
+    Bound("vanishing", "greatest |d|: what is smaller is no number that every kernel keeps", NUMBER, _greatest,
          lambda context: limits.VANISHING.get(context.row, 0.0), _below("the smallest normal number"), clears=True,
          on_rest=False),
-    Rule("vanishing_gradient", "greatest |d| of a gradient beside zeros", NUMBER, _beside_zeros,
+    Bound("vanishing_gradient", "greatest |d| of a gradient beside zeros", NUMBER, _beside_zeros,
          lambda context: limits.VANISHING_GRADIENT, _below("the square of which an optimizer cannot hold"),
          clears=True, on_rest=False),
-    Rule("rel_l2", "relative L2: ||d|| / ||a||", NUMBER, _rel_l2, _rel_l2_limit, _rel_l2_says, _rel_l2_close,
+    Bound("rel_l2", "relative L2: ||d|| / ||a||", NUMBER, _rel_l2, _rel_l2_limit, _rel_l2_says, _rel_l2_close,
          _rel_l2_suspect),
-    Rule("worst_row", "relative L2 of the worst row", NUMBER, _worst_row, _by_table("worst_row", limits.WORST_ROW),
+    Bound("worst_row", "relative L2 of the worst row", NUMBER, _worst_row, _by_table("worst_row", limits.WORST_ROW),
          _worst_row_says, by_row=True),
-    Rule("outlier", "greatest |d| past rel_l2's share of its own |a|, in rms of a", NUMBER, _outlier,
+    Bound("outlier", "greatest |d| past rel_l2's share of its own |a|, in rms of a", NUMBER, _outlier,
          _by_table("outlier", limits.OUTLIER),
          lambda seen, limit, pair, held: f"greatest absolute difference is {seen.value:.3g} rms of the tensor (up to "
          f"{limit:.3g} allowed)"),
-    Rule("max_abs", "greatest |d| of log probabilities, in nats", LOGPROB, _greatest, _known(limits.MAX_ABS, 0),
+    Bound("max_abs", "greatest |d| of log probabilities, in nats", LOGPROB, _greatest, _known(limits.MAX_ABS, 0),
          _nats("greatest absolute difference", " nats"),
          lambda seen, limit, pair, held: f"greatest absolute difference {seen.value:.3g} nats (up to {limit:g} "
          "allowed)", _known(limits.MAX_ABS, 1)),
-    Rule("mean_exp_abs", "mean exp|d| of log probabilities", LOGPROB, lambda pair, held: Seen(pair.mean_exp_abs),
+    Bound("mean_exp_abs", "mean exp|d| of log probabilities", LOGPROB, lambda pair, held: Seen(pair.mean_exp_abs),
          _known(limits.MEAN_EXP_ABS, 0), _nats("mean exp|d|", ""), suspect=_known(limits.MEAN_EXP_ABS, 1)),
-    Rule("k3", "k3 of log probabilities, in nats", LOGPROB, lambda pair, held: Seen(pair.k3), _known(limits.K3, 0),
+    Bound("k3", "k3 of log probabilities, in nats", LOGPROB, lambda pair, held: Seen(pair.k3), _known(limits.K3, 0),
          _nats("k3", " nats"), suspect=_known(limits.K3, 1)),
-    Rule("sample_mean_exp_abs", "mean exp|d| over the tokens of the worst sample", LOGPROB, _sample_mean,
+    Bound("sample_mean_exp_abs", "mean exp|d| over the tokens of the worst sample", LOGPROB, _sample_mean,
          _known(limits.MEAN_EXP_ABS, 0),
          lambda seen, limit, pair, held: f"{seen.text} (up to {limit:g} allowed); {mismatched(pair)}"),
-    Rule("gain", "|beta| where one factor, b = (1 + beta) a, explains half of the difference (of a gradient, .95)",
+    Bound("gain", "|beta| where one factor, b = (1 + beta) a, explains half of the difference (of a gradient, .95)",
          (*NUMBER, *LOGPROB), _gain, _gain_floor, shape=True),
-    Rule("gradient_gain", "|beta| of a gradient, where a factor explains half of the difference", NUMBER,
+    Bound("gradient_gain", "|beta| of a gradient, where a factor explains half of the difference", NUMBER,
          _gradient_gain, _gradient_gain_limit, shape=True),
-    Rule("bias", "|c| in rms of a where one constant, b = a + c, explains half of the difference",
+    Bound("bias", "|c| in rms of a where one constant, b = a + c, explains half of the difference",
          (*NUMBER, *LOGPROB), lambda pair, held: structure.bias(pair), _gain_floor, shape=True),
-    Rule("row_gain", "|beta| of rows, or samples, that are each a times a factor", (*NUMBER, *LOGPROB),
+    Bound("row_gain", "|beta| of rows, or samples, that are each a times a factor", (*NUMBER, *LOGPROB),
          lambda pair, held: structure.row_gain(pair, held.context.row, not _is_gradient(held)), _row_gain_floor,
          shape=True, by_row=True),
-    Rule("row_bias", "|c| in rms of rows, or samples, that are each a plus a constant", (*NUMBER, *LOGPROB),
+    Bound("row_bias", "|c| in rms of rows, or samples, that are each a plus a constant", (*NUMBER, *LOGPROB),
          lambda pair, held: structure.row_bias(pair, held.context.row, not _is_gradient(held)), _row_gain_floor,
          shape=True, by_row=True),
-    Rule("standing_row", "how many times further off than the typical row the worst one is", NUMBER,
+    Bound("standing_row", "how many times further off than the typical row the worst one is", NUMBER,
          lambda pair, held: structure.standing_row(pair, held.context.row, _times(held.context)), _times,
          shape=True, by_row=True),
-    Rule("standing_column", "how many times further off than the typical column the worst one is", NUMBER,
+    Bound("standing_column", "how many times further off than the typical column the worst one is", NUMBER,
          lambda pair, held: structure.standing_column(pair, held.context.row, _times(held.context)), _times,
          shape=True, by_row=True),
-    Rule("column_gain", "how many times the typical column's factor that of the worst one is", NUMBER,
+    Bound("column_gain", "how many times the typical column's factor that of the worst one is", NUMBER,
          lambda pair, held: column_gain(pair, held.context.row), lambda context: limits.COLUMN_GAIN,
          shape=True, by_row=True),
-    Rule("updated", "greatest |d| of stored numbers in roundings, where most are off alike", NUMBER, _updated,
+    Bound("updated", "greatest |d| of stored numbers in roundings, where most are off alike", NUMBER, _updated,
          lambda context: limits.MOST_ROUNDINGS, shape=True, on_rest=False),
-    Rule("sample", "how many times further off than the typical sample the worst one is, its tokens by 1 - p", LOGPROB,
+    Bound("sample", "how many times further off than the typical sample the worst one is, its tokens by 1 - p", LOGPROB,
          _of_sample("sample"), lambda context: limits.SAMPLE_STANDING_OUT, shape=True, by_row=True),
-    Rule("token", "how many times the greatest token of all other samples a sample's worst one is off", LOGPROB,
+    Bound("token", "how many times the greatest token of all other samples a sample's worst one is off", LOGPROB,
          _of_sample("token"), lambda context: limits.TOKEN_STANDING_OUT, shape=True, by_row=True),
-    Rule("scalar_floor", "|d| of a number that the trainer reduced", SCALAR, _small_scalar, _scalar_floor,
+    Bound("scalar_floor", "|d| of a number that the trainer reduced", SCALAR, _small_scalar, _scalar_floor,
          _small_scalar_says, clears=True),
-    Rule("scalar", "relative difference of a number that the trainer reduced", SCALAR,
+    Bound("scalar", "relative difference of a number that the trainer reduced", SCALAR,
          lambda pair, held: Seen(pair.max_rel), lambda context: limits.SCALAR[0],
          lambda seen, limit, pair, held: f"relative difference {seen.value:.3g} (up to {limit:g} allowed), absolute "
          f"{pair.max_abs:.3g}", suspect=lambda context: limits.SCALAR[1]),
-    Rule("cast", "elements of two dtypes that differ after rounding to the narrower: none clears a divergence",
+    Bound("cast", "elements of two dtypes that differ after rounding to the narrower: none clears a divergence",
          (*NUMBER, *LOGPROB, *SCALAR), _cast, _none, clears=True, on_rest=False),
 )  # fmt: skip
 BY_ID = {rule.id: rule for rule in RULES}

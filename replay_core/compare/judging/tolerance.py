@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from replay_core.compare.judging.rules import BY_ID, HEADS, Rule
+from replay_core.compare.judging.rules import BY_ID, HEADS, Bound
 from replay_core.compare.judging.verdict import Context
 from replay_core.dtypes import FAMILIES
 from replay_core.errors import RequestError
@@ -82,7 +82,7 @@ class Limits:
     def is_exact(self) -> bool:
         return self.context.exact or self.context.bitwise_only or bool(self.given and self.given[-1].exact)
 
-    def limit(self, rule: Rule) -> float | None:
+    def limit(self, rule: Bound) -> float | None:
         """The limit of a rule; None where it is switched off."""
         by = self._decides(rule) if self.given else None
         if by is None:
@@ -94,7 +94,7 @@ class Limits:
         limit = self.limit(BY_ID[id])
         return float("inf") if limit is None else limit
 
-    def suspect(self, rule: Rule) -> float:
+    def suspect(self, rule: Bound) -> float:
         """From which value on CLOSE is suspect: never past the limit."""
         if rule.suspect is None:
             return float("inf")
@@ -115,7 +115,7 @@ class Limits:
             return self.reason_of("elementwise")
         return None if by is None else by.reason
 
-    def _decides(self, rule: Rule) -> Exemption | None:
+    def _decides(self, rule: Bound) -> Exemption | None:
         """Who set a rule, switched it off, or said how far a tensor may be off in whatever shape."""
         if self.context.bitwise_only:
             return None

@@ -127,7 +127,7 @@ def test_a_stall_is_blamed_on_its_phase_and_times_are_in_seconds(tmp_path: Path)
     assert shown == {"step 0 (s)": 21.748, "step 1 (s)": 103.634}
 
 
-def test_seed_002s_iterations_are_held_against_its_expectations(tmp_path: Path) -> None:
+def test_the_notes_iterations_are_held_against_its_expectations(tmp_path: Path) -> None:
     lines = [f"iter {n}: loss 0.1 (main 0.1, critic 0.0000), time {t}ms\n" for n, t in enumerate([70000, 70500, 70300])]
     finding = only(diagnosed(tmp_path, "".join(lines)), "D37")
     assert (finding.severity, finding.evidence[0].expected) == ("info", "32000 to 64000 ms")

@@ -125,7 +125,7 @@ def test_the_series_of_a_document_are_json(tmp_path: Path) -> None:
     json.dumps([{**one, "values": None} for one in block.values()], allow_nan=False)
 
 
-def test_seed_002s_expectations_stand_beside_what_was_seen_corrected() -> None:
+def test_the_notes_expectations_stand_beside_what_was_seen_corrected() -> None:
     signals = Signals.of(open_run(FIXTURES / "grpo_notes" / "train_547c4bf_normal.log"))
     assert signals is not None
     rows = {row["what"]: row for one in series_block(signals) for row in one["expected"]}

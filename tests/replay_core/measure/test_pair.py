@@ -101,7 +101,7 @@ def test_logprob_figures_are_those_of_their_formulas(seed: int):
 
 
 def test_a_small_angle_between_large_vectors_is_not_lost():
-    """1 - cosine by the ratio of norms is 0 here (compare.md section 5)."""
+    """1 - cosine by the ratio of norms is 0 here (docs/evidence.md#relative-l2)."""
     rng = np.random.default_rng(0)
     a = rng.normal(size=(64, 4096))
     d = rng.normal(size=a.shape) * 1e-9

@@ -5,7 +5,7 @@ from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.flags import Flags
 
 
-def test_without_axes_they_are_the_three_toggles_of_seed_000():
+def test_without_axes_they_are_kernel_compiler_and_layout():
     axes = Axes.parse("")
     assert axes.values == {"attention": ("eager", "flash"), "compile": ("off", "inductor"), "packing": (False, True)}
     assert axes.size == 8

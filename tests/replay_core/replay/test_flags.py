@@ -1,11 +1,18 @@
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import replay_core.replay
 from replay_core.errors import RequestError
-from replay_core.replay.flags import ATTENTIONS, Flags, settings_known
+from replay_core.replay.axes import Axes
+from replay_core.replay.flags import ATTENTIONS, FLAGS, IN_PANE, Flags, page, settings_known
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "flags.md"
+_WORDS = {True: "on", False: "off"}
 
 
 def test_flags_survive_a_round_trip_through_json():
@@ -74,6 +81,37 @@ def test_every_attention_has_an_implementation():
 
     for name in ATTENTIONS:
         assert name == "own" or attention.implementation(attention.resolve(Flags(name))[0])
+
+
+def test_every_flag_is_an_axis_of_a_matrix_an_option_and_a_row_of_its_page():
+    from tui_debugger.commands.replay import command
+
+    options = {one.name for one in command.params}
+    for name, flag in FLAGS.items():
+        assert name in options
+        values = flag.values or (1, 2)
+        words = [_WORDS.get(value, str(value)) if isinstance(value, bool) else str(value) for value in values]
+        assert Axes.parse(f"{name}={','.join(words)}").values[name] == tuple(values)
+    assert PAGE.read_text() == page(), "make docs"
+
+
+def test_every_flag_is_read_where_it_acts():
+    """A flag that nothing reads would be asked for, listed, and do nothing."""
+    room = Path(replay_core.replay.__file__).parent
+    acting = "\n".join(file.read_text() for file in room.glob("*.py") if file.name not in ("flags.py", "twins.py"))
+    assert [name for name in FLAGS if not re.search(rf"flags\.{name}\b", acting)] == []
+
+
+def test_every_setting_that_a_flag_says_it_is_read_back_as_is_said_by_a_cell(replay):
+    effective = replay("", capture="none")["effective"]
+    assert [flag.effective for flag in FLAGS.values() if flag.effective and flag.effective not in effective] == []
+
+
+def test_every_line_of_the_pane_has_a_key_of_its_own():
+    for what in ("key", "row", "label"):
+        values = [getattr(FLAGS[name], what) for name in IN_PANE]
+        assert len(set(values)) == len(values)
+    assert [FLAGS[name].row for name in IN_PANE] == list(range(1, len(IN_PANE) + 1))
 
 
 def test_plans_are_made_without_torch_or_numpy():

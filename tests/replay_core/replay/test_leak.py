@@ -21,8 +21,8 @@ def test_nothing_off_is_no_finding():
 def test_a_leak_is_named_when_the_exact_segment_moves():
     cause = found(rows(0.0, 1.0, 1.0, 1.0), rows(1.0, 1.0, 1.0, 0.0), MASK)
     assert (cause["kind"], cause["moved"], cause["causes"]) == ("leak", [0, 3], ["mask_set"])
-    assert cause["sentence"].startswith("segments 1..3 off: sequences see each other")
-    assert "packed last first, segments 0..2 are off instead" in cause["sentence"]
+    assert cause["sentence"].startswith("samples 1..3 off: sequences see each other")
+    assert "packed last first, samples 0..2 are off instead" in cause["sentence"]
 
 
 def test_a_leak_with_right_inputs_is_the_attentions_own():
@@ -42,7 +42,7 @@ def test_nan_is_off():
 def test_rows_with_left_padding_being_off_is_padding_that_is_seen():
     cause = found(rows(1.0, 0.0, 1.0), is_packed=False, left_pads=[3, 0, 6])
     assert cause["kind"] == "padding"
-    assert "segments 0, 2 off: tokens see padding" in cause["sentence"]
+    assert "samples 0, 2 off: tokens see padding" in cause["sentence"]
 
 
 def test_a_padded_batch_that_is_off_elsewhere_is_not_blamed_on_padding():

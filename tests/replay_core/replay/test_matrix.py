@@ -33,7 +33,7 @@ def test_every_mistake_is_caught_and_told_apart(ask, fault, dtype):
 def test_a_leak_is_proved_by_the_segment_that_moves(ask):
     cause = ask("packing=on block_mask=off", plan={"capture": "none"})["cells"][-1]["cause"]
     assert (cause["off"], cause["exact"], cause["off_reversed"]) == ([1, 2], [0], [0, 1])
-    assert "segments 1..2 off: sequences see each other" in cause["sentence"]
+    assert "samples 1..2 off: sequences see each other" in cause["sentence"]
 
 
 def test_a_matrix_names_the_smallest_set_that_breaks_agreement(ask):

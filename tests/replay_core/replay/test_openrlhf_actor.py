@@ -1,6 +1,6 @@
 """Replayed log-probabilities against OpenRLHF's Actor, written here from its description, on genuine dumps.
 
-seed_systems.md 1.1-1.2: position_ids are cumsum(attention_mask) - 1 with 1 in padding; logits in float32 over
+docs/evidence.md#actor-inputs: position_ids are cumsum(attention_mask) - 1 with 1 in padding; logits in float32 over
 the temperature; the target is the sequence rolled by one; the last A columns times the action mask.
 """
 

@@ -29,7 +29,7 @@ def tensor(cell, stage, name):
     return array(record.get(name))
 
 
-#: Noise of facts/replay.md for weights of standard deviation .2: (worst token, log-probability).
+#: Noise (docs/evidence.md) for weights of standard deviation .2: (worst token, log-probability).
 NOISE = {"float32": (1e-5, 3e-5), "bfloat16": (0.1, 0.4)}
 
 

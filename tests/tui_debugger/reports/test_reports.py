@@ -116,7 +116,7 @@ def replay_document() -> dict[str, Any]:
 
 def test_a_replay_that_agrees_says_how_closely():
     lines = replay_report(replay_document()).splitlines()
-    assert lines[0].startswith("AGREES  1 cell with each row alone, in every segment: worst token 1e-07")
+    assert lines[0].startswith("AGREES  1 cell with each row alone, in every sample: worst token 1e-07")
     assert "note: assumed" in lines
 
 

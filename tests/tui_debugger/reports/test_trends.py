@@ -41,11 +41,11 @@ def test_both_names_of_one_signal_are_one_line_and_two_runs_two() -> None:
 def test_expected_stands_beside_seen_where_it_does_not_hold() -> None:
     row = {
         "what": "sampling", "expected": [0.5, 1.0], "unit": "s", "seen": {"min": 1.0, "median": 4.0, "max": 5.0},
-        "holds": False, "source": "seed 002", "correction": None,
+        "holds": False, "source": "GRPO notes", "correction": None,
     }  # fmt: skip
     kl = {**row, "what": "KL", "expected": [None, None], "unit": "", "holds": None, "correction": "may be negative"}
     lines = trends_lines([series(expected=[row, kl])])
-    assert lines[-2:] == ["expected / seen:", "  sampling: 0.5 to 1 s / 4 s  (seed 002)"]
+    assert lines[-2:] == ["expected / seen:", "  sampling: 0.5 to 1 s / 4 s  (GRPO notes)"]
     assert trends_lines([series(expected=[row, kl])], show_all=True)[-1] == (
-        "  KL: - / 4  (seed 002; corrected: may be negative)"
+        "  KL: - / 4  (GRPO notes; corrected: may be negative)"
     )
