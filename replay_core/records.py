@@ -145,6 +145,13 @@ class Parts:
     axis: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Where a tensor's values are not 0: a mask whose marks the file tells apart by numbers."""
+
+    of: TensorRef
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class TensorRef:
     """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
@@ -161,7 +168,7 @@ class TensorRef:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    source: FileBytes | Inline | Parts | Unreadable
+    source: FileBytes | Inline | Parts | Marks | Unreadable
     canonical: str | None = None
     alignment: str | None = None
     pad: str | None = None
