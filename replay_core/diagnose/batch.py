@@ -19,6 +19,7 @@ from replay_core.diagnose.laid import Laid
 from replay_core.diagnose.sheets import Sheet, joined, sheets_of
 from replay_core.naming import meaning
 from replay_core.records import Record, Run
+from replay_core.samples.batch import Batch
 
 #: What says which prompt a sample answers, the surest first.
 GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id")
@@ -55,7 +56,7 @@ class StepBatch:
     @property
     def name(self) -> str:
         step = "the dump" if self.step is None else f"step {self.step}"
-        return f"{step} ({self.spine.parts[0].record.path.name})"
+        return f"{step} ({self.spine.parts[0].held.record.path.name})"
 
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
@@ -138,8 +139,9 @@ class StepBatch:
         """The id that fills the places no sample holds."""
         for sheet, _ in self.columns.sheets:
             for part in sheet.parts:
-                if part.pad_id is not None:
-                    return part.pad_id
+                pad = _pad_id(part)
+                if pad is not None:
+                    return pad
         return None
 
     @cached_property
@@ -291,7 +293,7 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     lost += [what for what in unreadable if what not in lost]
     batches = []
     for spine, others in joined(sheets):
-        own = step if any(part.record.key.step is not None for part in spine.parts) else None
+        own = step if any(part.held.record.key.step is not None for part in spine.parts) else None
         batches.append(StepBatch(step if others else own, spine, others, trained, run))
         repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
@@ -305,10 +307,18 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
 
 def _is_repeat(spine: Sheet, other: Sheet, places: list[int | None]) -> bool:
     """Whether a sheet that names no step is the batch over again: all its samples, and nothing the batch has not."""
-    unnamed = {part.record.key.step for sheet in (spine, other) for part in sheet.parts}
+    unnamed = {part.held.record.key.step for sheet in (spine, other) for part in sheet.parts}
     return None in unnamed and len(unnamed) == 2 and None not in places and len(spine) == len(other)
 
 
 def _repeats(spine: Sheet, other: Sheet) -> str:
-    named, again = spine.parts[0].record.path.name, other.parts[0].record.path.name
+    named, again = spine.parts[0].held.record.path.name, other.parts[0].held.record.path.name
     return f"{again} holds the same {len(spine)} samples as {named}: counted once"
+
+
+def _pad_id(part: Batch) -> int | None:
+    """The id that fills most slots that hold no token; None where none is empty."""
+    if part.ids_BS is None or part.layout is None:
+        return None
+    ids, counts = np.unique(part.ids_BS[part.layout.sample_BS < 0], return_counts=True)
+    return int(ids[counts.argmax()]) if ids.size else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.flat import Array, Flat
-from replay_core.diagnose.sheets import Sheet
+from replay_core.diagnose.sheets import Sheet, texts_of
 from replay_core.records import Record, TensorRef
 
 #: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
@@ -97,7 +97,7 @@ class Columns:
         if refs[0].sentinel and str(NO_LOGPROB) in refs[0].sentinel:
             said_N &= values_N != NO_LOGPROB
         values_N[~said_N] = np.nan
-        source = f"{refs[0].name} of {sheet.parts[0].record.path.name}"
+        source = f"{refs[0].name} of {sheet.parts[0].held.record.path.name}"
         if len(sheet.parts) > 1:
             source += f" and {len(sheet.parts) - 1} more"
         return Column(name, values_N, said_N, source, refs[0].dtype, refs[0])
@@ -120,7 +120,7 @@ class Columns:
         """One text per sample, or None."""
         for sheet, places in self.sheets:
             refs = sheet.refs(name)
-            each = [part.texts(ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
+            each = [texts_of(part, ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
             known = [texts for texts in each if texts is not None]
             if refs and len(known) == len(each) and None not in places:
                 return [known[part][row] for part, row in (sheet.index[place] for place in places if place is not None)]

@@ -12,6 +12,8 @@ from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.flat import Array, Flat
 from replay_core.records import Record, RecordKey, Run
+from replay_core.samples.batch import Batch
+from replay_core.samples.layout import Ints
 
 
 class Laid:
@@ -19,7 +21,7 @@ class Laid:
 
     def __init__(self, step: int | None, flat: Flat, columns: Columns, run: Run | None) -> None:
         self._flat, self._columns = flat, columns
-        self.path: Path = flat.spine.parts[0].record.path if run is None else run.path
+        self.path: Path = flat.spine.parts[0].held.record.path if run is None else run.path
         self.flags: dict[str, Any] = (run.flags if run is not None else None) or {}
         self._has_weights = run is not None and (step in run.models or None in run.models)
 
@@ -28,7 +30,7 @@ class Laid:
         """Empty columns before each sample's first token [B], None where samples are not padded rows."""
         found = []
         for part, row in self._flat.spine.index:
-            pads = self._flat.spine.parts[part].left_pads
+            pads = _left_pads(self._flat.spine.parts[part])
             if pads is None:
                 return None
             found.append(int(pads[row]))
@@ -72,11 +74,11 @@ class Laid:
             ((sheet, places) for sheet, places in self._columns.sheets if name is None or sheet.refs(name)),
             self._columns.sheets[0],
         )
-        record, row = sheet.parts[0].record, None
+        record, row = sheet.parts[0].held.record, None
         place = places[sample] if sample is not None else None
         if place is not None:
             part, row = sheet.index[place]
-            record = sheet.parts[part].record
+            record = sheet.parts[part].held.record
         key = record.key
         ref = self._columns.ref(name) if name else None
         return Where(
@@ -97,21 +99,23 @@ class Laid:
         """The key of the record that holds each sample's part of a tensor; None where it holds none."""
         for sheet, places in self._columns.sheets:
             if sheet.refs(name):
-                return [None if place is None else sheet.parts[sheet.index[place][0]].record.key for place in places]
+                return [
+                    None if place is None else sheet.parts[sheet.index[place][0]].held.record.key for place in places
+                ]
         return [None] * len(self._flat)
 
     def rows_by_micro(self) -> dict[tuple[int | None, int | None], list[int]]:
         """The samples of every (rank, micro) that a sheet names."""
         found: dict[tuple[int | None, int | None], list[int]] = {}
         for sheet, places in self._columns.sheets:
-            if all(part.record.key.micro is None for part in sheet.parts):
+            if all(part.held.record.key.micro is None for part in sheet.parts):
                 continue
             for sample, place in enumerate(places):
                 if place is not None:
-                    key = sheet.parts[sheet.index[place][0]].record.key
+                    key = sheet.parts[sheet.index[place][0]].held.record.key
                     found.setdefault((key.rank, key.micro), []).append(sample)
             return found
-        return {(part.record.key.rank, None): list(range(len(self._flat))) for part in self._flat.spine.parts}
+        return {(part.held.record.key.rank, None): list(range(len(self._flat))) for part in self._flat.spine.parts}
 
     @property
     def response_width(self) -> int | None:
@@ -121,3 +125,11 @@ class Laid:
             if ref is not None and ref.rows is None and len(ref.shape) == 2:
                 return ref.shape[1]
         return None
+
+
+def _left_pads(part: Batch) -> Ints | None:
+    """Empty slots before each sample's first token [B]; None where samples are no rows, or padding is not known."""
+    if part.layout is None or part.width is None or not part.padding_known:
+        return None
+    first: Ints = (part.layout.sample_BS >= 0).argmax(axis=1)
+    return first

@@ -16,7 +16,8 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
 from replay_core.diagnose.stating import finding, look_at, share, shown
-from replay_core.records import Inline, Record
+from replay_core.records import Inline, Record, TensorRef
+from replay_core.samples.batch import Batch
 
 #: Of a response, the share that a mask may leave out at its end before it ends too early.
 LEFT_OUT = 0.5
@@ -312,8 +313,8 @@ def _stray(batch: StepBatch, name: str) -> tuple[int, int, str] | None:
     for sheet, places in batch.columns.sheets:
         total, first = 0, None
         for number, part in enumerate(sheet.parts):
-            ref = part.find(name)
-            found = None if ref is None or not part.padding_known else part.outside(ref)
+            ref = part.held.find(name)
+            found = None if ref is None or not part.padding_known else _outside(part, ref)
             if found is None:
                 continue
             total += found[0]
@@ -374,7 +375,7 @@ def _unheard_B(batch: StepBatch) -> Array:
 
 def _tails(batch: StepBatch) -> list[Array]:
     """The ids that follow each sample's last token in its row; none where samples are no rows."""
-    each = [part.tails or [np.zeros(0, np.int64)] * len(part) for part in batch.spine.parts]
+    each = [_row_tails(part) for part in batch.spine.parts]
     return [each[part][row] for part, row in batch.spine.index]
 
 
@@ -411,3 +412,28 @@ def _padding_held_N(batch: StepBatch) -> Array | None:
             return None
     most = max(heads.count(head) for head in set(heads))
     return held_N if most >= 2 and most >= 0.4 * len(heads) else None
+
+
+def _outside(part: Batch, mask: TensorRef) -> tuple[int, int] | None:
+    """Entries of a mask that are set where the record holds no token, and the first one's sample; None if none."""
+    has_holes = part.layout is not None and bool((part.layout.sample_BS < 0).any())
+    is_whole = mask.rows is None or (mask.rows == part.rows and has_holes)
+    placed = part.place(mask) if is_whole and part.packs is None else None
+    if placed is None or not placed.by_token or placed.axes != len(mask.shape):
+        return None
+    is_set = pages.array(mask).reshape(-1) != 0
+    is_set[placed.rows] = False
+    strays = np.flatnonzero(is_set)
+    if not strays.size:
+        return None
+    ends = np.cumsum(mask.rows) if mask.rows is not None else np.arange(1, part.count + 1) * mask.shape[1]
+    return strays.size, int(np.searchsorted(ends, strays[0], side="right"))
+
+
+def _row_tails(part: Batch) -> list[Array]:
+    """The ids in a row's slots after its sample's last token; none where samples are no rows of a grid."""
+    ids_BS, layout = part.ids_BS, part.layout
+    if ids_BS is None or layout is None or part.width is None:
+        return [np.zeros(0, np.int64)] * len(part)
+    ends = [int(at[-1]) + 1 if (at := np.flatnonzero(row >= 0)).size else part.width for row in layout.sample_BS]
+    return [row[end:] for row, end in zip(ids_BS, ends, strict=True)]

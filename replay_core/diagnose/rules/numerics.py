@@ -130,8 +130,8 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
                 continue
             for column in batch.columns.every(name):
                 for part in sheet.parts:
-                    placed.add((str(part.record.path), name))
-                    placed.update((str(record.path), name) for record in part.siblings)
+                    placed.add((str(part.held.record.path), name))
+                    placed.update((str(record.path), name) for record in part.held.siblings)
                 bad_N = column.said_N & ~np.isfinite(column.values_N)
                 if not bad_N.any() or ("null" in (column.ref.sentinel or "") and known.phase == Phase.UNKNOWN):
                     continue

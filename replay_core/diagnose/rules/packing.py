@@ -44,11 +44,11 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
 def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
     for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
-            ref = part.find("cu_seqlens")
+            ref = part.held.find("cu_seqlens")
             if ref is None:
                 continue
             bounds = np.asarray(pages.array(ref)).reshape(-1)
-            shown_bounds = shown("cu_seqlens", str(bounds[:8].tolist()), None, part.record.path.name)
+            shown_bounds = shown("cu_seqlens", str(bounds[:8].tolist()), None, part.held.record.path.name)
             if bounds.size < 2 or bounds[0] != 0:
                 return "cu_seqlens", "cu_seqlens does not begin with 0", [shown_bounds]
             if (np.diff(bounds) <= 0).any():
@@ -60,7 +60,7 @@ def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
                     f"cu_seqlens ends at {int(bounds[-1])}, and there are {total} tokens",
                     [shown_bounds, shown("tokens", total)],
                 )
-            longest = part.find(*_LONGEST)
+            longest = part.held.find(*_LONGEST)
             if longest is not None and longest.numel == 1:
                 stated = int(np.asarray(pages.array(longest)).reshape(-1)[0])
                 if stated != int(np.diff(bounds).max()):

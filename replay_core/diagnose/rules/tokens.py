@@ -187,7 +187,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             evidence=[
                 shown("sample id", name),
                 shown("first token that differs", position),
-                shown("tokens", a.size, str(b.size), batch.spine.parts[0].record.path.name),
+                shown("tokens", a.size, str(b.size), batch.spine.parts[0].held.record.path.name),
             ],
             cause="responses are decoded to text and encoded again between engine and trainer",
         )
@@ -200,7 +200,7 @@ def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
     """A sheet's samples by the id the trainer gave them; empty where they have none, or share one."""
     found: dict[str, int] = {}
     for sample, (part, row) in enumerate(sheet.index):
-        ref = next((ref for ref in sheet.parts[part].fields() if ref.canonical == "sample_id"), None)
+        ref = next((ref for ref in sheet.parts[part].held.fields() if ref.canonical == "sample_id"), None)
         if ref is None or ref.shape != (len(sheet.parts[part]),):
             return {}
         name = str(np.asarray(pages.array(ref)).reshape(-1)[row])
