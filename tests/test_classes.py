@@ -20,7 +20,6 @@ STILL_BROAD = {
     "replay_core.diagnose.laid.Laid",
     "replay_core.samples.batch.Batch",
     "replay_core.measure.pair.PairFigures",
-    "tui_debugger.state.State",
 }
 _HOOKS = ("on_", "watch_", "render_", "validate_", "compute_")
 

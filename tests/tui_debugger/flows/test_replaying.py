@@ -78,12 +78,12 @@ def commanded(*arguments: object) -> tuple[dict[str, Any], int]:
 async def pressed(app: RldbgApp, pilot: Any, document: dict[str, Any]) -> dict[str, Any]:
     """The document that the screen shows once `r` has run the plan of another one."""
     state, plan = app.session.state, document["plan"]
-    state.flags, state.model = dict(plan["flags"]), plan["model"]
-    state.replayed = None
+    state.replay.flags, state.replay.model = dict(plan["flags"]), plan["model"]
+    state.replay.document = None
     await pilot.press("r")
-    await until(pilot, lambda: state.replayed is not None and state.busy is None, "the replay", _LIMIT_S)
+    await until(pilot, lambda: state.replay.document is not None and state.job.busy is None, "the replay", _LIMIT_S)
     await rest(app, pilot)
-    return dict(state.replayed or {})
+    return dict(state.replay.document or {})
 
 
 @pytest.mark.slow
@@ -108,10 +108,10 @@ async def test_the_matrix_of_the_screen_is_that_of_the_command(dump: Path, engin
     assert code == 1
     assert document["matrix"]["breaking"] == [{"packing": True, "block_mask": False}]
     async with opened(dump, engine=engine) as (app, pilot):
-        app.session.state.matrix.axes = " ".join(axes)
+        app.session.state.replay.matrix.axes = " ".join(axes)
         await pilot.press("m", "r")
-        await until(pilot, lambda: app.session.state.matrix.document is not None, "the matrix", _LIMIT_S)
-        assert compared(app.session.state.matrix.document) == compared(document)
+        await until(pilot, lambda: app.session.state.replay.matrix.document is not None, "the matrix", _LIMIT_S)
+        assert compared(app.session.state.replay.matrix.document) == compared(document)
         await rest(app, pilot)
 
 
