@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.executors import wire
 from replay_core.executors.in_process import unexpected
-from replay_core.jobs import Document, Event, Job, OnEvent, event_to_mapping, is_coordinating
+from replay_core.jobs import Answer, Event, Job, OnEvent, event_to_mapping, is_coordinating
 
-Perform = Callable[[Job, OnEvent], Document]
+Perform = Callable[[Job, OnEvent], Answer]
 
 #: Added to the nice value: a child must not slow a trainer on the same machine.
 NICENESS = 5
@@ -55,7 +55,7 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
     _Loop(perform or _workbench, requests_fd, answers_fd).run()
 
 
-def _workbench(job: Job, on_event: OnEvent) -> Document:
+def _workbench(job: Job, on_event: OnEvent) -> Answer:
     # Deferred: a child answers its first cancel before the workbench and what it needs are imported.
     from replay_core.desk import perform
 

@@ -5,25 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
-from replay_core.dumps import open_run
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document, Job, OnEvent, Partial, ignore, is_coordinating
+from replay_core.jobs import Answer, Job, OnEvent, Partial, ignore, is_coordinating
 from replay_core.records import RecordKey, Run, Selection
 
+if TYPE_CHECKING:
+    from replay_core.demo.train import TrainedDemo
+    from replay_core.documents.comparison import ComparisonDocument, PairEntry
+    from replay_core.documents.diagnosis import DiagnosisDocument
+    from replay_core.documents.difference import DifferenceDocument
+    from replay_core.documents.explanation import ExplanationDocument
+    from replay_core.documents.following import FollowingDocument
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.parity import ParityDocument
+    from replay_core.documents.record import RecordDocument
+    from replay_core.documents.run import RunDocument
+    from replay_core.documents.tensor import PointedTensor, TensorDocument
+    from replay_core.parity.sides import CriticAnswer
 
-def perform(job: Job, on_event: OnEvent = ignore) -> Document:
+
+def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
     """Do a job of `jobs.READER_JOBS` or `jobs.REPLAYER_JOBS`.
 
     Raises:
         RldbgError: what the job raised, or RequestError for an unknown kind or missing parameter.
     """
-    actions: dict[str, Callable[[dict[str, Any], OnEvent], Document]] = {
+    actions: dict[str, Callable[[dict[str, Any], OnEvent], Answer]] = {
         "open": _open_job,
         "record": _record_job,
         "inspect": _inspect_job,
@@ -49,7 +63,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Document:
         raise RequestError(f"the job {job.kind} lacks the parameter {error}") from None
 
 
-def _open_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _open_job(params: dict[str, Any], on_event: OnEvent) -> RunDocument:
     return workbench.open_dump(
         Path(params["path"]), *_more(params), headers=bool(params.get("headers")), on_event=on_event
     )
@@ -60,12 +74,12 @@ def _more(params: dict[str, Any], name: str = "more") -> list[Path]:
     return [Path(path) for path in params.get(name) or ()]
 
 
-def _record_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+def _record_job(params: dict[str, Any], _on_event: OnEvent) -> RecordDocument:
     key = RecordKey.from_mapping(params["key"])
     return workbench.show_record(Path(params["path"]), key, *_more(params), stats=bool(params.get("stats")))
 
 
-def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> TensorDocument:
     """A tensor looked at; `token` is [sample, position or null] of a's record in place of a raw index."""
     token = params.get("token")
     if token is not None and params.get("at") is None:
@@ -76,23 +90,21 @@ def _inspect_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return workbench.inspect(params["a"], params.get("b"), at=params.get("at"), count=count, **more)
 
 
-def _index_of(named: dict[str, Any], sample: int, position: int | None) -> list[int] | None:
+def _index_of(named: PointedTensor, sample: int, position: int | None) -> list[int] | None:
     """The raw index of a token, as the layout of its record has it; None where the record lays nothing out."""
-    from replay_core.inspection import find_tensor
     from replay_core.samples.batch import Batch
 
-    run = open_run(Path(named["path"]), *_more(named))
-    record = workbench.find_record(run, RecordKey.from_mapping(named["key"]))
-    batch = Batch(record, record.tensors(), by_shape=True)
-    return batch.index_of(find_tensor((run, record, str(named["name"]))), sample, position)
+    subject = workbench.subject(named)
+    batch = Batch(subject.record, subject.record.tensors(), by_shape=True)
+    return batch.index_of(subject.ref, sample, position)
 
 
-def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+def _difference_job(params: dict[str, Any], _on_event: OnEvent) -> DifferenceDocument:
     axis, cells = str(params.get("axis", "row")), int(params.get("cells", 64))
     return workbench.difference(params["a"], params["b"], axis=axis, cells=cells)
 
 
-def _rejudge_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _rejudge_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:
     file = params.get("tolerance")
     doc = workbench.rejudge(
         Path(params["a"]), Path(params["b"]), tolerance_file=Path(file) if file else None,
@@ -103,7 +115,7 @@ def _rejudge_job(params: dict[str, Any], on_event: OnEvent) -> Document:
     return doc
 
 
-def _compare_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:
     names = ("step", "rank", "micro")
     selection: dict[str, Any] = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
     a, b = Path(params["a"]), Path(params["b"])
@@ -134,7 +146,7 @@ def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
     return workbench.reopen(Path(params["path"]))
 
 
-def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _diagnose_job(params: dict[str, Any], on_event: OnEvent) -> DiagnosisDocument:
     step = Selection.parse(params["step"]) if params.get("step") is not None else None
     paths = [Path(one) for one in params.get("paths") or [params["path"]]]
     rules, known = params.get("rules") or (), params.get("known")
@@ -152,15 +164,22 @@ def _said_of(run: Run) -> tuple[Any, ...]:
     return run.dialect, run.problems, run.notes, run.models, run.flags
 
 
-def _explain_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
-    return documents.document("explanation", id=params["id"], text=workbench.explain_rule(str(params["id"])))
+def _explain_job(params: dict[str, Any], _on_event: OnEvent) -> ExplanationDocument:
+    id = str(params["id"])
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "explanation",
+        **documents.stamp(),
+        "id": id,
+        "text": workbench.explain_rule(id),
+    }
 
 
 #: Runs that are followed, by path: who asks every second must not have them listed every second.
 _followed: dict[str, Follower] = {}
 
 
-def _follow_job(params: dict[str, Any], _on_event: OnEvent) -> Document:
+def _follow_job(params: dict[str, Any], _on_event: OnEvent) -> FollowingDocument:
     """What has come to a run since the last time; `have` is how many of its records the asker holds."""
     path = str(params["path"])
     follower = _followed.get(path)
@@ -187,17 +206,17 @@ class _RowStream:
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
-        self._waiting: list[Document] = []
+        self._waiting: list[PairEntry] = []
         self._sent = time.monotonic()
 
-    def add(self, row: Document) -> None:
+    def add(self, row: PairEntry) -> None:
         self._waiting.append(row)
         now = time.monotonic()
         if len(self._waiting) >= self.PIECE or now - self._sent > self.PAUSE_S:
             self._on_event(Partial({"rows": clean(self._waiting)}))
             self._waiting, self._sent = [], now
 
-    def whole(self, tensors: list[Document]) -> list[Document]:
+    def whole(self, tensors: list[PairEntry]) -> list[PairEntry]:
         """What is left for the document itself: nothing, once every piece is sent."""
         if self._waiting:
             self._on_event(Partial({"rows": clean(self._waiting)}))
@@ -225,21 +244,20 @@ def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
         return workbench.replay(plan, out, runner, on_event, **asked)
 
 
-def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
     from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
 
     return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
 
 
-def _critic_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:
     from replay_core.parity.worker import run_critic  # torch, and the critic's own framework
 
-    answer: Document = clean(run_critic(params, on_event))
-    return answer
+    return clean(run_critic(params, on_event))
 
 
-def _parity_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _parity_job(params: dict[str, Any], on_event: OnEvent) -> ParityDocument:
     """Two critics, each in a child of this one; without `a` and `b` the two that come with rldbg."""
     from replay_core.executors.child import ChildRunner
 
@@ -249,13 +267,13 @@ def _parity_job(params: dict[str, Any], on_event: OnEvent) -> Document:
         return workbench.parity(a, b, Path(params["out"]), runner, on_event, **params.get("asked") or {})
 
 
-def _recorded_parity_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _recorded_parity_job(params: dict[str, Any], on_event: OnEvent) -> ParityDocument:
     a = Path(params["a"])
     b = Path(params.get("b") or a)
     return workbench.recorded_parity(a, b, threshold=params.get("threshold"), on_event=on_event)
 
 
-def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:
     from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
 
     return train_demo(Path(params["directory"]), on_event, fault=params.get("fault"))

@@ -2,7 +2,7 @@
 
 The wire is JSON lines. A request is `{"id", "job", "params"}`; an answer is any number of
 `{"id", "event", ...}` lines and then one `{"id", "result"}` or `{"id", "error"}`.
-Every result is a document of the published schema (`export/`), so both ends of a pipe, the
+Every result is a document of the published schema (`documents/`), so both ends of a pipe, the
 command line and the screen speak one language.
 """
 
@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
-Document = dict[str, Any]
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import FirstSaid, PairEntry
+    from replay_core.documents.diagnosis import SeriesEntry
+    from replay_core.documents.replay import CellEntry
+
+Document: TypeAlias = Any
 
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = (
@@ -67,11 +72,23 @@ class Sample:
     cpu_percent: float
 
 
+class Piece(TypedDict, total=False):
+    """One of these: what is first of a comparison, pairs as they are judged (`rows`) and in order (`tensors`), signals
+    of a diagnosis, a cell of a replay, rewards of the demo's training."""
+
+    first_divergence: FirstSaid
+    rows: list[PairEntry]
+    tensors: list[PairEntry]
+    series: list[SeriesEntry]
+    cell: CellEntry
+    rewards: list[float]
+
+
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A piece of the final document, sent early: `{"first_divergence": ...}`, `{"cell": ...}`, `{"rows": ...}`."""
+    """A piece of the final document, sent early."""
 
-    document: Document
+    document: Piece
 
 
 Event = Progress | LogLine | Sample | Partial
@@ -94,6 +111,11 @@ def ignore(_event: Event) -> None:
     """The listener of a caller that only wants the answer."""
 
 
+#: What a child answers: JSON from another process. Who sends a job knows which of `documents.kinds` it asked for, or
+#: which part of one (`replay_cell`, `critic`), and says so where it takes the answer.
+Answer: TypeAlias = Any
+
+
 class Runner(Protocol):
     """Runs a job to its end in some process.
 
@@ -101,4 +123,4 @@ class Runner(Protocol):
         RldbgError: the error the job raised, or ChildDiedError when its process ended without an answer.
     """
 
-    def run(self, job: Job, on_event: OnEvent = ignore) -> Document: ...
+    def run(self, job: Job, on_event: OnEvent = ignore) -> Answer: ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.file_spans import mapped, stream
-from replay_core.records import FileBytes, Inline, Parts, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +59,8 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
         return np.asarray(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
     if isinstance(ref.source, Parts):
         return _joined(ref, ref.source)
+    if isinstance(ref.source, Marks):
+        return np.asarray(array(ref.source.of) != 0, dtype=numpy_dtype(ref.dtype))
     where = ref.source
     dtype = _stored(ref, where)
     file = mapped(where.path)

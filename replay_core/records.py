@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import SelectionError
 from replay_core.selection import Selection as Selection
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import KeyEntry
 
 #: The dump points a record can come from, in the order a training step passes them.
 STAGES = (
@@ -79,12 +82,14 @@ class RecordKey:
             -1 if self.rank is None else self.rank,
         )
 
-    def to_mapping(self) -> dict[str, Any]:
-        parts = ("step", "micro", "rank", "role", "stage", "epoch", "minibatch")
-        return {part: getattr(self, part) for part in parts}
+    def to_mapping(self) -> KeyEntry:
+        return {
+            "step": self.step, "micro": self.micro, "rank": self.rank, "role": self.role, "stage": self.stage,
+            "epoch": self.epoch, "minibatch": self.minibatch,
+        }  # fmt: skip
 
     @classmethod
-    def from_mapping(cls, mapping: dict[str, Any]) -> RecordKey:
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> RecordKey:
         """The key that `to_mapping` described; parts it lacks are None.
 
         Raises:
@@ -140,6 +145,13 @@ class Parts:
     axis: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Where a tensor's values are not 0: a mask whose marks the file tells apart by numbers."""
+
+    of: TensorRef
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class TensorRef:
     """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
@@ -156,7 +168,7 @@ class TensorRef:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    source: FileBytes | Inline | Parts | Unreadable
+    source: FileBytes | Inline | Parts | Marks | Unreadable
     canonical: str | None = None
     alignment: str | None = None
     pad: str | None = None

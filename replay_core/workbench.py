@@ -9,17 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from replay_core.documents.comparison import ComparisonDocument, PairEntry
+from replay_core.documents.diagnosis import DiagnosisDocument
+from replay_core.documents.difference import DifferenceDocument
+from replay_core.documents.kinds import Document
+from replay_core.documents.parity import ParityDocument
+from replay_core.documents.record import RecordDocument
+from replay_core.documents.replay import ReplayDocument
+from replay_core.documents.run import RunDocument
+from replay_core.documents.tensor import PointedTensor, TensorDocument
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document, OnEvent, Partial, Progress, Runner, ignore
+from replay_core.jobs import OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:
     from replay_core.compare import Comparison
+    from replay_core.inspection.subject import Subject
+    from replay_core.measure.statistics import Statistics
 
 
 def open_dump(
@@ -28,7 +39,7 @@ def open_dump(
     headers: bool = False,
     step: Selection | None = None,
     on_event: OnEvent = ignore,
-) -> Document:
+) -> RunDocument:
     """A run document. `headers` also reads every record's header: field names, and which records are unreadable.
 
     Several paths are one run; `step` leaves only the records of those steps.
@@ -51,11 +62,12 @@ def open_dump(
     known = {problem.where for problem in unreadable}
     listed = [problem for problem in [*run.problems, *found] if problem.where not in known]
     run.problems = [*dict.fromkeys(listed), *unreadable]
-    doc = documents.run_document(run, "headers" if headers else "names")
-    return {**doc, "unreadable": len(unreadable)}
+    return documents.run_document(run, "headers" if headers else "names", unreadable=len(unreadable))
 
 
-def show_record(path: Path, key: RecordKey | None, *more: Path, stats: bool = False, **selection: Any) -> Document:
+def show_record(
+    path: Path, key: RecordKey | None, *more: Path, stats: bool = False, **selection: Any
+) -> RecordDocument:
     """A record document: of the given key, or of the only record the selection leaves.
 
     Raises:
@@ -73,21 +85,22 @@ def show_tensor(
     part: str | None = None,
     tokenizer: Path | None = None,
     **selection: Any,
-) -> Document:
+) -> TensorDocument:
     """A tensor document of the only record the selection leaves, with histogram, the asked-for part and texts.
 
     Args:
         part: a slice such as `0:4,:8`.
         tokenizer: a tokenizer.json or its folder; else one is looked for beside the dump.
     """
-    from replay_core.inspection import shown_tensor
+    from replay_core.inspection.subject import Subject
+    from replay_core.inspection.tensor import shown_tensor
 
     run = open_run(path, *more)
-    record = find_record(run, None, holding=name, **selection)
-    return shown_tensor((run, record, name), at=at, part=part, tokenizer=tokenizer)
+    one = Subject.find(run, find_record(run, None, holding=name, **selection), name)
+    return shown_tensor(one, at=at, part=part, tokenizer=tokenizer)
 
 
-def _all_statistics(record: Record) -> dict[str, Any]:
+def _all_statistics(record: Record) -> dict[str, Statistics]:
     from replay_core.measure.statistics import statistics
 
     # A scalar that stands in the file's structure is shown itself; one that is a tensor's bytes is looked at.
@@ -108,7 +121,7 @@ def find_record(run: Run, key: RecordKey | None = None, *, holding: str | None =
         return matching[0]
     chosen = run.select(**selection)
     if holding is not None and len(chosen) > 1:
-        from replay_core.inspection import holders
+        from replay_core.inspection.subject import holders
 
         chosen = holders(chosen, holding) or chosen
     if len(chosen) > 1:
@@ -136,14 +149,14 @@ def compare_dumps(
     rtol: float | None = None,
     summarised: bool | None = None,
     on_event: OnEvent = ignore,
-    on_row: Callable[[Document], None] | None = None,
+    on_row: Callable[[PairEntry], None] | None = None,
     scope_b: dict[str, int | None] | None = None,
     more_a: Sequence[Path] = (),
     more_b: Sequence[Path] = (),
     promised: dict[str, int | None] | None = None,
     explain: str | None = None,
     **selection: Selection | str | None,
-) -> Document:
+) -> ComparisonDocument:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
 
     Args:
@@ -208,18 +221,21 @@ def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
     return run.select(**chosen) if chosen else None
 
 
-def _comparison_document(compared: Comparison, file: Path | None, exact: bool, **limits: float | None) -> Document:
+def _comparison_document(
+    compared: Comparison, file: Path | None, exact: bool, **limits: float | None
+) -> ComparisonDocument:
     """With the tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
-    doc = documents.comparison_document(compared, documents.tolerance_block(file, exact, **limits))
-    beside = (doc["first_divergence"] or {}).get("around")
-    if beside and beside["token_ids"]:
+    doc = documents.comparison_document(compared, documents.tolerance_entry(file, exact, **limits))
+    first = doc["first_divergence"]
+    beside = None if first is None else first["around"]
+    if beside is not None and beside["token_ids"]:
         from replay_core.decoding import texts_near
 
         beside["texts"] = texts_near(beside["token_ids"], compared.a.path, compared.a.models.values())
     return doc
 
 
-def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any) -> Document:
+def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any) -> ComparisonDocument:
     """The comparison of a self-hosted run with a Weaver trainer's; beside it, in `others`, the same run with the
     remote API's, and the remote API's with the Weaver trainer's where those two share anything.
 
@@ -241,7 +257,7 @@ _latest: list[Comparison] = []
 
 def rejudge(
     a: Path, b: Path, *, tolerance_file: Path | None = None, exact: bool = False, **limits: float | None
-) -> Document:
+) -> ComparisonDocument:
     """The comparison of two dumps under other tolerances (`limits`: atol, rtol), or bitwise: nothing is read again.
 
     Without any tolerance given, the table's own judge again.
@@ -280,7 +296,7 @@ def reopen(path: Path) -> Document:
     """
     from replay_core.documents.reopening import read_document
 
-    return cast(Document, read_document(path))
+    return read_document(path)
 
 
 def diagnose(
@@ -290,7 +306,7 @@ def diagnose(
     step: Selection | None = None,
     known: Document | None = None,
     on_event: OnEvent = ignore,
-) -> Document:
+) -> DiagnosisDocument:
     """A diagnosis document of a dump or a log. Several paths are one run; the runs of one folder are diagnosed apart.
 
     Args:
@@ -336,40 +352,39 @@ def explain_rule(id: str) -> str:
 
 
 def inspect(
-    a: dict[str, Any],
-    b: dict[str, Any] | None = None,
-    *,
-    at: list[int] | None = None,
-    count: int = 64,
-    **more: Any,
-) -> Document:
+    a: PointedTensor, b: PointedTensor | None = None, *, at: list[int] | None = None, count: int = 64, **more: Any
+) -> TensorDocument:
     """A tensor document: statistics, values around an index, and the pair's verdict when there are two.
 
-    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}. `more` is what `glance.glance` takes.
+    `more` is what `inspection.tensor.tensor_document` takes.
     """
-    from replay_core.glance import glance
+    from replay_core.inspection.tensor import tensor_document
 
-    return glance(_named(a), _named(b) if b else None, at=at, count=count, **more)
+    return tensor_document(subject(a), subject(b) if b else None, at=at, count=count, **more)
 
 
-def difference(a: dict[str, Any], b: dict[str, Any], *, axis: str = "row", cells: int = 64) -> Document:
-    """A difference document: how two tensors' differences are spread, and a strip of `cells` along rows or channels.
+def difference(a: PointedTensor, b: PointedTensor, *, axis: str = "row", cells: int = 64) -> DifferenceDocument:
+    """A difference document: how two tensors' differences are spread, and a strip of `cells` along rows or channels."""
+    from replay_core.inspection.difference import difference_document
 
-    `a` and `b` name a tensor: {"path", "key" (a mapping), "name"}.
+    return difference_document(subject(a), subject(b), axis=axis, cells=cells)
+
+
+def subject(pointed: PointedTensor) -> Subject:
+    """The tensor somebody points at.
+
+    Raises:
+        SelectionError, RequestError: there is no such record, or no such tensor in it.
     """
-    from replay_core.inspection import difference_document
+    from replay_core.inspection.subject import Subject
 
-    return difference_document(_named(a), _named(b), axis=axis, cells=cells)
-
-
-def _named(where: dict[str, Any]) -> tuple[Run, Record, str]:
-    run = open_run(Path(where["path"]), *map(Path, where.get("more") or ()))
-    return run, find_record(run, RecordKey.from_mapping(where["key"])), str(where["name"])
+    run = open_run(Path(pointed["path"]), *map(Path, pointed.get("more") or ()))
+    return Subject.find(run, find_record(run, RecordKey.from_mapping(pointed["key"])), str(pointed["name"]))
 
 
 def replay(
     plan: dict[str, Any], out: Path, runner: Runner, on_event: OnEvent = ignore, *, is_held: bool = False, **asked: Any
-) -> Document:
+) -> ReplayDocument:
     """A replay document: the reference, the padded batch and the asked-for cell, compared.
 
     Args:
@@ -406,7 +421,7 @@ def replay(
 
 def parity(
     config_a: Path, config_b: Path, out: Path, runner: Runner, on_event: OnEvent = ignore, **asked: Any
-) -> Document:
+) -> ParityDocument:
     """A parity document: two critics, each in a child of its own, on the same tokens.
 
     `asked` are the parts of `parity.pipeline.Request`: data, tokenizer, steps, seed, threshold, capture.
@@ -420,7 +435,7 @@ def parity(
     return parity_document(run_parity(config_a, config_b, ParityRequest(**asked), out, runner, on_event))
 
 
-def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> Document:
+def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> ParityDocument:
     """A parity document of the values that two dumps hold (or one directory that holds two critics'); nothing runs."""
     from replay_core.export.parity import parity_document
     from replay_core.parity.pipeline import read_parity

@@ -97,7 +97,10 @@ class TokensOfSample:
 
 
 #: The forms that `write_form` knows.
-FORMS = ("right", "left", "packed", "positions", "ragged", "response slice", "split", "shuffled")
+FORMS = (
+    "right", "left", "packed", "packed and padded", "positions", "positions and ones", "lengths", "ragged",
+    "response slice", "apart", "split", "shuffled",
+)  # fmt: skip
 
 
 def write_form(directory: Path, samples: Sequence[TokensOfSample], form: str) -> Path:
@@ -120,17 +123,22 @@ def _laid_out(samples: Sequence[TokensOfSample], layout: str) -> dict[str, Any]:
     if layout == "ragged":
         rows = {"input_ids": [sample.ids.tolist() for sample in samples]}
         return rows | {name: [_said_before(sample, name).tolist() for sample in samples] for name in names}
-    if layout in ("packed", "positions"):
+    if layout.startswith(("packed", "positions", "lengths")):
         found = {"input_ids": np.concatenate([sample.ids for sample in samples])[None]}
         found |= {name: np.concatenate([_said_before(sample, name) for sample in samples])[None] for name in names}
         positions = np.concatenate([np.arange(length) for length in lengths])[None]
         bounds = np.concatenate(([0], np.cumsum(lengths)))
-        found |= {"cu_seqlens": bounds} if layout == "packed" else {"position_ids": positions}
+        if layout == "packed and padded":
+            found = {name: np.pad(values, ((0, 0), (0, 3))) for name, values in found.items()}
+        said = {"packed": "cu_seqlens", "positions": "position_ids", "lengths": "sample_lengths"}[layout.split()[0]]
+        found[said] = {"cu_seqlens": bounds, "position_ids": positions, "sample_lengths": lengths}[said]
+        if layout == "positions and ones":
+            found["attention_mask"] = np.ones_like(positions)
         return {name: torch.from_numpy(values) for name, values in found.items()}
     width = int(lengths.max()) + 2
     prompts = np.array([int(sample.values["response_mask"].argmax()) for sample in samples])
     starts = np.zeros_like(lengths) if layout == "right" else width - lengths
-    if layout == "response slice":
+    if layout in ("response slice", "apart"):
         # Prompts end in one column, responses begin in the next.
         starts = prompts.max() - prompts
         width = int((starts + lengths).max()) + 1
@@ -140,10 +148,14 @@ def _laid_out(samples: Sequence[TokensOfSample], layout: str) -> dict[str, Any]:
     for row, (sample, here) in enumerate(zip(samples, slots, strict=True)):
         found["input_ids"][row, here], found["attention_mask"][row, here] = sample.ids, 1
         for name in names:
-            whole = layout == "response slice"
+            whole = layout in ("response slice", "apart")
             found[name][row, here] = sample.values[name] if whole else _said_before(sample, name)
-    if layout == "response slice":
+    if layout in ("response slice", "apart"):
         found |= {name: found[name][:, prompts.max() :] for name in names}
+    if layout == "apart":
+        ids, valid = found.pop("input_ids"), found.pop("attention_mask")
+        found |= {"prompt_ids": ids[:, : prompts.max()], "prompt_mask": valid[:, : prompts.max()]}
+        found["response_ids"] = ids[:, prompts.max() :]
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in found.items()}
 
 

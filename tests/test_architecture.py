@@ -16,9 +16,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),  # the child process's loop
     ("desk",),  # a child's jobs, as calls of the workbench
     ("workbench",),  # the one façade
-    ("glance",),  # a tensor as the screen looks at it: at once, whatever its size
-    ("counterpart",),  # a parameter's gradient, and a gradient's parameter
-    ("inspection",),  # one tensor or two under the glass: numbers of `compare`, worded by `export`
+    ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
     ("parity", "referee"),
@@ -64,7 +62,25 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
     "replay_core.dumps": (("open_run",), "names of a dump's records, by the standard library alone"),
-    "replay_core.export.documents": (("document", "write_document"), "the documents that commands print and save"),
+    **{
+        f"replay_core.documents.{kind}": (None, "the types of what is shown")
+        for kind in (
+            "parts",
+            "kinds",
+            "run",
+            "record",
+            "tensor",
+            "difference",
+            "comparison",
+            "replay",
+            "diagnosis",
+            "parity",
+            "info",
+            "following",
+            "explanation",
+        )
+    },
+    "replay_core.export.documents": (("stamp", "write_document"), "the documents that commands print and save"),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
     "replay_core.executors": (("wire",), "the child's pipe"),
     "replay_core.executors.wire": (None, "the child's pipe"),

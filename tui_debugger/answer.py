@@ -26,9 +26,10 @@ def answer_of(state: State) -> fmt.Answer:
         answer = fmt.comparison_answer(state.comparison)
         if not state.tolerance.is_table:
             answer.facts.append(f"judged by {state.tolerance}")
-        if state.comparison is state.saved:
-            only = ", ".join(f"{part} {value}" for part, value in (state.comparison.get("selection") or {}).items())
-            answer.notes[0] = f"saved {state.comparison.get('created', '')} · {answer.notes[0]}"
+        saved: object = state.saved
+        if state.comparison is saved:
+            only = ", ".join(f"{part} {value}" for part, value in state.comparison["selection"].items())
+            answer.notes[0] = f"saved {state.comparison['created']} · {answer.notes[0]}"
             if only:
                 answer.facts.append(f"only {only}")
         return _of_every_step(_of_replay(answer, state), state)
@@ -44,8 +45,9 @@ def answer_of(state: State) -> fmt.Answer:
         )
     wrong = state.health.answer()
     if wrong is not None:
-        if state.health.document is not None and state.health.document is state.saved:
-            wrong.facts.append(f"saved {state.health.document.get('created', '')}")
+        document, saved = state.health.document, state.saved
+        if document is saved and document is not None:
+            wrong.facts.append(f"saved {document['created']}")
         return wrong
     if not state.comparison and (met := state.findings()):
         name = Path(met[0]["where"]).name

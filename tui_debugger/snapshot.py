@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
+from replay_core.documents.run import RunDocument
 from replay_core.errors import DumpError
 from replay_core.jobs import Document
 from tui_debugger import paths
@@ -98,7 +99,11 @@ _NEEDED = {
 }
 
 
-def side_as_run(document: Mapping[str, Any], side: str) -> Document:
+#: The parts of a record's key.
+KEY = ("step", "micro", "rank", "role", "stage", "epoch", "minibatch")
+
+
+def side_as_run(document: Mapping[str, Any], side: str) -> RunDocument:
     """A side of a saved comparison as a run of the records it names."""
     keys: list[dict[str, Any]] = []
     for entry in document["tensors"]:
@@ -109,32 +114,34 @@ def side_as_run(document: Mapping[str, Any], side: str) -> Document:
     return _run(document[side], unique)
 
 
-def plan_as_run(document: Mapping[str, Any]) -> Document:
+def plan_as_run(document: Mapping[str, Any]) -> RunDocument:
     """The recording a saved replay took its micro-batch from."""
     plan = document["plan"]
     key = {name: plan.get(name) for name in ("step", "rank", "micro", "role")}
-    return _run({"path": plan.get("dump"), "dialect": "saved replay", "flags": None}, [key])
+    return _run({"path": plan["dump"], "dialect": "saved replay", "flags": None}, [key])
 
 
-def record_as_run(document: Mapping[str, Any]) -> Document:
+def record_as_run(document: Mapping[str, Any]) -> RunDocument:
     return _run({"path": document["path"], "dialect": "saved record", "flags": None}, [document["key"]])
 
 
-def diagnosis_as_run(document: Mapping[str, Any]) -> Document:
+def diagnosis_as_run(document: Mapping[str, Any]) -> RunDocument:
     """The run a saved diagnosis is about, where its files are gone: the records its findings point to."""
-    parts = ("step", "micro", "rank", "role", "stage")
-    found = [{name: one["where"].get(name) for name in parts} for one in document["findings"]]
-    keys = [{**key, "epoch": None, "minibatch": None} for key in found if key["step"] is not None]
+    found = [{name: one["where"].get(name) for name in KEY} for one in document["findings"]]
+    keys = [key for key in found if key["step"] is not None]
     return _run(document, list({json.dumps(key, sort_keys=True): key for key in keys}.values()))
 
 
-def _run(side: Mapping[str, Any], keys: list[dict[str, Any]]) -> Document:
+def _run(side: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> RunDocument:
     steps = sorted({key["step"] for key in keys if key.get("step") is not None})
-    records = [{"key": key, "path": side.get("path"), "fields": None} for key in keys]
-    return {
-        "path": side.get("path"), "dialect": side.get("dialect"), "steps": steps, "records": records,
-        "problems": [], "notes": [], "flags": side.get("flags"), "models": {},
+    whole = [{**dict.fromkeys(KEY), **key} for key in keys]
+    records = [{"key": key, "path": side["path"], "fields": None, "problems": []} for key in whole]
+    run = {
+        "kind": "run", "path": side["path"], "dialect": side["dialect"], "steps": steps, "records": records,
+        "problems": [], "notes": [], "flags": side.get("flags"), "models": {}, "checked": "names", "unreadable": 0,
     }  # fmt: skip
+    # Without a stamp: nobody has listed it, so it is not written.
+    return cast(RunDocument, run)
 
 
 def cells_of(document: Mapping[str, Any]) -> list[Document]:

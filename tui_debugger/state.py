@@ -13,6 +13,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from replay_core.documents.comparison import ComparisonDocument, FirstSaid
+from replay_core.documents.record import RecordDocument
+from replay_core.documents.run import RunDocument
 from replay_core.jobs import Document, Sample
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
@@ -137,12 +140,12 @@ class State:
     """The other directories of A's run."""
     peeked: list[int] = field(default_factory=list)
     """Steps that A's file names speak of, until A is listed."""
-    a: Document | None = None
-    b: Document | None = None
+    a: RunDocument | None = None
+    b: RunDocument | None = None
     scope: Scope = field(default_factory=Scope)
-    record: Document | None = None
-    comparison: Document | None = None
-    early: Document | None = None
+    record: RecordDocument | None = None
+    comparison: ComparisonDocument | None = None
+    early: FirstSaid | None = None
     """The first divergence of a comparison that still runs."""
     live: bool = False
     """The rows are those of a comparison that still runs."""
@@ -244,7 +247,7 @@ class State:
 
     def _first_difference(self) -> int:
         """The row to look at where nothing diverges: the first that is not bitwise the same."""
-        first = (self.comparison or {}).get("first_difference")
+        first = self.comparison["first_difference"] if self.comparison else None
         if not first:
             return 0
         here = (first.get("name"), first.get("a_key"))
@@ -334,7 +337,7 @@ class State:
     @property
     def is_log(self) -> bool:
         """Whether what is open is lines and curves alone: nothing to compare or to replay, but trends."""
-        dialects = set(str((self.a or {}).get("dialect")).split(" + "))
+        dialects = set(self.a["dialect"].split(" + ")) if self.a else set()
         # What a GRPO trainer captured is tensors, but lies beside its log.
         return bool(dialects & LOGS) and dialects <= LOGS | {"grpo_notes"}
 
@@ -342,8 +345,8 @@ class State:
         """What is wrong with what was read and compared: severity, claim, where."""
         found = []
         for document in (self.a, self.b, self.comparison):
-            for problem in (document or {}).get("problems") or []:
-                one = {"severity": "warning", "claim": str(problem.get("what")), "where": str(problem.get("where"))}
+            for problem in document["problems"] if document else ():
+                one = {"severity": "warning", "claim": problem["what"], "where": problem["where"]}
                 if one not in found:
                     found.append(one)
         return found

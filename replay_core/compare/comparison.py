@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from replay_core import naming
 from replay_core.compare.context import (
@@ -30,6 +30,7 @@ from replay_core.compare.pairing.regrouping import Alone, by_samples, called_ali
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
+from replay_core.documents.comparison import VerdictCounts
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
@@ -67,11 +68,12 @@ class Comparison:
     summary: Summary | None = None
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> VerdictCounts:
         """How many pairs got each verdict; `total` is their sum with the skipped ones."""
         counted = Counter(row.verdict for row in self.tensors)
         counts = {verdict.value: counted[verdict] for verdict in Verdict}
-        return {"total": len(self.tensors) + len(self.skipped), **counts, "skipped": len(self.skipped)}
+        total = len(self.tensors) + len(self.skipped)
+        return cast(VerdictCounts, {"total": total, **counts, "skipped": len(self.skipped)})
 
     @property
     def elements(self) -> int:

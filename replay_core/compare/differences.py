@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError, TensorPair, face, pair_tensors
+from replay_core.documents.difference import StripEntry, StripPlace, TokenPlace
 from replay_core.errors import RequestError
 from replay_core.measure.distribution import spread
 from replay_core.records import Record, TensorRef
@@ -15,7 +15,7 @@ AXES = ("row", "channel")
 
 def difference(
     records_a: Sequence[Record], records_b: Sequence[Record], a: TensorRef, b: TensorRef, *, axis: str, cells: int
-) -> dict[str, Any]:
+) -> StripEntry:
     """Distribution and strip of the differences between two tensors of facing records, JSON-able but for NaN.
 
     A row is a token where the layout tells, and its cell then names (sample, position).
@@ -44,16 +44,16 @@ def difference(
     count = rows.rows_a.size if rows.rows_a is not None else -(-a.numel // width)
     found, strip = spread(rows.counted(), width if axis == "channel" else count, cells, by_column=axis == "channel")
 
-    def token(row: int) -> dict[str, int] | None:
+    def token(row: int) -> TokenPlace | None:
         at = rows.token(row) if axis == "row" else None
         return None if at is None else {"sample": at[0], "position": at[1]}
 
-    def place(at: int) -> dict[str, Any]:
+    def place(at: int) -> StripPlace:
         raw_a, raw_b = rows.index(*((at, 0) if axis == "row" else (0, at)))
         return {"token": token(at), "raw_a": list(raw_a), "raw_b": list(raw_b)}
 
     return {
-        "axis": axis,
+        "axis": "row" if axis == "row" else "channel",
         **found.to_mapping(),
         "strip": [
             {

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,15 @@ from replay_core import pages
 from replay_core.compare.correlation import pearson
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError
+from replay_core.documents.comparison import (
+    DatumsEntry,
+    Moments,
+    SamplePairing,
+    SummaryBlock,
+    SummaryEntry,
+    SummaryField,
+    TrajectoryEntry,
+)  # fmt: skip
 from replay_core.errors import DumpError
 from replay_core.measure.statistics import as_reals
 from replay_core.samples.batch import Batch
@@ -37,9 +45,9 @@ class Summary:
     """Collects rows as they are judged."""
 
     #: (section, name) -> one entry per step, rank and micro-batch
-    entries: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    trajectories: list[dict[str, Any]] = field(default_factory=list)
-    datums: list[dict[str, Any]] = field(default_factory=list)
+    entries: dict[tuple[str, str], list[SummaryEntry]] = field(default_factory=lambda: defaultdict(list))
+    trajectories: list[TrajectoryEntry] = field(default_factory=list)
+    datums: list[DatumsEntry] = field(default_factory=list)
     _paired: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, row: TensorVerdict, facing: Facing) -> None:
@@ -86,11 +94,11 @@ class Summary:
             }
         )
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> SummaryBlock:
         """The report: per field its entries, and max, min and mean of their differences over ranks x micro-batches."""
-        fields = []
+        fields: list[SummaryField] = []
         for (section, name), entries in self.entries.items():
-            known = [entry["max_abs"] for entry in entries if entry["max_abs"] is not None]
+            known = [float(entry["max_abs"]) for entry in entries if entry["max_abs"] is not None]
             fields.append(
                 {
                     "section": section,
@@ -102,11 +110,11 @@ class Summary:
                     "entries": entries,
                 }
             )
-        fields.sort(key=lambda one: list(SECTIONS).index(str(one["section"])))
+        fields.sort(key=lambda one: list(SECTIONS).index(one["section"]))
         return {"trajectories": self.trajectories, "fields": fields, "datums": self.datums}
 
 
-def _samples(row: TensorVerdict, facing: Facing) -> dict[str, int | None]:
+def _samples(row: TensorVerdict, facing: Facing) -> SamplePairing:
     """How many samples are paired, and how many stand on one side."""
     both: tuple[Batch, Batch] | None = None
     if row.a is not None and row.b is not None:
@@ -121,11 +129,11 @@ def _samples(row: TensorVerdict, facing: Facing) -> dict[str, int | None]:
     }
 
 
-def _entry(row: TensorVerdict, facing: Facing) -> dict[str, Any]:
+def _entry(row: TensorVerdict, facing: Facing) -> SummaryEntry:
     present = row.a or row.b
     assert present is not None
     key = present[0].key
-    entry: dict[str, Any] = {
+    entry: SummaryEntry = {
         "step": key.step,
         "rank": key.rank,
         "micro": key.micro,
@@ -144,14 +152,16 @@ def _entry(row: TensorVerdict, facing: Facing) -> dict[str, Any]:
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.abs(b - a)
     finite = gap[np.isfinite(gap)]
-    entry |= {
-        "max_abs": float(finite.max()) if finite.size else None,
-        "mean_abs": float(finite.mean()) if finite.size else None,
-        "a": _moments(a),
-        "b": _moments(b),
-        "pearson": pearson(a, b),
-        "is_close": bool(gap.item() < ATOL) if a.size == 1 else bool(np.allclose(a, b, rtol=RTOL, atol=ATOL)),
-    }
+    entry.update(
+        {
+            "max_abs": float(finite.max()) if finite.size else None,
+            "mean_abs": float(finite.mean()) if finite.size else None,
+            "a": _moments(a),
+            "b": _moments(b),
+            "pearson": pearson(a, b),
+            "is_close": bool(gap.item() < ATOL) if a.size == 1 else bool(np.allclose(a, b, rtol=RTOL, atol=ATOL)),
+        }
+    )
     return entry
 
 
@@ -170,7 +180,7 @@ def _values(row: TensorVerdict, facing: Facing) -> tuple[NDArray[np.float64], ND
     return as_reals(*(np.concatenate([chunk[side].reshape(-1) for chunk in chunks]) for side in (0, 1)))
 
 
-def _moments(values: NDArray[np.float64]) -> dict[str, float | None]:
+def _moments(values: NDArray[np.float64]) -> Moments:
     """mean, std (of a sample, n - 1, as torch.std), min, max."""
     finite = values[np.isfinite(values)]
     if not finite.size:

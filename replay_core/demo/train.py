@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import transformers
 
 from replay_core.demo import faults, task
 from replay_core.demo.policy import Rollout, build_policy, sample, score, score_packed
+from replay_core.documents.replay import PlanEntry
 from replay_core.errors import SelectionError
-from replay_core.jobs import Document, LogLine, OnEvent, Partial, Progress, ignore
+from replay_core.jobs import LogLine, OnEvent, Partial, Progress, ignore
 from replay_core.objectives import advantages, kl, policy_loss, reductions
 from replay_core.recorder import Recorder, StepRecorder
 from replay_core.rollouts import RolloutReplay
@@ -54,6 +55,22 @@ class Recipe:
         return {"kind": "adamw", "lr": self.learning_rate, **betas, "weight_decay": 0.0, **clip}
 
 
+class TrainedDemo(TypedDict):
+    """What was recorded, and the micro-batch to replay: of the last step, the one whose rows have the most
+    different lengths; `rewards` are means per step."""
+
+    dump: str
+    steps: int
+    step: int
+    micro: int
+    plan: PlanEntry
+    """What is worth a look: the micro-batch packed without the mask between its samples."""
+    rewards: list[float]
+    reward_first: float
+    reward_last: float
+    seconds: float
+
+
 def train_demo(
     directory: Path,
     on_event: OnEvent = ignore,
@@ -62,7 +79,7 @@ def train_demo(
     seed: int = 0,
     rollouts: RolloutReplay | None = None,
     fault: str | None = None,
-) -> Document:
+) -> TrainedDemo:
     """Train, record into `directory`, and say what to look at.
 
     With `rollouts` nothing is sampled: every step trains on what was recorded. With `fault` the trainer makes that
@@ -70,10 +87,6 @@ def train_demo(
 
     One optimizer step per step, so the checkpoint of a step computes all of its micro-batches. The same
     seed and thread count give the same bytes.
-
-    Returns:
-        dump, steps, step and micro (the micro-batch to replay: of the last step, the one whose rows have the
-        most different lengths), rewards (mean per step), reward_first, reward_last, seconds.
 
     Raises:
         RequestError: there is no such fault.
@@ -98,7 +111,6 @@ def train_demo(
         "steps": recipe.steps,
         "step": recipe.steps - 1,
         "micro": trainer.most_varied_micro,
-        # What is worth a look: the micro-batch packed without the mask between its samples.
         "plan": {
             "dump": str(directory),
             "step": recipe.steps - 1,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
-Severity = Literal["info", "warning", "error"]
+from replay_core.documents.diagnosis import Link, Severity
 
 #: Worst first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 #: A step's computation as a chain: a broken link makes every later one look broken too.
-LINKS = (
-    "dump", "tokens", "rewards", "groups", "advantages", "masks", "packing", "rollout_logprobs", "logprobs", "ref",
-    "ratio", "loss", "reduction", "gradient", "optimizer", "trend", "time", "memory",
-)  # fmt: skip
+LINKS: tuple[str, ...] = get_args(Link)
 
 
 @dataclass(frozen=True, slots=True)

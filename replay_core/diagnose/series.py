@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from replay_core.diagnose import expectations, trends
 from replay_core.diagnose.signals import RunLog, Series, Signals
+from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
 
 
-def series_block(signals: Signals | None) -> list[dict[str, Any]]:
+def series_block(signals: Signals | None) -> list[SeriesEntry]:
     """One entry per run and signal: {signal, name, framework, formula, run, steps, values, marks, sparkline, expected,
     share}. `marks` are positions in `steps` and `values` that stand out (`trends.outliers`), non-finite values
     included; `expected` are rows of `expectations.seen`; `share` is a phase's share of the time that phases take.
     """
-    block = []
+    block: list[SeriesEntry] = []
     for log in signals.logs if signals else ():
         rows, shares = expectations.seen(log), _phase_shares(log)
         for series in log.signals():
-            expected = [row for row in rows if row["signal"] == series.name]
-            block.append({**_described(series, log.paths[0]), "expected": expected, "share": shares.get(series.name)})
+            expected = [cast(ExpectedRow, row) for row in rows if row["signal"] == series.name]
+            block.append(_entry(series, log.paths[0], expected, shares.get(series.name)))
     return block
 
 
-def _described(series: Series, run: str) -> dict[str, Any]:
+def _entry(series: Series, run: str, expected: list[ExpectedRow], share: float | None) -> SeriesEntry:
     return {
         "signal": series.signal,
         "name": series.name,
@@ -30,9 +31,11 @@ def _described(series: Series, run: str) -> dict[str, Any]:
         "formula": series.formula or None,
         "run": run,
         "steps": [point.step for point in series.points],
-        "values": series.values,
+        "values": [*series.values],
         "marks": trends.outliers(series.values),
         "sparkline": trends.sparkline(series.values),
+        "expected": expected,
+        "share": share,
     }
 
 

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from replay_core.diagnose.finding import Evidence, Finding, Severity, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.documents.diagnosis import Severity
 
 
 def shown(name: str, value: Any, expected: str | None = None, source: str | None = None) -> Evidence:

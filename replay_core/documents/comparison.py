@@ -12,9 +12,9 @@ from replay_core.documents.parts import (
     ProblemEntry,
     Settings,
     Shape,
-    Stamp,
     Value,
     VerdictWord,
+    Versioned,
 )
 
 
@@ -93,6 +93,14 @@ class DivergenceEntry(ElementEntry, RecordPair):
     why: str
     around: AroundEntry | None
     note: str | None
+
+
+class FirstSaid(TypedDict):
+    """The first divergence as it is said before the rest is compared."""
+
+    name: str
+    verdict: VerdictWord
+    why: str
 
 
 class RuleEntry(TypedDict):
@@ -284,7 +292,7 @@ class _Tolerance(TypedDict, total=False):
     """What a person had it judged by; null: the table alone. Not in documents written before it was kept."""
 
 
-class ComparisonDocument(Stamp, _Tolerance):
+class ComparisonDocument(Versioned, _Tolerance):
     """Two runs, tensor by tensor."""
 
     kind: Literal["comparison"]

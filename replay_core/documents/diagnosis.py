@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from replay_core.documents.parts import Count, Number, Pair, Stamp
+from replay_core.documents.parts import Count, Number, Pair, Versioned
 
 Severity = Literal["info", "warning", "error"]
 Link = Literal[
@@ -109,7 +109,7 @@ class SeriesEntry(TypedDict):
     """Of the time that the phases of a step take."""
 
 
-class DiagnosisDocument(Stamp):
+class DiagnosisDocument(Versioned):
     """What is wrong with a run."""
 
     kind: Literal["diagnosis"]

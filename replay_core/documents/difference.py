@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from replay_core.documents.parts import Count, NamedTensor, Number, Shape, Stamp
+from replay_core.documents.parts import Count, NamedTensor, Number, Shape, Versioned
 from replay_core.documents.tensor import Log2Differences
 
 
@@ -76,7 +76,7 @@ class StripEntry(SpreadEntry):
     strip: list[StripCell]
 
 
-class DifferenceDocument(Stamp, StripEntry):
+class DifferenceDocument(Versioned, StripEntry):
     """How the differences of one pair are spread, and where."""
 
     kind: Literal["difference"]

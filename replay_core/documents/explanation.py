@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from replay_core.documents.parts import Stamp
+from replay_core.documents.parts import Versioned
 
 
-class ExplanationDocument(Stamp):
+class ExplanationDocument(Versioned):
     """A rule, explained."""
 
     kind: Literal["explanation"]

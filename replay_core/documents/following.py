@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from replay_core.documents.parts import Count, Number, Stamp
+from replay_core.documents.parts import Count, Number, Versioned
 from replay_core.documents.run import RunDocument
 
 
-class FollowingDocument(Stamp):
+class FollowingDocument(Versioned):
     """What has come to a run since somebody last looked."""
 
     kind: Literal["following"]

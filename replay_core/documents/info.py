@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from replay_core.documents.parts import Count, Stamp
+from replay_core.documents.parts import Count, Versioned
 
 
 class GpuEntry(TypedDict):
@@ -16,7 +16,7 @@ class GpuEntry(TypedDict):
     driver: str
 
 
-class InfoDocument(Stamp):
+class InfoDocument(Versioned):
     """Versions, paths, devices and the terminal."""
 
     kind: Literal["info"]
@@ -26,5 +26,5 @@ class InfoDocument(Stamp):
     cpu_count: int | None
     gpus: list[GpuEntry]
     packages: dict[str, str | None]
-    paths: dict[str, str | None]
+    paths: dict[str, str]
     terminal: dict[str, str | bool | None]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from replay_core.documents.comparison import DivergenceEntry, VerdictCounts
-from replay_core.documents.parts import Count, NamedTensor, Number, Pair, Says, Settings, Shape, Stamp, Untyped
+from replay_core.documents.parts import Count, NamedTensor, Number, Pair, Says, Settings, Shape, Untyped, Versioned
 
 ParityCause = Literal[
     "equal", "noise", "offset", "scale", "dropout", "padding", "weights", "positions", "attention", "order", "norm"
 ]
+
+BatchKind = Literal["random", "padded", "stale", "text", "recorded"]
+Counted = Literal["response", "valid", "all"]
 
 
 class MeasuresEntry(TypedDict):
@@ -142,13 +145,13 @@ class ValueSources(TypedDict):
     b: NamedTensor | None
 
 
-class ParityBatch(TypedDict):
+class BatchEntry(TypedDict):
     """A batch that both critics valued."""
 
     name: str
-    kind: Literal["random", "padded", "stale", "text", "recorded"]
+    kind: BatchKind
     shape: Shape
-    counted: Literal["response", "valid", "all"]
+    counted: Counted
     """Which tokens count: response where a mask is known, else valid, else all."""
     dtype: str
     """The coarser dtype the two computed in."""
@@ -169,7 +172,7 @@ class ParityBatch(TypedDict):
     sources: ValueSources
 
 
-class CriticSide(TypedDict):
+class CriticEntry(TypedDict):
     """One of the critics."""
 
     backend: str
@@ -210,13 +213,13 @@ class RandomSource(TypedDict):
     """Null where one was not read back."""
 
 
-class ParityDocument(Stamp):
+class ParityDocument(Versioned):
     """Two critics on the same tokens."""
 
     kind: Literal["parity"]
-    a: CriticSide
+    a: CriticEntry
     """The baseline."""
-    b: CriticSide
+    b: CriticEntry
     backends: Pair[str]
     """Names of a and b."""
     about: str
@@ -231,7 +234,7 @@ class ParityDocument(Stamp):
     eval: RegionMeasures
     train: RegionMeasures | None
     steps: list[ParityStep]
-    batches: Annotated[list[ParityBatch], Says(minItems=1)]
+    batches: Annotated[list[BatchEntry], Says(minItems=1)]
     first_divergence: DivergenceEntry | None
     comparison: ModuleComparison | None
     randomness: list[RandomSource]

@@ -41,11 +41,16 @@ VerdictWord = Literal["SAME", "CLOSE", "DIFF", "NAN", "SHAPE", "MISSING", "PADDI
 
 
 class Stamp(TypedDict):
-    """What every document begins with, beside its kind."""
+    """Who wrote a document, and when (UTC)."""
 
-    schema_version: Literal[1]
     tool: Annotated[str, Says(pattern=r"^rldbg \S+$")]
     created: Annotated[str, Says(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+class Versioned(Stamp):
+    """What every document has, beside its kind."""
+
+    schema_version: Literal[1]
 
 
 class KeyEntry(TypedDict):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from replay_core.documents.parts import Count, KeyEntry, Number, ProblemEntry, Shape, Stamp, Value
+from replay_core.documents.parts import Count, KeyEntry, Number, ProblemEntry, Shape, Value, Versioned
+
+Alignment = Literal["full", "response", "next", "packed", "prompt", "sample"]
 
 
 class StatisticsEntry(TypedDict):
@@ -30,7 +32,7 @@ class FieldEntry(TypedDict):
     canonical: str | None
     dtype: str
     shape: Shape
-    alignment: Literal["full", "response", "next", "packed", "prompt", "sample"] | None
+    alignment: Alignment | None
     """What the token axis means."""
     pad: str | None
     """Where padding lies, if the dialect says so."""
@@ -44,7 +46,7 @@ class FieldEntry(TypedDict):
     sentinel: str | None
 
 
-class RecordDocument(Stamp):
+class RecordDocument(Versioned):
     """A record and its fields."""
 
     kind: Literal["record"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from replay_core.documents.comparison import DivergenceEntry, SegmentEntry, VerdictCounts
-from replay_core.documents.parts import Count, ErrorEntry, KeyEntry, Number, Says, Settings, Stamp, VerdictWord
+from replay_core.documents.parts import Count, ErrorEntry, KeyEntry, Number, Says, Settings, VerdictWord, Versioned
 
 CellOutcome = Literal["ran", "failed", "unavailable", "crashed"]
 CellPart = Literal["recording", "reference", "control", "cell", "model"]
@@ -388,7 +388,7 @@ class RankingEntry(TypedDict):
     models: list[RankedModel]
 
 
-class ReplayDocument(Stamp):
+class ReplayDocument(Versioned):
     """A replay and its cells."""
 
     kind: Literal["replay"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from replay_core.documents.parts import Count, KeyEntry, ProblemEntry, Says, Settings, Stamp
+from replay_core.documents.parts import Count, KeyEntry, ProblemEntry, Says, Settings, Versioned
 
 
 class RecordLine(TypedDict):
@@ -18,7 +18,7 @@ class RecordLine(TypedDict):
     """Places in the document's problems of those that are about this record."""
 
 
-class RunDocument(Stamp):
+class RunDocument(Versioned):
     """A run and its records."""
 
     kind: Literal["run"]

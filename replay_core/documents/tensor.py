@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from replay_core.documents.comparison import PairEntry
-from replay_core.documents.parts import Count, ExponentBin, KeyEntry, Number, Shape, Stamp, Value
+from replay_core.documents.parts import Count, ExponentBin, KeyEntry, NamedTensor, Number, Shape, Value, Versioned
 from replay_core.documents.record import FieldEntry, StatisticsEntry
+
+
+class _More(TypedDict, total=False):
+    more: list[str]
+    """The other directories of its run."""
+
+
+class PointedTensor(NamedTensor, _More):
+    """A tensor that somebody asks for."""
 
 
 class CounterpartEntry(TypedDict):
@@ -85,7 +94,8 @@ class AxisStrip(TypedDict):
 
     axis: Count
     size: Count
-    rel_l2: list[Value] | None
+    rel_l2: list[Number | None]
+    """Null where nothing of the stretch was looked at."""
 
 
 class Log2Differences(TypedDict):
@@ -125,7 +135,7 @@ class TokensEntry(TypedDict):
     columns: list[TokenColumn]
 
 
-class TensorDocument(Stamp):
+class TensorDocument(Versioned):
     """One tensor, or a pair."""
 
     kind: Literal["tensor"]

@@ -1,7 +1,8 @@
 """open-instruct's packed_sequences.pt: a pack per list entry, several samples end to end in each.
 
-attention_masks hold segment ids 1..n, position ids start again at every sample, vllm_logprobs are NaN on
-the prompt (and 1.0 once masked). A pack is a row here; packed_seq_lens say where its samples end.
+attention_masks hold segment ids 1..n, response_masks the number of the sample that a response token is of, position
+ids start again at every sample, vllm_logprobs are NaN on the prompt (and 1.0 once masked). A pack is a row here;
+packed_seq_lens say where its samples end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from replay_core.dumps.listing import listing
 from replay_core.dumps.peeking import content_of, has, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
-from replay_core.records import RecordKey, TensorRef
+from replay_core.records import Marks, RecordKey, TensorRef
 
 _FILE = "packed_sequences.pt"
 _KEYS = ("query_responses", "attention_masks", "response_masks")
@@ -49,7 +50,13 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     fields: list[TensorRef] = []
     for field, value in tree.items():
         fields += _column(str(field), value)
-    return [ref.with_(sentinel=SENTINEL.get(ref.name)) for ref in named(fields, WORDS)]
+    return [_marks(ref.with_(sentinel=SENTINEL.get(ref.name))) for ref in named(fields, WORDS)]
+
+
+def _marks(ref: TensorRef) -> TensorRef:
+    """Of the response mask, whether a token counts: the numbers of the samples begin at 1 in every file."""
+    is_numbered = ref.canonical == "response_mask" and ref.is_readable and not ref.is_text
+    return ref.with_(source=Marks(ref)) if is_numbered else ref
 
 
 def _column(field: str, value: Any) -> list[TensorRef]:

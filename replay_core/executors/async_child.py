@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_core.errors import JobCancelledError, error_from_mapping
 from replay_core.executors import wire
-from replay_core.jobs import Document, Event, Job, LogLine, OnEvent, event_from_mapping, ignore
+from replay_core.jobs import Answer, Event, Job, LogLine, OnEvent, event_from_mapping, ignore
 
 #: Bytes taken from a child at once. What is not taken yet stays in its pipe, and the child waits: a fast child fills no
 #: buffer here that would have to be moved about while keys wait.
@@ -98,7 +98,7 @@ class AsyncChild:
         """Start the child before its first job needs it (after the screen's first paint, say)."""
         await self._started()
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         """Run one job to its end. Its events and log lines reach `on_event` before the answer does.
 
         Cancelling the task that awaits this cancels the job and keeps the child.
@@ -130,8 +130,7 @@ class AsyncChild:
         error = message.get("error")
         if error is not None:
             raise error_from_mapping(error)
-        result: Document = message["result"]
-        return result
+        return message["result"]
 
     async def cancel(self) -> None:
         """Stop every job in flight: `run` raises JobCancelledError. A job that does not stop dies with its child."""

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from replay_core.errors import error_from_mapping
 from replay_core.executors import wire
-from replay_core.jobs import Document, Job, LogLine, OnEvent, event_from_mapping, ignore
+from replay_core.jobs import Answer, Job, LogLine, OnEvent, event_from_mapping, ignore
 
 #: How long a child that closed its wire, or was asked to leave, may take before it is killed.
 GRACE_S = 5.0
@@ -67,7 +67,7 @@ class ChildRunner:
         """Process id of the warm child, while there is one."""
         return self._child.process.pid if self._child else None
 
-    def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         """Run one job to its end; events and log lines reach `on_event` in this thread, all before the answer.
 
         Raises:
@@ -87,8 +87,7 @@ class ChildRunner:
         error = document.get("error")
         if error is not None:
             raise error_from_mapping(error)
-        result: Document = document["result"]
-        return result
+        return document["result"]
 
     def close(self) -> None:
         """End the child. Safe to call twice."""

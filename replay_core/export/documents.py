@@ -7,14 +7,30 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, cast
 
 import replay_core
 from replay_core import pages
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.comparison import (
+    AroundEntry,
+    ComparisonDocument,
+    CoverageEntry,
+    DivergenceEntry,
+    ElementEntry,
+    IndexEntry,
+    MetricsEntry,
+    PairEntry,
+    RecordPair,
+    RunSide,
+    ToleranceEntry,
+)  # fmt: skip
+from replay_core.documents.following import FollowingDocument
+from replay_core.documents.kinds import Document
+from replay_core.documents.parts import SCHEMA_VERSION, ProblemEntry, Stamp
+from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
+from replay_core.documents.run import RunDocument
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
-from replay_core.jobs import Document
 from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -25,23 +41,26 @@ if TYPE_CHECKING:
     from replay_core.measure.statistics import Statistics
 
 
-def document(kind: str, **body: Any) -> Document:
-    """A document of that kind: what every one has, then its body with every number cleaned."""
+def stamp() -> Stamp:
+    """What every document begins with: who wrote it, and when."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": kind,
         "tool": f"rldbg {replay_core.__version__}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **clean(body),
     }
 
 
-def run_document(run: Run, checked: str, only: Collection[Record] | None = None) -> Document:
-    """`checked`: how far opening looked: names, headers or bytes. `only` these of its records are listed."""
+def run_document(
+    run: Run, checked: Literal["names", "headers"], only: Collection[Record] | None = None, unreadable: int = 0
+) -> RunDocument:
+    """`checked`: how far opening looked. `only` these of its records are listed; the headers of `unreadable` are not
+    to be read.
+    """
     marked = marks(run)
     listed = None if only is None else {id(record) for record in only}
-    return document(
-        "run",
+    doc = RunDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="run",
+        **stamp(),
         path=str(run.path),
         dialect=run.dialect,
         steps=run.steps(),
@@ -60,16 +79,19 @@ def run_document(run: Run, checked: str, only: Collection[Record] | None = None)
         notes=run.notes,
         flags=run.flags,
         models={"*" if step is None else str(step): reference for step, reference in run.models.items()},
+        unreadable=unreadable,
     )
+    return clean(doc)
 
 
-def following_document(run: Run, came: list[Record], pulse: Pulse, *, changed: bool, whole: bool) -> Document:
+def following_document(run: Run, came: list[Record], pulse: Pulse, *, changed: bool, whole: bool) -> FollowingDocument:
     """What has come to a run that is followed: `run` lists the records of `came`, or all where they are `whole`."""
-    listed = {**run_document(run, "names", None if whole else came), "unreadable": 0} if changed else None
-    return document(
-        "following",
+    return FollowingDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="following",
+        **stamp(),
         path=str(run.path),
-        run=listed,
+        run=run_document(run, "names", None if whole else came) if changed else None,
         whole=whole,
         total=len(run.records),
         last_step=pulse.last_step,
@@ -101,19 +123,22 @@ def marks(run: Run) -> dict[int, list[int]]:
     return found
 
 
-def record_document(record: Record, statistics: dict[str, Statistics] | None = None) -> Document:
+def record_document(record: Record, statistics: dict[str, Statistics] | None = None) -> RecordDocument:
     """One record's fields; `statistics` by field name where somebody looked."""
     looked = statistics or {}
-    return document(
-        "record",
+    doc = RecordDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="record",
+        **stamp(),
         key=record.key.to_mapping(),
         path=str(record.path),
         fields=[field(ref, looked.get(ref.name)) for ref in record.tensors()],
         problems=_problems(record.problems),
     )
+    return clean(doc)
 
 
-def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any]:
+def field(ref: TensorRef, statistics: Statistics | None = None) -> FieldEntry:
     """One field of a record: what it is, and its value where it is a scalar or a text."""
     value = ref.source.value if isinstance(ref.source, Inline) and (ref.shape == () or ref.is_text) else None
     if isinstance(value, bytes):  # a number kept as its raw bytes
@@ -123,7 +148,7 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
         "canonical": ref.canonical,
         "dtype": ref.dtype,
         "shape": list(ref.shape),
-        "alignment": ref.alignment,
+        "alignment": cast(Alignment | None, ref.alignment),
         "pad": ref.pad,
         "rows": None if ref.rows is None else list(ref.rows),
         "stats": None if statistics is None else statistics.to_mapping(),
@@ -133,9 +158,9 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> dict[str, Any
     }
 
 
-def tolerance_block(
+def tolerance_entry(
     file: Path | None, exact: bool, atol: float | None = None, rtol: float | None = None
-) -> dict[str, Any] | None:
+) -> ToleranceEntry | None:
     """What a person had a comparison judged by; None where it was the table alone."""
     if file is None and atol is None and rtol is None and not exact:
         return None
@@ -143,13 +168,29 @@ def tolerance_block(
     return {"atol": atol, "rtol": rtol, "file": path, "exact": exact}
 
 
-def comparison_document(comparison: Comparison, judged_by: dict[str, Any] | None = None) -> Document:
-    """`judged_by`: a `tolerance_block`."""
+def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None = None) -> ComparisonDocument:
+    """The comparison document, without the sample by sample of a replay."""
     from replay_core.compare.hints import hints
 
     first, difference = comparison.first, comparison.first_difference
-    return document(
-        "comparison",
+    coverage: CoverageEntry = {
+        "records_paired": comparison.records_paired,
+        "records_only_in_a": comparison.records_a_only,
+        "records_only_in_b": comparison.records_b_only,
+        "tensors_compared": sum(row.figures is not None for row in comparison.tensors),
+        "tensors_by_digest": sum(row.by_digest for row in comparison.tensors),
+        "tensors_skipped": len(comparison.skipped),
+        "records_unreadable": comparison.records_unreadable,
+        "elements_compared": comparison.elements,
+        "bookkeeping_fields_not_compared": comparison.notes_not_compared,
+        "samples_on_one_side": comparison.samples_alone,
+    }
+    if comparison.numbers_absent is not None:
+        coverage["numbers_absent"] = comparison.numbers_absent
+    doc = ComparisonDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="comparison",
+        **stamp(),
         a=_side(comparison.a),
         b=_side(comparison.b),
         counts=comparison.counts,
@@ -161,31 +202,20 @@ def comparison_document(comparison: Comparison, judged_by: dict[str, Any] | None
         hints=hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
         selection=comparison.selection,
         tolerance=judged_by,
-        coverage={
-            "records_paired": comparison.records_paired,
-            "records_only_in_a": comparison.records_a_only,
-            "records_only_in_b": comparison.records_b_only,
-            "tensors_compared": sum(row.figures is not None for row in comparison.tensors),
-            "tensors_by_digest": sum(row.by_digest for row in comparison.tensors),
-            "tensors_skipped": len(comparison.skipped),
-            "records_unreadable": comparison.records_unreadable,
-            "elements_compared": comparison.elements,
-            "bookkeeping_fields_not_compared": comparison.notes_not_compared,
-            "samples_on_one_side": comparison.samples_alone,
-            **({} if comparison.numbers_absent is None else {"numbers_absent": comparison.numbers_absent}),
-        },
+        coverage=coverage,
         summary=None if comparison.summary is None else comparison.summary.to_mapping(),
         others=[],
         segments=None,
         ruling=None,
     )
+    return clean(doc)
 
 
-def _side(run: Run) -> dict[str, Any]:
+def _side(run: Run) -> RunSide:
     return {"path": str(run.path), "dialect": run.dialect, "flags": run.flags}
 
 
-def first_divergence(row: TensorVerdict, origin: str | None, around: Around | None = None) -> dict[str, Any]:
+def first_divergence(row: TensorVerdict, origin: str | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
     return {
         "name": row.name,
@@ -196,16 +226,18 @@ def first_divergence(row: TensorVerdict, origin: str | None, around: Around | No
         "origin": origin,
         "why": row.reason,
         "note": row.note,
-        "around": None if around is None else {**asdict(around), "texts": None},
+        "around": None if around is None else cast(AroundEntry, {**asdict(around), "texts": None}),
     }
 
 
-def tensor_row(row: TensorVerdict) -> dict[str, Any]:
+def tensor_row(row: TensorVerdict) -> PairEntry:
     """One tensor pair of a comparison."""
     ref_a, ref_b = (None if side is None else side[1] for side in (row.a, row.b))
+    keys, place = _keys(row), _place(row)
     return {
         "name": row.name,
-        **_keys(row),
+        "a_key": keys["a_key"],
+        "b_key": keys["b_key"],
         "names": [None if ref is None else ref.name for ref in (ref_a, ref_b)],
         "verdict": row.verdict.value if row.skipped is None else "skipped",
         "suspect": row.suspect,
@@ -213,27 +245,35 @@ def tensor_row(row: TensorVerdict) -> dict[str, Any]:
         "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
-        **_place(row),
+        "index": place["index"],
+        "a": place["a"],
+        "b": place["b"],
         "reason": row.reason if row.skipped is None else row.skipped,
         "rule": None if row.rule is None else row.rule.to_mapping(),
         "note": row.note,
     }
 
 
-def _place(row: TensorVerdict) -> dict[str, Any]:
+def _place(row: TensorVerdict) -> ElementEntry:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
     sample, position = row.token or (None, None)
     raw_a, raw_b = (None if raw is None else list(raw) for raw in (row.raw_a, row.raw_b))
-    index = {"sample": sample, "position": position, "raw_a": raw_a, "raw_b": raw_b, "sample_b": row.sample_b}
+    index: IndexEntry = {
+        "sample": sample,
+        "position": position,
+        "raw_a": raw_a,
+        "raw_b": raw_b,
+        "sample_b": row.sample_b,
+    }
     return {"index": index, "a": row.value_a, "b": row.value_b}
 
 
-def _keys(row: TensorVerdict) -> dict[str, Any]:
+def _keys(row: TensorVerdict) -> RecordPair:
     key_a, key_b = (None if side is None else side[0].key.to_mapping() for side in (row.a, row.b))
     return {"a_key": key_a, "b_key": key_b}
 
 
-def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> dict[str, Any]:
+def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry:
     """Tier 1 figures of a pair; all of them unitless but max_abs and mean_signed, which are in the tensor's unit."""
     worst = None if row is None else row.worst_token
     return {
@@ -252,7 +292,7 @@ def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> dict[str, An
     }
 
 
-def _problems(problems: Sequence[Problem]) -> list[dict[str, str]]:
+def _problems(problems: Sequence[Problem]) -> list[ProblemEntry]:
     return [{"where": problem.where, "what": problem.what} for problem in problems]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
 def number(value: Any) -> int | float | str | bool | None:
@@ -26,14 +28,18 @@ def number(value: Any) -> int | float | str | bool | None:
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
-def clean(value: Any) -> Any:
-    """A tree in which every number went through `number`, tuples are lists and keys are texts."""
+def clean(value: T) -> T:
+    """The same tree in which every number went through `number`, tuples are lists and keys are texts."""
+    return cast(T, _cleaned(value))
+
+
+def _cleaned(value: Any) -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, dict):
-        return {str(key): clean(inner) for key, inner in value.items()}
+        return {str(key): _cleaned(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [clean(inner) for inner in value]
+        return [_cleaned(inner) for inner in value]
     if hasattr(value, "tolist"):
-        return clean(value.tolist())
+        return _cleaned(value.tolist())
     return number(value)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from replay_core.documents.comparison import ComparisonDocument
+from replay_core.documents.diagnosis import DiagnosisDocument
+from replay_core.documents.kinds import Document
+from replay_core.documents.replay import ReplayDocument
 from replay_core.errors import ExitCode
-from replay_core.jobs import Document
 
 
 def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "warning") -> ExitCode:
@@ -12,16 +15,23 @@ def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "war
     """
     if doc["kind"] == "diagnosis":
         return _diagnosis(doc, fail_on)
-    judge = {"comparison": _comparison, "replay": _replay, "run": _run, "parity": _parity}.get(doc["kind"])
-    return judge(doc, allow_missing) if judge else ExitCode.AGREES
+    if doc["kind"] == "comparison":
+        return _comparison(doc, allow_missing)
+    if doc["kind"] == "replay":
+        return _replay(doc)
+    if doc["kind"] == "run":
+        return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
+    if doc["kind"] == "parity":
+        return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES
+    return ExitCode.AGREES
 
 
-def _comparison(doc: Document, allow_missing: bool) -> ExitCode:
-    codes = [_one(doc, allow_missing), *(_comparison(other, allow_missing) for other in doc.get("others", ()))]
+def _comparison(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:
+    codes = [_one(doc, allow_missing), *(_comparison(other, allow_missing) for other in doc["others"])]
     return max(codes)  # 3 before 1 before 0, as their precedence is
 
 
-def _one(doc: Document, allow_missing: bool) -> ExitCode:
+def _one(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:
     if doc["coverage"]["records_unreadable"]:
         return ExitCode.BAD_BYTES
     counts = doc["counts"]
@@ -30,34 +40,30 @@ def _one(doc: Document, allow_missing: bool) -> ExitCode:
     return ExitCode.DIVERGES if diverges or (absent and not allow_missing) else ExitCode.AGREES
 
 
-def _replay(doc: Document, _allow_missing: bool) -> ExitCode:
+def _replay(doc: ReplayDocument) -> ExitCode:
     cells = doc["cells"]
     alternatives = [cell for number, cell in enumerate(cells) if number != doc["baseline"]]
     if any(cell["outcome"] in ("failed", "crashed") for cell in cells):
         return ExitCode.CELL_FAILED
-    asked = [cell for cell in alternatives if cell.get("asked", True)]
+    asked = [cell for cell in alternatives if cell["asked"]]
     if asked and all(cell["outcome"] == "unavailable" for cell in asked):
         return ExitCode.CELL_FAILED
-    disagrees = any(cell["agreement"]["agrees"] is False for cell in alternatives if cell["agreement"])
+    disagrees = any(cell["agreement"]["agrees"] is False for cell in alternatives)
     return ExitCode.DIVERGES if disagrees or _recording_parts(doc) else ExitCode.AGREES
 
 
-def _recording_parts(doc: Document) -> bool:
+def _recording_parts(doc: ReplayDocument) -> bool:
     """Whether what the trainer recorded is not what each row alone computes, with a matrix around it or without."""
-    if doc.get("ranking"):
+    if doc["ranking"]:
         # Which weights come nearest is the question there.
         return False
     baseline = doc["cells"][doc["baseline"]]
-    held = (baseline.get("recorded") or [{}])[0].get("verdict")
-    trained = baseline.get("recorded_training") or {}
-    return held in ("DIFF", "NAN", "SHAPE") or trained.get("agrees") is False
+    held = baseline["recorded"][0]["verdict"] if baseline["recorded"] else None
+    trained = baseline["recorded_training"]
+    return held in ("DIFF", "NAN", "SHAPE") or (trained is not None and trained["agrees"] is False)
 
 
-def _run(doc: Document, _allow_missing: bool) -> ExitCode:
-    return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
-
-
-def _diagnosis(doc: Document, fail_on: str) -> ExitCode:
+def _diagnosis(doc: DiagnosisDocument, fail_on: str) -> ExitCode:
     severities = ("info", "warning", "error")
     failing = severities[severities.index(fail_on) :] if fail_on in severities else ()
     # Echoes are counted neither here nor in `counts`: what explains each is no milder, and is counted.
@@ -65,7 +71,3 @@ def _diagnosis(doc: Document, fail_on: str) -> ExitCode:
         return ExitCode.DIVERGES
     # Nothing was looked at: that is no clean bill.
     return ExitCode.AGREES if doc["checked"] else ExitCode.BAD_BYTES
-
-
-def _parity(doc: Document, _allow_missing: bool) -> ExitCode:
-    return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES

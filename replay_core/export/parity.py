@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from replay_core import naming
-from replay_core.export.documents import document, first_divergence
-from replay_core.jobs import Document
+from replay_core.documents.parity import (
+    BatchEntry,
+    BatchKind,
+    Counted,
+    CriticEntry,
+    ParityDocument,
+    ParityStep,
+    RegionMeasures,
+)
+from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.export.documents import first_divergence, stamp
+from replay_core.export.numbers import clean
 from replay_core.parity.correlation import Measures
 from replay_core.parity.judging import BatchResult, Parity, Step
 from replay_core.parity.sides import CriticSide
 
 
-def parity_document(found: Parity) -> Document:
+def parity_document(found: Parity) -> ParityDocument:
     """A parity document. `eval`, `train`, `steps`, `cause` and `why` are those of the batch `about` names."""
     about = found.about
     comparison = found.comparison
     batches = [_batch(one) for one in found.batches]
     shown = batches[found.batches.index(about)]
-    return document(
-        "parity",
+    doc = ParityDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="parity",
+        **stamp(),
         a=_side(found.a),
         b=_side(found.b),
         backends=[found.a.backend, found.b.backend],
@@ -45,9 +57,10 @@ def parity_document(found: Parity) -> Document:
         randomness=found.randomness,
         notes=list(dict.fromkeys([*found.notes, *(note for one in found.batches for note in one.notes)])),
     )
+    return clean(doc)
 
 
-def _side(side: CriticSide) -> dict[str, Any]:
+def _side(side: CriticSide) -> CriticEntry:
     return {
         "backend": side.backend,
         "engine": side.engine,
@@ -60,13 +73,13 @@ def _side(side: CriticSide) -> dict[str, Any]:
     }
 
 
-def _batch(one: BatchResult) -> dict[str, Any]:
+def _batch(one: BatchResult) -> BatchEntry:
     evidence = one.evidence
     return {
         "name": one.name,
-        "kind": one.kind,
+        "kind": cast(BatchKind, one.kind),
         "shape": list(one.shape),
-        "counted": evidence.counted,
+        "counted": cast(Counted, evidence.counted),
         "dtype": evidence.dtype,
         "floor": evidence.floor,
         "causes": [found.to_mapping() for found in one.causes],
@@ -82,7 +95,7 @@ def _batch(one: BatchResult) -> dict[str, Any]:
     }
 
 
-def _regions(masked: Measures, valid: Measures | None, unmasked: Measures) -> dict[str, Any]:
+def _regions(masked: Measures, valid: Measures | None, unmasked: Measures) -> RegionMeasures:
     return {
         "masked": masked.to_mapping(),
         "valid": None if valid is None else valid.to_mapping(),
@@ -90,7 +103,7 @@ def _regions(masked: Measures, valid: Measures | None, unmasked: Measures) -> di
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: Step) -> ParityStep:
     return {
         "step": step.step,
         **_regions(step.evidence.masked, step.evidence.valid, step.evidence.unmasked),

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from replay_core.export.documents import document, first_divergence
-from replay_core.jobs import Document
+from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.replay import (
+    AgreementEntry,
+    CellEntry,
+    MatrixEntry,
+    PlanEntry,
+    RankingEntry,
+    RecordingEntry,
+    RepeatEntry,
+    ReplayDocument,
+)
+from replay_core.export.documents import first_divergence, stamp
+from replay_core.export.numbers import clean
 from replay_core.replay.matrix import CellResult
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.request import Replayed
@@ -40,38 +51,41 @@ def _filled(figures: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str,
     return None if figures is None else {name: figures.get(name) for name in names}
 
 
-def replay_document(plan: ReplayPlan, replayed: Replayed) -> Document:
+def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
     """A replay document; `baseline` is the number of the cell that ran every row alone."""
     asked = {name: value for name, value in plan.to_mapping().items() if name != "out"}
     asked["role"] = replayed.role
     results = replayed.results
     notes = list(dict.fromkeys(note for result in results for note in result.cell["notes"]))
-    return document(
-        "replay",
+    doc = ReplayDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="replay",
+        **stamp(),
         baseline=replayed.baseline,
-        plan=asked,
+        plan=cast(PlanEntry, asked),
         cells=[cell_entry(result) for result in results],
         matrix=_matrix(replayed),
-        recording=replayed.recording,
+        recording=cast(RecordingEntry | None, replayed.recording),
         floors=replayed.floors,
-        determinism=replayed.determinism,
-        ranking=replayed.ranking,
+        determinism=cast(RepeatEntry | None, replayed.determinism),
+        ranking=cast(RankingEntry | None, replayed.ranking),
         is_warm=replayed.is_warm,
         notes=[*notes, *replayed.notes],
     )
+    return clean(doc)
 
 
-def _matrix(replayed: Replayed) -> dict[str, Any] | None:
+def _matrix(replayed: Replayed) -> MatrixEntry | None:
     if replayed.axes is None:
         return None
     axes = {name: list(values) for name, values in replayed.axes.values.items()}
     return {"axes": axes, "breaking": replayed.breaking, "failing": replayed.failing}
 
 
-def cell_entry(result: CellResult) -> dict[str, Any]:
+def cell_entry(result: CellResult) -> CellEntry:
     """A cell of the document; what it does not say is null there."""
     said = {name: value for name, value in result.cell.items() if name not in _PARTS}
-    return {
+    cell = {
         **_UNSAID,
         **said,
         "time": _filled(result.cell["time"], _TIME),
@@ -87,9 +101,10 @@ def cell_entry(result: CellResult) -> dict[str, Any]:
         "recorded_training": result.training,
         "recorded_params": result.params,
     }
+    return cast(CellEntry, cell)
 
 
-def _agreement(result: CellResult) -> dict[str, Any]:
+def _agreement(result: CellResult) -> AgreementEntry:
     """`agrees` is null for the baseline, and where the cell did not run, so that nothing was compared."""
     comparison = result.comparison
     if comparison is None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_core.documents.difference import SpreadEntry, UlpEntry
+from replay_core.documents.parts import ExponentBin
 from replay_core.measure.equality import is_plain_float, unequal
 from replay_core.measure.statistics import as_real, as_reals
 
@@ -111,15 +113,16 @@ class Distribution:
         upper = np.array([(key + 1) << (52 - _KEY_BITS)], dtype=np.int64).view(np.float64)[0]
         return min(float(upper), self.max_abs)
 
-    def to_mapping(self) -> dict[str, Any]:
-        """The figures as JSON-able data."""
+    def to_mapping(self) -> SpreadEntry:
         octaves = self.keys.reshape(-1, 1 << _KEY_BITS).sum(axis=1)
-        bins = [{"exponent": int(key) - 1023, "count": int(octaves[key])} for key in np.flatnonzero(octaves)]
-        ulp = None
+        bins: list[ExponentBin] = [
+            {"exponent": int(key) - 1023, "count": int(octaves[key])} for key in np.flatnonzero(octaves)
+        ]
+        ulp: UlpEntry | None = None
         if self.ulp is not None:
             ends: list[int | None] = [*ULP_ENDS, None]
             ulp = {
-                "dtype": self.ulp_dtype,
+                "dtype": str(self.ulp_dtype),
                 "max": self.ulp_max,
                 "bins": [{"up_to": end, "count": int(n)} for end, n in zip(ends, self.ulp, strict=True)],
             }

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
+from replay_core.documents.tensor import HistogramEntry
 from replay_core.measure.statistics import as_real
 from replay_core.pages import flat_chunks
 from replay_core.records import TensorRef
 
 
-def log2_histogram(ref: TensorRef) -> dict[str, Any]:
+def log2_histogram(ref: TensorRef) -> HistogramEntry:
     """Elements by floor(log2 |x|); zeros and what is not finite are counted apart.
 
     bins: [{"exponent": e, "count": n}], 2**e <= |x| < 2**(e + 1), rising, empty ones between left out.

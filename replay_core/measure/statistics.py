@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from replay_core.documents.record import StatisticsEntry
 from replay_core.pages import flat_chunks, spread_chunks
 from replay_core.records import TensorRef
 
@@ -28,8 +29,8 @@ class Statistics:
     std: float | None
     l2: float | None
 
-    def to_mapping(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_mapping(self) -> StatisticsEntry:
+        return cast(StatisticsEntry, asdict(self))
 
 
 def statistics(ref: TensorRef, chunks: int | None = None) -> Statistics:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
+from replay_core.documents.parts import Number
+from replay_core.documents.tensor import DifferenceStrips
 from replay_core.records import TensorRef
 
 #: Stretches of a strip at most: as many as a terminal is wide.
@@ -19,7 +21,7 @@ BUCKETS = 64
 LARGEST = 1 << 23
 
 
-def difference_strips(a: TensorRef, b: TensorRef) -> dict[str, Any] | None:
+def difference_strips(a: TensorRef, b: TensorRef) -> DifferenceStrips | None:
     """Relative L2 of d = b - a per stretch of each axis, and how many |d| lie in each power of two.
 
     axes: [{"axis", "size", "rel_l2": up to BUCKETS numbers, null where a stretch was not looked at}]; axes of size 1
@@ -75,7 +77,7 @@ def _wide(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return block.astype(np.complex128 if np.iscomplexobj(block) else np.float64)
 
 
-def _relative(sums: np.ndarray[Any, Any]) -> list[float | None]:
+def _relative(sums: np.ndarray[Any, Any]) -> list[Number | None]:
     squares, base, seen = sums
     whole = base.sum() / max(1.0, seen.sum())
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from replay_core import pages
+from replay_core.documents.tensor import SliceEntry
 from replay_core.errors import RequestError
 from replay_core.records import TensorRef
 
@@ -31,7 +30,7 @@ def parse_slices(text: str) -> list[list[int | None]]:
     return axes
 
 
-def sliced(ref: TensorRef, axes: list[list[int | None]]) -> dict[str, Any]:
+def sliced(ref: TensorRef, axes: list[list[int | None]]) -> SliceEntry:
     """The stretch's place, shape and values; at most MAX_VALUES of them, `left_out` says how many more there are.
 
     For a tensor of ragged rows the first axis is the row: `2,:8` is the beginning of sample 2.
@@ -62,14 +61,15 @@ def sliced(ref: TensorRef, axes: list[list[int | None]]) -> dict[str, Any]:
     }
 
 
-def _sliced_row(ref: TensorRef, row: int, axes: list[list[int | None]]) -> dict[str, Any]:
+def _sliced_row(ref: TensorRef, row: int, axes: list[list[int | None]]) -> SliceEntry:
     rows = ref.rows or ()
     if not 0 <= row < len(rows):
         raise RequestError("there is no such row", tensor=ref.name, expected=f"0 to {len(rows) - 1}", found=str(row))
     begin = sum(rows[:row])
     start, end = _span(axes[0], rows[row])
     inner = sliced(ref, [[begin + start, begin + end], *axes[1:]])
-    return {**inner, "row": row, "start": [start, *inner["start"][1:]]}
+    inner.update({"row": row, "start": [start, *inner["start"][1:]]})
+    return inner
 
 
 def _span(axis: list[int | None], size: int) -> tuple[int, int]:

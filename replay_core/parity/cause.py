@@ -14,6 +14,7 @@ import numpy as np
 from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of
 from replay_core.compare.judging.limits import GAIN_FLOOR, NOISE, REL_L2
+from replay_core.documents.parity import CauseEntry, ParityCause
 from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values
 from replay_core.parity.evidence import ValueEvidence
@@ -33,11 +34,11 @@ _ONE_FACTOR = 64
 class Cause:
     """kind: one of CAUSES, or None where values are not even numbers. `numbers` is the evidence, JSON-able."""
 
-    kind: str | None
+    kind: ParityCause | None
     why: str
     numbers: dict[str, Any] = field(default_factory=dict)
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> CauseEntry:
         return {"kind": self.kind, "why": self.why, "numbers": self.numbers}
 
 

@@ -7,12 +7,13 @@ does not, it is None and `undefined` says why. It is never NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare.correlation import pearson
+from replay_core.documents.parity import MeasuresEntry
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -55,13 +56,8 @@ class Measures:
     std_b: float | None
     std_ratio: float | None
 
-    def to_mapping(self) -> dict[str, Any]:
-        mapping = {name: getattr(self, name) for name in self.__slots__}
-        return {**mapping, "range_a": _listed(self.range_a), "range_b": _listed(self.range_b)}
-
-
-def _listed(pair: tuple[float, float] | None) -> list[float] | None:
-    return None if pair is None else list(pair)
+    def to_mapping(self) -> MeasuresEntry:
+        return cast(MeasuresEntry, {name: getattr(self, name) for name in self.__slots__})
 
 
 def measure(a: Any, b: Any, mask: Any = None, *, threshold: float = NEARLY_IDENTICAL) -> Measures:

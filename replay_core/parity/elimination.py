@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from replay_core.compare.judging.limits import NOISE, REL_L2
+from replay_core.documents.parity import ParityCause
 from replay_core.parity.evidence import ValueEvidence
 
 #: Dropout on a head leaves correlations in this range: below, nothing is shared; above, hardly a unit was dropped.
 _SCATTER = (0.8, 0.9995)
 
-Found = tuple[str, str, dict[str, Any]]
+Found = tuple[ParityCause, str, dict[str, Any]]
 
 
 def from_values(ev: ValueEvidence) -> list[Found]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
+from replay_core.documents.parity import BandEntry
 from replay_core.parity.correlation import Measures
 
 #: The guide's own words for where its numbers come from.
@@ -43,7 +44,7 @@ _AS_EXPECTED = (
 
 def against(
     kind: str, masked: Measures, unmasked: Measures, after: Measures | None, whole: Measures | None
-) -> list[dict[str, Any]]:
+) -> list[BandEntry]:
     """Each band that is about this batch, with both figures. `after` and `whole` are those after training, if any."""
     data = "random tokens" if kind == "random" else "real text"
     rows = [_row(band, masked, unmasked) for band in BANDS if band.data == data]
@@ -52,11 +53,10 @@ def against(
     return rows
 
 
-def _row(band: Band, masked: Measures, unmasked: Measures) -> dict[str, Any]:
+def _row(band: Band, masked: Measures, unmasked: Measures) -> BandEntry:
     found, over_all = getattr(masked, band.measure), getattr(unmasked, band.measure)
-    return {
-        **asdict(band), "masked": found, "unmasked": over_all, "note": _note(band, found, over_all), "source": SOURCE,
-    }  # fmt: skip
+    held = {"masked": found, "unmasked": over_all, "note": _note(band, found, over_all), "source": SOURCE}
+    return cast(BandEntry, {**asdict(band), **held})
 
 
 def _note(band: Band, found: float | None, over_all: float | None) -> str:

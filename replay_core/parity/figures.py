@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from replay_core.decoding import Decoder
+from replay_core.documents.parity import ScatterEntry, ValueHistogram, WorstValue
 from replay_core.errors import RequestError
 from replay_core.parity.evidence import ValueEvidence
 from replay_core.parity.values import Values
@@ -19,7 +20,7 @@ WORST = 10
 CONTEXT = 8
 
 
-def scatter(a: Values, b: Values, ev: ValueEvidence) -> dict[str, Any]:
+def scatter(a: Values, b: Values, ev: ValueEvidence) -> ScatterEntry:
     """Up to 2,000 points [a, b, region] (region: response | valid | padding), every k-th where there are more."""
     region_BT = regions(a, ev)
     finite = np.flatnonzero(np.isfinite(a.values_BT.reshape(-1)) & np.isfinite(b.values_BT.reshape(-1)))
@@ -44,7 +45,7 @@ def regions(a: Values, ev: ValueEvidence) -> Any:
     return region_BT
 
 
-def histogram(a: Values, b: Values, ev: ValueEvidence) -> dict[str, Any] | None:
+def histogram(a: Values, b: Values, ev: ValueEvidence) -> ValueHistogram | None:
     """Counts of d = b - a in equal bins: `counted` over tokens that count, `others` the rest. None without values."""
     d_BT = b.values_BT - a.values_BT
     finite_BT = np.isfinite(d_BT)
@@ -59,7 +60,7 @@ def histogram(a: Values, b: Values, ev: ValueEvidence) -> dict[str, Any] | None:
     return {"edges": edges.tolist(), "counted": counted.tolist(), "others": others.tolist()}
 
 
-def worst(a: Values, b: Values, ev: ValueEvidence, tokenizer: Path | None) -> list[dict[str, Any]]:
+def worst(a: Values, b: Values, ev: ValueEvidence, tokenizer: Path | None) -> list[WorstValue]:
     """The tokens that count whose values part most, largest first; none where they are equal. Text where it is known.
 
     `row` and `position` are those of the token that the value comes before; `column` is the value's own.
@@ -68,7 +69,7 @@ def worst(a: Values, b: Values, ev: ValueEvidence, tokenizer: Path | None) -> li
     d_BT[np.isnan(d_BT)] = np.inf
     flat = np.argsort(-d_BT, axis=None, kind="stable")[:WORST]
     decoder = _decoder(tokenizer)
-    rows = []
+    rows: list[WorstValue] = []
     for at in flat:
         row, column = divmod(int(at), a.shape[1])
         if d_BT[row, column] <= 0:

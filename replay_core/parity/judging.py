@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
 from replay_core.compare.divergence import may_be_first, origin_of
+from replay_core.documents.parity import BandEntry, RandomSource, ScatterEntry, ValueHistogram, ValueSources, WorstValue
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.jobs import OnEvent, ignore
 from replay_core.parity import cause as causes
@@ -17,7 +17,7 @@ from replay_core.parity.cause import Cause, rows_of
 from replay_core.parity.elimination import from_values
 from replay_core.parity.evidence import ValueEvidence, faced, gather, rms
 from replay_core.parity.pairing import PairedValues
-from replay_core.parity.sides import CriticSide
+from replay_core.parity.sides import CriticSide, TrainedStep
 from replay_core.parity.values import Values
 from replay_core.records import Record, RecordKey, Run
 
@@ -48,11 +48,11 @@ class BatchResult:
     evidence: ValueEvidence
     causes: list[Cause]
     steps: list[Step]
-    scatter: dict[str, Any]
-    histogram: dict[str, Any] | None
-    worst: list[dict[str, Any]]
-    expectations: list[dict[str, Any]]
-    sources: dict[str, dict[str, Any] | None]
+    scatter: ScatterEntry
+    histogram: ValueHistogram | None
+    worst: list[WorstValue]
+    expectations: list[BandEntry]
+    sources: ValueSources
     first: TensorVerdict | None = None
     origin: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Parity:
     about: BatchResult
     threshold: float
     comparison: Comparison | None
-    randomness: list[dict[str, Any]]
+    randomness: list[RandomSource]
     notes: list[str]
 
     @property
@@ -198,16 +198,16 @@ def _steps(pair: PairedValues, a: CriticSide, b: CriticSide, threshold: float) -
                 evidence=evidence,
                 drift_a=_moved(before_a, one_a, evidence),
                 drift_b=_moved(before_b, one_b, evidence),
-                loss_a=said_a.get("loss"),
-                loss_b=said_b.get("loss"),
-                rows=said_a.get("rows"),
+                loss_a=None if said_a is None else said_a["loss"],
+                loss_b=None if said_b is None else said_b["loss"],
+                rows=None if said_a is None else said_a["rows"],
             )
         )
     return steps
 
 
-def _said(side: CriticSide, step: int | None) -> dict[str, Any]:
-    return next((one for one in side.steps if one["step"] == step), {})
+def _said(side: CriticSide, step: int | None) -> TrainedStep | None:
+    return next((one for one in side.steps if one["step"] == step), None)
 
 
 def _moved(before: Values, now: Values, evidence: ValueEvidence) -> float:

@@ -18,7 +18,7 @@ from replay_core.parity.config import CriticConfig, read_config
 from replay_core.parity.correlation import NEARLY_IDENTICAL
 from replay_core.parity.judging import Parity, judge
 from replay_core.parity.pairing import open_two, paired
-from replay_core.parity.sides import CriticSide, read_head
+from replay_core.parity.sides import CriticSide, TrainedStep, read_head
 from replay_core.parity.values import read_values
 from replay_core.replay.architectures import settings
 
@@ -116,7 +116,7 @@ def read_parity(
     return found
 
 
-def _recorded_steps(path: Path) -> list[dict[str, Any]]:
+def _recorded_steps(path: Path) -> list[TrainedStep]:
     """What each training step did, as a critic's child left it beside its dump; empty where it did not."""
     try:
         read = json.loads(path.with_name(f"{path.name}.steps.json").read_text(encoding="utf-8"))

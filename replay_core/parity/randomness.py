@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core.documents.parity import RandomSource
 from replay_core.parity.sides import CriticSide
 
 #: (component, environment variable, configuration, name in a readback)
@@ -18,7 +19,7 @@ _ROWS = (
 )
 
 
-def report(a: CriticSide, b: CriticSide) -> list[dict[str, Any]]:
+def report(a: CriticSide, b: CriticSide) -> list[RandomSource]:
     """A row per source: `a` and `b` as found in the built critics, `equal` None where one was not read back."""
     return [
         *(
@@ -33,7 +34,7 @@ def report(a: CriticSide, b: CriticSide) -> list[dict[str, Any]]:
 def _row(
     component: str, a: Any, b: Any, variable: str | None = None, key: str | None = None, from_a: str | None = None,
     from_b: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> RandomSource:  # fmt: skip
     return {
         "component": component, "environment_variable": variable, "config": key, "a": a, "b": b, "from_a": from_a,
         "from_b": from_b, "equal": None if a is None or b is None else a == b,

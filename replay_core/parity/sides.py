@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from replay_core import pages
+from replay_core.documents.parts import Settings
 from replay_core.errors import RldbgError
 from replay_core.parity.values import Floats
 from replay_core.records import Run
@@ -15,6 +16,30 @@ from replay_core.records import Run
 _HEAD = "param.v_head.summary."
 #: What a critic's head is called in the file of weights that ROLL's critics leave beside their values.
 _BESIDE = {"deepspeed": ("v_head.summary.",), "megatron": ("mcore_value_head.",)}
+
+
+class TrainedStep(TypedDict):
+    """What a training step of a critic did; `rows` in the order they were trained."""
+
+    step: int
+    loss: float
+    grad_norm: float | None
+    clipped: float | None
+    rows: list[int]
+
+
+class CriticAnswer(TypedDict):
+    """What the child of one critic answers. weights: name -> digest."""
+
+    backend: str
+    engine: str
+    dump: str
+    log: str
+    readback: Settings
+    weights: dict[str, str]
+    steps: list[TrainedStep]
+    notes: list[str]
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -28,9 +53,9 @@ class CriticSide:
     engine: str
     path: str
     dump: str
-    readback: dict[str, Any] | None = None
+    readback: Settings | None = None
     weights: dict[str, str] | None = None
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[TrainedStep] = field(default_factory=list)
     head: dict[str, Floats] | None = None
     log: str | None = None
     notes: list[str] = field(default_factory=list)

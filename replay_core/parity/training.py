@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from replay_core.objectives.value_loss import REDUCTIONS, is_clipped, squared_error
 from replay_core.parity.critics import Critic, CriticBatch
+from replay_core.parity.sides import TrainedStep
 
 
 @dataclass(frozen=True)
@@ -91,5 +91,8 @@ def train(critic: Critic, batch: CriticBatch, targets: Targets, steps: int) -> I
         yield StepReport(step, mean, norm, sum(clipped) / len(clipped) if clipped else None, rows)
 
 
-def to_mapping(report: StepReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in ("step", "loss", "grad_norm", "clipped", "rows")}
+def to_mapping(report: StepReport) -> TrainedStep:
+    return {
+        "step": report.step, "loss": report.loss, "grad_norm": report.grad_norm, "clipped": report.clipped,
+        "rows": report.rows,
+    }  # fmt: skip

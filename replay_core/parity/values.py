@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
+from replay_core.documents.parts import NamedTensor
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.records import Inline, Record, Run, TensorRef, Unreadable
 
@@ -49,7 +50,7 @@ class Values:
     where: str = ""
     records: list[Record] = field(default_factory=list)
     returns_BT: Floats | None = None
-    source: dict[str, Any] | None = None
+    source: NamedTensor | None = None
     """The tensor they were read from, as an inspection names it: path, key, name."""
 
     @property

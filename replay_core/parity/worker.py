@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from replay_core.errors import CellError, RldbgError, UnavailableError
-from replay_core.jobs import Document, OnEvent, Progress, ignore
+from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.objectives.gae import gae
 from replay_core.parity.config import CriticConfig
 from replay_core.parity.critics import Critic, CriticBatch, Tensors
 from replay_core.parity.modules import common
 from replay_core.parity.side_log import SideLog
+from replay_core.parity.sides import CriticAnswer, TrainedStep
 from replay_core.parity.training import Targets, pooled, to_mapping, train
 from replay_core.recorder import Recorder
 from replay_core.recorder.writer import replace_whole
@@ -29,15 +30,12 @@ from replay_core.recorder.writer import replace_whole
 CAPTURE_MIB = 256
 
 
-def run_critic(params: dict[str, Any], on_event: OnEvent = ignore) -> Document:
+def run_critic(params: dict[str, Any], on_event: OnEvent = ignore) -> CriticAnswer:
     """Values in eval and train mode, each row alone, modules; then `steps` training steps with values after each.
 
     Args:
         params: config (a CriticConfig's mapping), batches (a safetensors file), names, out (the dump), steps,
             targets (a safetensors file: read where it exists, else written from this critic's own values), capture.
-
-    Returns:
-        backend, engine, dump, log, readback, weights (name -> digest), steps, notes, seconds.
 
     Raises:
         UnavailableError: the backend cannot run here. ModelError: no such model. CellError: the critic failed.
@@ -133,7 +131,7 @@ class _Run:
                 str(self.params["targets"]),
             )
 
-    def train(self, steps: int) -> list[dict[str, Any]]:
+    def train(self, steps: int) -> list[TrainedStep]:
         """Train on the rows of every batch, values of every batch after each step."""
         if not steps:
             return []

@@ -13,6 +13,7 @@ from typing import Any
 
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.judging.limits import WORST_ROW
+from replay_core.documents.comparison import SegmentEntry
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
@@ -41,7 +42,7 @@ class CellResult:
     cell: dict[str, Any]
     run: Run | None = None
     comparison: Comparison | None = None
-    segments: list[dict[str, Any]] | None = None
+    segments: list[SegmentEntry] | None = None
     asked: bool = True
     part: str = "cell"
     #: Why it disagrees, where the samples show it (`leak.proof`).
@@ -358,9 +359,9 @@ def floors(results: Sequence[CellResult]) -> dict[str, Any]:
             continue
         floor = found.setdefault(result.cell["flags"]["dtype"], {"worst_token": 0.0, "logp_max": 0.0})
         for row in result.segments:
-            worst, logp = (row["worst_token"] or {}).get("rel_l2"), row["valid"]["logp_max"]
-            floor["worst_token"] = max(floor["worst_token"], worst or 0.0)
-            floor["logp_max"] = max(floor["logp_max"], logp or 0.0)
+            worst = row["worst_token"]
+            floor["worst_token"] = max(floor["worst_token"], worst["rel_l2"] if worst else 0.0)
+            floor["logp_max"] = max(floor["logp_max"], row["valid"]["logp_max"] or 0.0)
     return found
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.errors import CellError, DumpError, UnavailableError
 from replay_core.records import Run, TensorRef
-from replay_core.replay.batch import MicroBatch
 from replay_core.replay.reading import RecordedBatch
 from replay_core.replay.recorded import records_of
+from replay_core.samples.batch import Batch
 from replay_core.samples.layout import Ints, TokenLayout
 
 #: What frameworks call the experts of each token (verl, slime, SkyRL, NeMo-RL), and their weights.
@@ -67,32 +67,30 @@ def read(run: Run, recorded: RecordedBatch) -> Routing:
 
 
 def _by_token(ref: TensorRef, recorded: RecordedBatch, absent: int) -> NDArray[Any]:
-    """[T, L, K] of the replayed tokens, from a padded grid or ragged rows, whose last token may have none."""
-    batch = recorded.recorded
-    values = np.asarray(pages.array(ref))
-    grid = np.full((*batch.ids_BS.shape, *values.shape[-2:]), absent, dtype=values.dtype)
-    if ref.rows is not None and values.ndim == 3 and len(ref.rows) == batch.rows:
-        ends = np.cumsum(ref.rows)
-        for row, length in enumerate(ref.rows):
-            slots = np.flatnonzero(batch.valid_BS[row])
-            if slots.size - length not in (0, 1):
-                raise _misfit(ref, batch)
-            grid[row, slots[:length]] = values[ends[row] - length : ends[row]]
-    elif values.ndim == 4 and values.shape[0] == batch.rows and batch.ids_BS.shape[1] - values.shape[1] in (0, 1):
-        grid[:, : values.shape[1]] = values
-    else:
-        raise _misfit(ref, batch)
-    own = recorded.batch.layout()
-    chosen = recorded.chosen(grid)
-    flat: NDArray[Any] = chosen.reshape(-1, *chosen.shape[2:])[own.slots("full")]
-    return flat
+    """[T, L, K] of the replayed tokens. Of a sample's last token, for which nothing was sampled, none may be there.
+
+    Raises:
+        DumpError: the tensor does not speak of every token.
+    """
+    samples = recorded.samples
+    placed = samples.place(ref.with_(alignment="full"), by_shape=True)
+    if placed is None or not placed.by_token or placed.axes + 2 != len(ref.shape):
+        raise _misfit(ref, samples)
+    at = samples.flat(placed.tokens)
+    lacking = np.setdiff1d(np.arange(samples.position_N.size), at)
+    if np.setdiff1d(lacking, samples.starts + samples.lengths - 1).size:
+        raise _misfit(ref, samples)
+    values = pages.array(ref)
+    by_token_NLK = np.full((samples.position_N.size, *ref.shape[-2:]), absent, dtype=values.dtype)
+    by_token_NLK[at] = values.reshape(-1, *ref.shape[-2:])[placed.rows]
+    rows = np.split(by_token_NLK, samples.starts[1:])
+    return np.concatenate(rows if recorded.rows is None else [rows[row] for row in recorded.rows])
 
 
-def _misfit(ref: TensorRef, batch: MicroBatch) -> DumpError:
-    rows, width = batch.ids_BS.shape
+def _misfit(ref: TensorRef, samples: Batch) -> DumpError:
     return DumpError(
         "the recorded routing does not fit the tokens", tensor=ref.name,
-        expected=f"[{rows}, {width} or {width - 1}, layers, K], or rows as long as the samples",
+        expected=f"layers and choices of each of {samples.position_N.size:,} tokens in {samples.count} samples",
         found=str(list(ref.shape)) + (f" in {len(ref.rows)} rows" if ref.rows is not None else ""),
     )  # fmt: skip
 

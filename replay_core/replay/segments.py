@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
+from replay_core.documents.comparison import LogprobGap, SegmentEntry, WorstHidden
 from replay_core.errors import NothingComparableError
 from replay_core.records import Record, Run
 from replay_core.samples.batch import Batch
@@ -20,7 +21,7 @@ from replay_core.samples.layout import TokenLayout
 Floats = NDArray[np.float64]
 
 
-def segments(reference_dump: Run, cell_dump: Run, final_hidden: str | None) -> list[dict[str, Any]]:
+def segments(reference_dump: Run, cell_dump: Run, final_hidden: str | None) -> list[SegmentEntry]:
     """One entry per sample: its tokens, its worst token, and its log-probability differences.
 
     `final_hidden` None: the cell has no hidden states (it ran the trainer's own code); worst_token is then None.
@@ -40,7 +41,7 @@ def segments(reference_dump: Run, cell_dump: Run, final_hidden: str | None) -> l
             expected=f"lengths {layout_a.lengths.tolist()}",
             found=f"lengths {layout_b.lengths.tolist()}",
         )
-    worst: list[dict[str, Any] | None] = [None] * layout_a.samples
+    worst: list[WorstHidden | None] = [None] * layout_a.samples
     if final_hidden is not None:
         worst = _worst_tokens(reference_dump, cell_dump, final_hidden, layout_a, layout_b)
     valid = _logprob_differences(reference_dump, cell_dump, layout_a, layout_b, "valid")
@@ -59,7 +60,7 @@ def segments(reference_dump: Run, cell_dump: Run, final_hidden: str | None) -> l
 
 def _worst_tokens(
     run_a: Run, run_b: Run, final_hidden: str, layout_a: TokenLayout, layout_b: TokenLayout
-) -> list[dict[str, Any] | None]:
+) -> list[WorstHidden | None]:
     hidden_a = _rows(run_a, "modules", final_hidden, layout_a)
     hidden_b = _rows(run_b, "modules", final_hidden, layout_b)
     slots_a, slots_b = layout_a.slots(), layout_b.slots()
@@ -109,7 +110,7 @@ def _worst_token(
     slots_b: NDArray[np.int64],
     chosen: NDArray[np.bool_],
     position: NDArray[np.int64],
-) -> dict[str, Any] | None:
+) -> WorstHidden | None:
     if not chosen.any():
         return None
     a = hidden_a[slots_a[chosen]].astype(np.float64)
@@ -123,7 +124,7 @@ def _worst_token(
 
 def _logprob_differences(
     run_a: Run, run_b: Run, layout_a: TokenLayout, layout_b: TokenLayout, region: str
-) -> list[dict[str, float | None]]:
+) -> list[LogprobGap]:
     if region == "response" and layout_a.response_BS is None:
         return [{"logp_max": None, "logp_mean": None} for _ in range(layout_a.samples)]
     if _record(run_a, "forward_data").get("log_probs") is None:
@@ -138,7 +139,7 @@ def _logprob_differences(
         slots_a, slots_b = slots_a[chosen], slots_b[chosen]
     difference: Floats = np.abs(logp_b[slots_b].astype(np.float64) - logp_a[slots_a].astype(np.float64))
     sample = layout_a.sample_BS.reshape(-1)[slots_a]
-    answers: list[dict[str, float | None]] = []
+    answers: list[LogprobGap] = []
     for n in range(layout_a.samples):
         of_sample = difference[sample == n]
         if of_sample.size:

@@ -155,12 +155,12 @@ class Batch:
                 if mask.ndim == 2:
                     self.problem = f"attention_mask {list(mask.shape)} does not fit input_ids {list(ids.shape)}"
                 mask = None
-            if mask is None:
-                packed = self._by_positions(shape)
+            if shape[0] == 1:
+                used = np.ones(shape[1], bool) if mask is None else mask.reshape(-1) != 0
+                packed = self._one_row(used, is_known=mask is not None)
                 if packed is not None:
                     return packed
-                mask = self._by_lengths(shape)
-            return self._grid(mask.reshape(shape))
+            return self._grid((self._by_lengths(shape) if mask is None else mask).reshape(shape))
         if ids is None and mask is not None and mask.ndim == 2:
             return self._grid(mask)
         return self._apart() if ids is None and mask is None else None
@@ -196,16 +196,25 @@ class Batch:
         self.padding_known = False
         return np.ones(shape, dtype=bool)
 
-    def _by_positions(self, shape: tuple[int, ...]) -> TokenLayout | None:
-        """A pack known by its position ids alone: they rise by one, and begin again with every sample."""
-        positions = self._numbers("position_ids")
-        if positions is None or shape[0] != 1 or positions.size != shape[1]:
+    def _one_row(self, used_T: Bools, is_known: bool) -> TokenLayout | None:
+        """A pack known by its samples' lengths, or by position ids that rise by one and begin again with every sample.
+
+        used_T: the slots that hold tokens. `is_known`: a mask says so; one sample is then a row, not a pack.
+        """
+        tokens = int(used_T.sum())
+        lengths, positions = self._numbers("sample_lengths"), self._numbers("position_ids")
+        if not tokens or not used_T[:tokens].all():
             return None
-        flat = positions.reshape(-1)
-        if flat[0] != 0 or not (np.diff(flat)[flat[1:] != 0] == 1).all():
+        if lengths is not None and lengths.size > 1 and (lengths >= 0).all() and int(lengths.sum()) == tokens:
+            bounds = np.concatenate(([0], np.cumsum(lengths.reshape(-1).astype(np.int64))))
+            return self._packed(TokenLayout.packed(bounds, used_T.size), lengths.size)
+        if positions is None or positions.size != used_T.size:
             return None
-        layout = TokenLayout.from_position_resets(flat)
-        return self._packed(layout, layout.samples)
+        flat = positions.reshape(-1)[:tokens]
+        if flat[0] != 0 or not (np.diff(flat)[flat[1:] != 0] == 1).all() or (is_known and (flat[1:] != 0).all()):
+            return None
+        bounds = np.append(np.flatnonzero(flat == 0), tokens)
+        return self._packed(TokenLayout.packed(bounds, used_T.size), bounds.size - 1)
 
     def _ragged_ids(self, ids: TensorRef) -> TokenLayout:
         """Rows end to end: a row is a sample, or a pack of several whose lengths are known."""
@@ -303,6 +312,10 @@ class Batch:
         """Where each sample's tokens begin in what is flat over all tokens [B]."""
         starts: Ints = np.cumsum(self.lengths) - self.lengths
         return starts
+
+    def flat(self, tokens: Ints) -> Ints:
+        """Where tokens stand in what is flat over all tokens."""
+        return np.asarray(self.starts[samples_of(tokens)] + positions_of(tokens))
 
     @property
     def has_tokens(self) -> bool:
@@ -513,7 +526,7 @@ class Batch:
                 if starts is not None:
                     return self._slice(ref, starts)
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
-                said = self._says(_said(alignment, axes, self.layout))
+                said = self._says(_said(alignment, stated, axes, self.layout))
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
                 return Placed(said.tokens[inside], rows[inside], axes.axes)
@@ -618,7 +631,7 @@ class Batch:
         if not placed.by_token:
             return self._spread(ref)
         values_N, said_N = np.full(int(self.lengths.sum()), np.nan), np.zeros(int(self.lengths.sum()), bool)
-        at = self.starts[samples_of(placed.tokens)] + positions_of(placed.tokens)
+        at = self.flat(placed.tokens)
         values_N[at] = pages.array(ref).reshape(-1)[placed.rows]
         said_N[at] = True
         return TokenValues(values_N, said_N)
@@ -753,10 +766,10 @@ def _alternating(parts: Sequence[Array], lengths: Sequence[Ints]) -> Array:
     return joined
 
 
-def _said(alignment: str, axes: TokenAxes, layout: TokenLayout) -> str:
+def _said(alignment: str, stated: str | None, axes: TokenAxes, layout: TokenLayout) -> str:
     """full or next. A slice [B, A] says in column j what is about its own token j, whatever its kind; a tensor
-    one shorter than its tokens says something of the next one."""
-    if axes.offset or alignment in ("response", "prompt"):
+    one shorter than its tokens says something of the next one, where nothing is stated."""
+    if axes.offset or alignment in ("response", "prompt") or stated == "full":
         return "full"
     return "next" if alignment == "next" or axes.width == layout.shape[1] - 1 else "full"
 

@@ -103,15 +103,6 @@ class TokenLayout:
         return cls((1, width), sample_T[None], position_T[None], response)
 
     @classmethod
-    def from_position_resets(cls, position_ids_T: Any, response_mask_T: Any = None) -> TokenLayout:
-        """Layout of a pack known only by its position ids: a new sample starts wherever they return to 0."""
-        positions = np.asarray(position_ids_T, dtype=np.int64).reshape(-1)
-        starts = np.flatnonzero(positions == 0)
-        if starts.size == 0 or starts[0] != 0:
-            raise ValueError("position_ids of a pack must start at 0")
-        return cls.packed(np.append(starts, positions.size), positions.size, response_mask_T)
-
-    @classmethod
     def end_to_end(cls, lengths_B: Ints, mask_T: Any = None) -> TokenLayout:
         """Layout of ragged rows stored one after the other; slots where `mask_T` is 0 hold no token."""
         bounds = np.concatenate(([0], np.cumsum(lengths_B))).astype(np.int64)

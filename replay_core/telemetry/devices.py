@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+
+from replay_core.documents.info import GpuEntry
 
 MIB = 1 << 20
 
 
-def gpus() -> list[dict[str, Any]]:
+def gpus() -> list[GpuEntry]:
     """One mapping per GPU: name, total_mib, free_mib, driver. Raises nothing: no NVML is no GPU."""
     try:
         import pynvml
     except ImportError:
         return []
-    found = []
+    found: list[GpuEntry] = []
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         driver = str(pynvml.nvmlSystemGetDriverVersion())

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from replay_core.documents.kinds import Document
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
-from replay_core.jobs import Document, Event, LogLine, Progress
+from replay_core.jobs import Event, LogLine, Progress
 from tui_debugger.format import safe
+
+D = TypeVar("D", bound=Document)
 
 if TYPE_CHECKING:
     from replay_core.records import Selection
@@ -75,8 +78,8 @@ def document_output(command: Decorated) -> Decorated:
 
 
 def finish(
-    doc: Document,
-    report: Callable[[Document], str],
+    doc: D,
+    report: Callable[[D], str],
     *,
     as_json: bool,
     output: Path | None,

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from replay_core import workbench
+from replay_core.documents.comparison import ComparisonDocument, PairEntry
 from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
-from replay_core.jobs import Document, Event, Partial
+from replay_core.jobs import Event, Partial
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
 from tui_debugger.reports.comparison import comparison_report, explanation
@@ -119,7 +120,7 @@ def command(
     if jsonl:
         return _last_line(doc, output, allow_missing)
 
-    def report(document: Document) -> str:
+    def report(document: ComparisonDocument) -> str:
         if explain is not None:
             return explanation(document, explain)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -128,7 +129,7 @@ def command(
     return finish(doc, report, as_json=as_json, output=output, allow_missing=allow_missing)
 
 
-def _reopened(path: Path, options: dict[str, Any]) -> Document:
+def _reopened(path: Path, options: dict[str, Any]) -> ComparisonDocument:
     asked = [option for option, value in options.items() if option != "promised" and value not in (None, False, ())]
     if asked:
         raise RequestError(
@@ -146,7 +147,7 @@ def _reopened(path: Path, options: dict[str, Any]) -> Document:
 class _Lines:
     """A JSON line per tensor, and one for the first divergence, each as soon as it is known."""
 
-    def row(self, row: Document) -> None:
+    def row(self, row: PairEntry) -> None:
         say(json.dumps({"tensor": row}, allow_nan=False))
 
     def __call__(self, event: Event) -> None:
@@ -154,7 +155,7 @@ class _Lines:
             say(json.dumps(event.document, allow_nan=False))
 
 
-def _last_line(doc: Document, output: Path | None, allow_missing: bool) -> int:
+def _last_line(doc: ComparisonDocument, output: Path | None, allow_missing: bool) -> int:
     """The document without its tensors, which have been said."""
     rest = {name: value for name, value in doc.items() if name != "tensors"}
     code = int(exit_code(doc, allow_missing=allow_missing))

@@ -72,7 +72,8 @@ def command(
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     recording = {"dump": trained["dump"], "model": "checkpoint", "flags": cells[-1]["flags"]}
-    code = run_ui(Path(cells[0]["dump"]), Path(cells[-1]["dump"]), replay=recording)
+    sides = [Path(cell["dump"]) if cell["dump"] else None for cell in (cells[0], cells[-1])]
+    code = run_ui(*sides, replay=recording)
     return code or int(ExitCode.DIVERGES)
 
 

@@ -7,12 +7,13 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import click
 
 import replay_core
-from replay_core.export.documents import document
+from replay_core.documents.info import InfoDocument
+from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.export.documents import stamp
 from tui_debugger.commands import document_output, finish
 
 PACKAGES = ("textual", "rich", "numpy", "ml-dtypes", "torch", "transformers", "flash-attn", "safetensors")
@@ -25,12 +26,14 @@ def command(as_json: bool, output: Path | None) -> int:
     return finish(_info(), _report, as_json=as_json, output=output)
 
 
-def _info() -> dict[str, Any]:
+def _info() -> InfoDocument:
     from replay_core.telemetry.devices import gpus
     from tui_debugger import paths
 
-    return document(
-        "info",
+    return InfoDocument(
+        schema_version=SCHEMA_VERSION,
+        kind="info",
+        **stamp(),
         rldbg=replay_core.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
@@ -54,7 +57,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _report(doc: dict[str, Any]) -> str:
+def _report(doc: InfoDocument) -> str:
     lines = [f"rldbg {doc['rldbg']}  python {doc['python']}  {doc['platform']}  {doc['cpu_count']} cpus"]
     lines.append("gpus       " + (", ".join(gpu["name"] for gpu in doc["gpus"]) or "none"))
     for title in ("packages", "paths", "terminal"):

@@ -52,10 +52,10 @@ def command(
             raise click.UsageError("--at and --slice need a tensor: name one with --tensor")
         doc = workbench.show_record(paths[0], None, *paths[1:], stats=True, **selection)
         return finish(doc, record_report, as_json=as_json, output=output)
-    doc = workbench.show_tensor(
+    shown = workbench.show_tensor(
         paths[0], tensor, *paths[1:], at=_index(at), part=part, tokenizer=tokenizer, **selection
     )
-    return finish(doc, tensor_report, as_json=as_json, output=output)
+    return finish(shown, tensor_report, as_json=as_json, output=output)
 
 
 def _index(text: str | None) -> list[int] | None:

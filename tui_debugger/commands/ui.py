@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from replay_core.documents.run import RunDocument
 from replay_core.errors import NotADumpError, RequestError
-from replay_core.jobs import Document
 from tui_debugger import snapshot
 from tui_debugger.commands import DumpPath
 from tui_debugger.peek import steps_in
@@ -93,7 +93,7 @@ def _open_together(
     return run_ui(a, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, more=others)
 
 
-def _begun(path: Path | None) -> Document | None:
+def _begun(path: Path | None) -> RunDocument | None:
     """A run that is to be followed; None where its folder is there and nothing in it that can be read yet.
 
     Raises:
@@ -109,7 +109,7 @@ def _begun(path: Path | None) -> Document | None:
         raise
 
 
-def _listed(path: Path, *more: Path) -> Document:
+def _listed(path: Path, *more: Path) -> RunDocument:
     from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
 
     return workbench.open_dump(path, *more)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import Document, Event, Job, Partial, Progress
 from tui_debugger.flows.errands import Errands
@@ -57,7 +58,7 @@ class Diagnosing:
             health.doing = ""
             self._errands.changed(Part.RUNS, Part.ANSWER)
 
-    async def _diagnosed(self, run: Document, steps: tuple[int, ...], health: Health) -> Document:
+    async def _diagnosed(self, run: RunDocument, steps: tuple[int, ...], health: Health) -> Document:
         series: list[Document] = []
 
         def on_event(event: Event) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, NotADumpError, RldbgError
 from replay_core.jobs import Document, Job
 from tui_debugger.flows.diagnosing import Diagnosing
@@ -75,8 +76,8 @@ class Following:
         newest = _newest(before)
         stands_there = before is None or state.scope.step == newest
         records = run["records"] if whole or before is None else [*before["records"], *run["records"]]
-        state.a = {**(before or {}), **run, "records": records}
-        known = set((before or {}).get("steps") or [])
+        state.a = cast(RunDocument, {**run, "records": records})
+        known = set(before["steps"] if before else ())
         came = {record["key"]["step"] for record in run["records"]} - {None}
         self._waiting |= came - known if whole else came
         self._came_at = time.monotonic()
@@ -87,9 +88,9 @@ class Following:
 
     async def _go_to_newest(self, step: int) -> None:
         state = self.state
-        here = (state.record or {}).get("key") or {}
-        keys = [(index, record["key"]) for index, record in enumerate((state.a or {})["records"])]
-        alike = [index for index, key in keys if key["step"] == step and key["stage"] == here.get("stage")]
+        stage = state.record["key"]["stage"] if state.record else None
+        keys = [(index, record["key"]) for index, record in enumerate(state.a["records"] if state.a else ())]
+        alike = [index for index, key in keys if key["step"] == step and key["stage"] == stage]
         index = next(iter(alike), None)
         if index is None:
             index = next(index for index, key in keys if key["step"] == step)

@@ -43,7 +43,7 @@ class Looking:
     def record_at(self, where: Mapping[str, Any]) -> int | None:
         """The record of A that a finding points to: of those that contradict nothing it says, the likest."""
         best: tuple[int, int] | None = None
-        for index, record in enumerate((self.state.a or {}).get("records") or []):
+        for index, record in enumerate(self.state.a["records"] if self.state.a else ()):
             key = record["key"]
             parts = [(key.get(n), where.get(n)) for n in ("step", "micro", "rank", "role", "stage")]
             parts.append((str(record.get("path")), where.get("path")))
@@ -118,7 +118,8 @@ class Looking:
             return {"a": next(iter(sides.values())), "b": None, "at": at, "count": WINDOW}
         raw = row.entry.get("index") or {}
         if row.is_first:
-            raw = (self.state.comparison or {}).get("first_divergence", {}).get("index") or raw
+            first = self.state.comparison and self.state.comparison["first_divergence"]
+            raw = first["index"] if first else raw
         # The verdict is known already: judging the pair again would read the whole micro-batch.
         starts = {"at": at, "at_a": raw.get("raw_a"), "at_b": raw.get("raw_b")}
         return {**sides, **starts, "count": WINDOW, "judge": False}
@@ -135,13 +136,12 @@ class Looking:
             ):
                 return {}
             return {"a": {**named(state, state.a["path"]), "key": state.record["key"], "name": row.name}}
-        document = state.comparison
-        if document is None:
-            # The comparison still runs: what was judged can be looked at already.
-            document = {"a": state.a or {}, "b": state.b or {}}
+        # While the comparison still runs, what was judged can be looked at already.
+        runs = (state.comparison["a"], state.comparison["b"]) if state.comparison else (state.a, state.b)
+        paths = {side: run["path"] if run else None for side, run in zip(("a", "b"), runs, strict=True)}
         names = row.entry.get("names") or [row.name, row.name]
         return {
-            side: {**named(state, document[side].get("path")), "key": key, "name": name or row.name}
+            side: {**named(state, paths[side]), "key": key, "name": name or row.name}
             for side, name in zip(("a", "b"), names, strict=True)
             if (key := row.entry.get(f"{side}_key")) is not None
         }

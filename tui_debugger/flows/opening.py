@@ -164,11 +164,11 @@ class Opening:
     def place(self) -> dict[str, Any]:
         """Where the user is, for the next session."""
         state = self.state
-        first = (state.comparison or {}).get("first_divergence") or {}
+        first = state.comparison["first_divergence"] if state.comparison else None
         return {
             "scope": state.scope.params(),
             "tensor": state.row.name if state.row is not None else None,
-            "first": first.get("name"),
+            "first": first and first["name"],
             "filter": state.filter,
             "sort": state.sort,
             "tolerance": None if state.tolerance.is_table else asdict(state.tolerance),
@@ -177,8 +177,8 @@ class Opening:
     def _back_to(self, before: remembered.Place) -> None:
         """Select the tensor looked at last time, unless the first divergence is another one now: that is news."""
         state = self.state
-        now = (state.comparison or {}).get("first_divergence") or {}
-        if not before or before.get("first") != now.get("name") or before.get("tensor") is None:
+        now = state.comparison["first_divergence"] if state.comparison else None
+        if not before or before.get("first") != (now and now["name"]) or before.get("tensor") is None:
             return
         index = next((i for i, row in enumerate(state.rows) if row.name == before["tensor"]), None)
         if index is not None and index != state.selected:

@@ -70,7 +70,7 @@ class Parities:
         scope = Scope.of(a["key"])
         if a["path"] == b["path"]:
             await self._opening.open(Path(a["path"]), None)
-            records = (state.a or {}).get("records") or []
+            records = state.a["records"] if state.a else []
             index = next((i for i, record in enumerate(records) if record["key"] == a["key"]), None)
             if index is not None:
                 await self._looking.show_record(index, a["name"])

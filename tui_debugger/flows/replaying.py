@@ -72,16 +72,16 @@ class Replaying:
             ModelError: no model is known.
         """
         state = self.state
-        run = state.a or {}
-        if state.model is None and not run.get("models"):
+        if state.model is None and not (state.a and state.a["models"]):
             raise ModelError(
                 "no model to replay with: the dump names none", hint="press M and give a directory or random:llama-tiny"
             )
         # Of several directories that are one run, a replay reads the one its record lies in.
-        held = (record["path"] for record in run.get("records") or [] if state.scope.covers(record["key"]))
+        records = state.a["records"] if state.a else []
+        held = (record["path"] for record in records if state.scope.covers(record["key"]))
         home = folder_of(state, held) if state.more else None
         plan = {
-            "dump": str(state.replay_dump or home or run["path"]), **state.scope.params(),
+            "dump": str(state.replay_dump or home or (state.a and state.a["path"])), **state.scope.params(),
             "model": state.model or "checkpoint", "flags": dict(state.flags), "temperature": state.temperature,
             "seed": state.seed or 0,
         }  # fmt: skip

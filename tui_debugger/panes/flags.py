@@ -38,7 +38,8 @@ class FlagsPane(Rows):
     @property
     def _before(self) -> dict[str, object]:
         """What the flags stood at before a person changed them."""
-        return {**DEFAULTS, **settings_known((self._state.a or {}).get("flags")), "rows_per_forward": None}
+        said = self._state.a["flags"] if self._state.a else None
+        return {**DEFAULTS, **settings_known(said), "rows_per_forward": None}
 
     def _effective(self) -> dict[str, object]:
         cells = self._state.cells
@@ -76,7 +77,7 @@ class FlagsPane(Rows):
         return text
 
     def _recorded(self) -> str:
-        noted = weights_noted((self._state.a or {}).get("models") or {}, self._state.scope.step)
+        noted = weights_noted(self._state.a["models"] if self._state.a else {}, self._state.scope.step)
         return noted[1] if noted else f"none recorded: press {self._model_key}"
 
     @on(Rows.Chosen)

@@ -167,8 +167,8 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             text.append(f"  {line}" if not i else f"\n{line}")
         text.append("\n")
         row = self._state.row
-        first = (self._state.comparison or {}).get("first_divergence") or {}
-        if row is not None and row.is_first and not self._state.shows_record and first.get("origin"):
+        first = self._state.comparison["first_divergence"] if self._state.comparison else None
+        if row is not None and row.is_first and not self._state.shows_record and first and first["origin"]:
             text.append("origin ", paint(self, "muted"))
             text.append(f"{fmt.safe(first['origin'])}\n")
         raw = (verdict.get("index") or {}).get("raw_a")

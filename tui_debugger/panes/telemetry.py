@@ -71,10 +71,10 @@ class TelemetryPane(VerticalScroll, can_focus=True):
         for sample in (shown or state.comparison or {}).get("segments") or []:
             if not sample["sample"]:
                 text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
-            worst = sample.get("worst_token") or {}
+            worst = sample["worst_token"]
             text.append(
-                f"{sample.get('sample')!s:>6}  {sample.get('tokens')!s:>6}  {worst.get('position')!s:>11}"
-                f"  {fmt.number(worst.get('rel_l2'), 3):>7}\n"
+                f"{sample['sample']!s:>6}  {sample['tokens']!s:>6}  {(worst and worst['position'])!s:>11}"
+                f"  {fmt.number(worst and worst['rel_l2'], 3):>7}\n"
             )
         for cell in state.cells:
             if cell is not shown:

@@ -56,8 +56,9 @@ class TensorRows(Rows):
         self._comparing = not state.shows_record
         self.empty = _FILTERED if state.rows else _COMPARING if state.live else _NO_ROWS
         self._with_key = self._comparing and state.several_records
-        here = {str(path) for path in (state.a_path, state.b_path)} | {(state.a or {}).get("path")}
-        here |= {((state.comparison or {}).get(side) or {}).get("path") for side in ("a", "b")}
+        here = {str(path) for path in (state.a_path, state.b_path)} | ({state.a["path"]} if state.a else set())
+        if state.comparison:
+            here |= {state.comparison["a"]["path"], state.comparison["b"]["path"]}
         self._marked = {mark.name for mark in state.marks if mark.kind == "tensor" and mark.what.get("path") in here}
         place = _place(self._shown, state.selected)
         if grows and before == (self._comparing, self._with_key, self._marked):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
+from replay_core.documents.comparison import AroundEntry, ComparisonDocument, CoverageEntry, DivergenceEntry, PairEntry
 from replay_core.errors import SelectionError
-from replay_core.jobs import Document
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
 from tui_debugger.reports.summary import summary_lines
@@ -20,7 +21,7 @@ ROWS = 30
 _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CLOSE", "SAME")
 
 
-def comparison_report(doc: Document, *, show_all: bool = False, width: int | None = None) -> str:
+def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width: int | None = None) -> str:
     """`width`: cells of the terminal that tables are to fit; None where none reads it."""
     lines = [*_together(doc), headline(doc, width), words.counts(doc["counts"])]
     lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
@@ -50,7 +51,7 @@ def comparison_report(doc: Document, *, show_all: bool = False, width: int | Non
     return "\n".join(lines)
 
 
-def _together(doc: Document) -> list[str]:
+def _together(doc: ComparisonDocument) -> list[str]:
     """Of three runs, what each pair of them came to, the worst first: the first pair alone is no answer."""
     if not doc["others"]:
         return []
@@ -60,18 +61,17 @@ def _together(doc: Document) -> list[str]:
     return [*said, ""]
 
 
-def _word_of(doc: Document) -> str:
+def _word_of(doc: ComparisonDocument) -> str:
     return words.comparison_answer(doc).word
 
 
-def _badness(row: dict[str, Any]) -> tuple[int, float]:
+def _badness(row: PairEntry) -> tuple[int, float]:
     """Sorts the worst first; within a verdict by relative L2, what is equally bad as it was computed."""
-    rel = (row["metrics"] or {}).get("rel_l2")
-    size = float(rel) if isinstance(rel, (int, float, str)) else 0.0
+    size = float(row["metrics"]["rel_l2"]) if row["metrics"] else 0.0
     return _WORST.index(word(row)), -size if size == size else -float("inf")
 
 
-def headline(doc: Document, width: int | None = None) -> str:
+def headline(doc: ComparisonDocument, width: int | None = None) -> str:
     """The answer in a few lines: where the two first part, both values, the origin, and why."""
     if doc["first_divergence"]:
         return divergence(doc["first_divergence"], width)
@@ -79,7 +79,7 @@ def headline(doc: Document, width: int | None = None) -> str:
     if apart:
         more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
         return f"DIFF  only masks differ, nothing that was computed: {', '.join(apart[:3])}{more}"
-    difference = doc.get("first_difference")
+    difference = doc["first_difference"]
     if difference and difference["verdict"] != "SAME":
         lone = doc["counts"]["MISSING"] + doc["counts"]["skipped"]
         rest = f"; {lone} not compared" if lone else ""
@@ -88,16 +88,16 @@ def headline(doc: Document, width: int | None = None) -> str:
     return words.comparison_answer(doc).sentence
 
 
-def divergence(first: dict[str, Any], width: int | None = None) -> str:
+def divergence(first: DivergenceEntry, width: int | None = None) -> str:
     """A first divergence in a few lines."""
     return "\n".join(_first(first, f"{first['verdict']}  first diverging tensor: {first['name']}", width))
 
 
-def _first(first: dict[str, Any], beginning: str, width: int | None) -> list[str]:
+def _first(first: DivergenceEntry, beginning: str, width: int | None) -> list[str]:
     scope = words.scope(first["a_key"] or first["b_key"])
     index = first["index"]
     place = words.place(index)
-    if index.get("sample_b") is not None:
+    if index["sample_b"] is not None:
         place += f" (sample {index['sample_b']} of b)"
     lines = [beginning, f"  at      {' · '.join(part for part in (scope, place) if part)}"]
     other = words.scope(first["b_key"])
@@ -110,17 +110,17 @@ def _first(first: dict[str, Any], beginning: str, width: int | None) -> list[str
     if first["origin"]:
         lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
     lines.append(f"  why     {first['why']}")
-    if first.get("note"):
+    if first["note"]:
         lines.append(f"  note    {first['note']}")
     return lines + _around(first, width)
 
 
-def _around(first: dict[str, Any], width: int | None) -> list[str]:
+def _around(first: DivergenceEntry, width: int | None) -> list[str]:
     """The values beside the element, a column per token, itself in brackets; the furthest give way to the width."""
-    beside = first.get("around")
+    beside = first["around"]
     if not beside or len(beside["positions"]) < 2:
         return []
-    at = first["index"]["position"] if beside["by_token"] else (first["index"]["raw_a"] or [None])[-1]
+    at = first["index"]["position"] if beside["by_token"] else (first["index"]["raw_a"] or [0])[-1]
     positions = beside["positions"]
     nearest = sorted(
         range(len(positions)), key=lambda place: abs(positions[place] - (positions[0] if at is None else at))
@@ -132,7 +132,7 @@ def _around(first: dict[str, Any], width: int | None) -> list[str]:
     return ["  around", *lines]
 
 
-def _beside(beside: dict[str, Any], places: list[int], at: int | None) -> list[str]:
+def _beside(beside: AroundEntry, places: list[int], at: int | None) -> list[str]:
     def some(values: list[Any]) -> list[Any]:
         return [values[place] for place in places]
 
@@ -142,11 +142,12 @@ def _beside(beside: dict[str, Any], places: list[int], at: int | None) -> list[s
         table.append(["token", *(words.middle(repr(text or "")[1:-1], 10) for text in some(beside["texts"]))])
     elif beside["token_ids"]:
         table.append(["token", *("" if token is None else str(token) for token in some(beside["token_ids"]))])
-    table += [[which, *(words.number(value) for value in some(beside[which]))] for which in ("a", "b")]
+    for which, values in (("a", beside["a"]), ("b", beside["b"])):
+        table.append([which, *(words.number(value) for value in some(values))])
     return [f"    {line}" for line in columns(table, right=frozenset(range(1, len(marked) + 1)))]
 
 
-def explanation(doc: Document, name: str) -> str:
+def explanation(doc: ComparisonDocument, name: str) -> str:
     """One tensor's sentence and both values.
 
     Raises:
@@ -173,7 +174,7 @@ def _near(name: str, known: list[str]) -> list[str]:
     return (holding or difflib.get_close_matches(name, known, 8, 0.5) or known)[:8]
 
 
-def _explained(row: dict[str, Any]) -> str:
+def _explained(row: PairEntry) -> str:
     lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {held_at(row)}"]
     if row["a"] is not None or row["b"] is not None:
         place = words.place(row["index"])
@@ -183,7 +184,8 @@ def _explained(row: dict[str, Any]) -> str:
         lines.append(f"  values  a = {a}   b = {b}   {place}".rstrip())
     lines.append(f"  why     {row['reason']}")
     if asked := row.get("rules"):
-        decided = (row.get("rule") or {}).get("id")
+        rule = row.get("rule")
+        decided = rule and rule["id"]
         table = [
             [f"  {'asked' if not number else ''}", one["id"], words.number(one["value"]), "up to",
              "off" if one["limit"] is None else words.number(one["limit"]), "decided" * (one["id"] == decided)]
@@ -192,28 +194,27 @@ def _explained(row: dict[str, Any]) -> str:
         lines += columns(table)
     for label, metrics in (("", row["metrics"]), ("  unmasked, padding included:", row["unmasked"])):
         if metrics and metrics["mismatched"]:
+            figures: Mapping[str, object] = metrics
             named = ("mismatched", "compared", "max_abs", "max_rel", "rel_l2", "gain")
-            lines.append(label + "  " + "  ".join(f"{name} {words.number(metrics[name])}" for name in named))
+            lines.append(label + "  " + "  ".join(f"{name} {words.number(figures[name])}" for name in named))
     if row["note"]:
         lines.append(f"  note    {row['note']}")
     return "\n".join(lines)
 
 
-def _coverage(coverage: dict[str, int]) -> str:
+def _coverage(coverage: CoverageEntry) -> str:
     parts = [
         f"compared {coverage['tensors_compared']:,} tensors, {coverage['elements_compared']:,} elements "
         f"in {coverage['records_paired']} paired micro-batches and steps"
     ]
-    for label, what in (
-        ("tensors_by_digest", "tensors by digest alone: whether equal, not how far apart"),
-        ("records_only_in_a", "only in a"),
-        ("records_only_in_b", "only in b"),
-        ("samples_on_one_side", "samples on one side alone"),
-        ("numbers_absent", "ranks and micro-batches asked for that neither has"),
-        ("records_unreadable", "records unreadable"),
-        ("tensors_skipped", "tensors skipped"),
-        ("bookkeeping_fields_not_compared", "bookkeeping fields not compared"),
-    ):
-        if coverage.get(label):
-            parts.append(f"{coverage[label]} {what}")
-    return "; ".join(parts)
+    rest = (
+        (coverage["tensors_by_digest"], "tensors by digest alone: whether equal, not how far apart"),
+        (coverage["records_only_in_a"], "only in a"),
+        (coverage["records_only_in_b"], "only in b"),
+        (coverage["samples_on_one_side"], "samples on one side alone"),
+        (coverage.get("numbers_absent", 0), "ranks and micro-batches asked for that neither has"),
+        (coverage["records_unreadable"], "records unreadable"),
+        (coverage["tensors_skipped"], "tensors skipped"),
+        (coverage["bookkeeping_fields_not_compared"], "bookkeeping fields not compared"),
+    )
+    return "; ".join([*parts, *(f"{count} {what}" for count, what in rest if count)])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
-from replay_core.jobs import Document
+from replay_core.documents.diagnosis import DiagnosisDocument, FindingEntry
 from tui_debugger import format as words
 from tui_debugger.reports.trends import trends_lines
 
@@ -14,7 +13,7 @@ WIDTH = 100
 PIECES = 6
 
 
-def diagnosis_report(doc: Document, *, show_all: bool = False) -> str:
+def diagnosis_report(doc: DiagnosisDocument, *, show_all: bool = False) -> str:
     causes = [finding for finding in doc["findings"] if finding["echo_of"] is None]
     downstream = [finding for finding in doc["findings"] if finding["echo_of"] is not None]
     lines = [headline(doc), f"{words.safe(doc['path'])}  ({doc['dialect']})"]
@@ -32,7 +31,7 @@ def diagnosis_report(doc: Document, *, show_all: bool = False) -> str:
     return "\n".join(lines)
 
 
-def headline(doc: Document) -> str:
+def headline(doc: DiagnosisDocument) -> str:
     """The answer in one line."""
     counts = doc["counts"]
     if not doc["checked"]:
@@ -41,11 +40,12 @@ def headline(doc: Document) -> str:
     if first is None or first["severity"] == "info":
         said = f"; {counts['info']} worth knowing" if counts["info"] else ""
         return f"no warning and no error in {len(doc['checked'])} rules{said}"
-    parts = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
+    loud = (("error", counts["error"]), ("warning", counts["warning"]))
+    parts = [f"{count} {level}{'s' * (count > 1)}" for level, count in loud if count]
     return f"{' and '.join(parts)}; first {first['id']}: {first['claim']}"
 
 
-def _finding(finding: dict[str, Any]) -> list[str]:
+def _finding(finding: FindingEntry) -> list[str]:
     steps = _steps(finding["steps"])
     lines = _wrapped(f"{finding['severity'].upper():<8}{finding['id']}  {finding['claim']}" + steps, "              ")
     for evidence in finding["evidence"][:PIECES]:
@@ -76,7 +76,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
     )
 
 
-def _skipped(doc: Document, *, show_all: bool) -> list[str]:
+def _skipped(doc: DiagnosisDocument, *, show_all: bool) -> list[str]:
     if not doc["skipped"]:
         return []
     if show_all:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from replay_core.jobs import Document
+from replay_core.documents.parity import BandEntry, BatchEntry, MeasuresEntry, ParityDocument, RandomSource, WorstValue
+from replay_core.documents.parts import Number
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
 
+Figure = Literal[
+    "pearson", "spearman", "nearly_identical", "max_abs", "mean_abs", "max_rel", "mean_rel", "slope", "offset",
+    "residual_rms", "std_ratio",
+]  # fmt: skip
+
 #: Rows of the table: name in the document, how it is called, digits.
-_MEASURES = (
+_MEASURES: tuple[tuple[Figure, str, int], ...] = (
     ("pearson", "Pearson", 6),
     ("spearman", "Spearman", 6),
     ("nearly_identical", "nearly identical %", 4),
@@ -25,7 +31,7 @@ _MEASURES = (
 _WORST = 5
 
 
-def parity_report(doc: Document) -> str:
+def parity_report(doc: ParityDocument) -> str:
     a, b = doc["a"], doc["b"]
     lines = [
         *_answer(doc),
@@ -44,7 +50,7 @@ def parity_report(doc: Document) -> str:
     return "\n".join(lines)
 
 
-def _answer(doc: Document) -> list[str]:
+def _answer(doc: ParityDocument) -> list[str]:
     cause = doc["cause"] or "not finite"
     word = "AGREES" if doc["agrees"] else "DISAGREES"
     lines = [f"{word}  cause: {cause}  (batch {doc['about']})", f"  {doc['why']}"]
@@ -61,7 +67,7 @@ def _answer(doc: Document) -> list[str]:
     return lines
 
 
-def _batch(batch: dict[str, Any], doc: Document) -> list[str]:
+def _batch(batch: BatchEntry, doc: ParityDocument) -> list[str]:
     shape = " x ".join(map(str, batch["shape"]))
     causes = ", ".join(str(one["kind"]) for one in batch["causes"])
     lines = [f"{batch['name']}  values {shape}  {batch['counted']} tokens count  cause: {causes}"]
@@ -78,9 +84,9 @@ def _batch(batch: dict[str, Any], doc: Document) -> list[str]:
     return lines
 
 
-def _columns(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+def _columns(batch: BatchEntry) -> list[tuple[str, MeasuresEntry | None]]:
     evaluated = batch["eval"]
-    found = [("response" if batch["counted"] == "response" else batch["counted"], evaluated["masked"])]
+    found: list[tuple[str, MeasuresEntry | None]] = [(batch["counted"], evaluated["masked"])]
     if batch["counted"] == "response":
         found.append(("valid", evaluated["valid"]))
     found.append(("unmasked", evaluated["unmasked"]))
@@ -89,37 +95,40 @@ def _columns(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
     return found
 
 
-def _table(batch: dict[str, Any], threshold: float) -> list[str]:
+def _table(batch: BatchEntry, threshold: Number) -> list[str]:
     shown = [(name, region) for name, region in _columns(batch) if region is not None]
     rows = [["measure", *(name for name, _ in shown)], ["tokens", *(str(region["n"]) for _, region in shown)]]
     for key, label, digits in _MEASURES:
         label = f"{label} (< {threshold:g})" if key == "nearly_identical" else label
         rows.append([label, *(_number(region[key], digits) for _, region in shown)])
-    rows += [[f"range {side.upper()}", *(_range(region[f"range_{side}"]) for _, region in shown)] for side in "ab"]
+    rows.append(["range A", *(_range(region["range_a"]) for _, region in shown)])
+    rows.append(["range B", *(_range(region["range_b"]) for _, region in shown)])
     return _indented(columns(rows))
 
 
-def _steps(batch: dict[str, Any]) -> list[str]:
-    names = (("drift_a", "A moved", 3), ("drift_b", "B moved", 3), ("loss_a", "loss A", 5), ("loss_b", "loss B", 5))
-    measures = (("pearson", "Pearson", 6), ("max_abs", "max |d|", 3), ("mean_signed", "mean d", 3))
-    rows = [["step", *(label for _, label, _ in (*measures, *names))]]
+def _steps(batch: BatchEntry) -> list[str]:
+    rows = [["step", "Pearson", "max |d|", "mean d", "A moved", "B moved", "loss A", "loss B"]]
     for step in batch["steps"]:
-        figures = [_number(step["masked"][key], digits) for key, _, digits in measures]
-        rows.append([str(step["step"]), *figures, *(_number(step[key], digits) for key, _, digits in names)])
+        counted = step["masked"]
+        figures = (
+            (counted["pearson"], 6), (counted["max_abs"], 3), (counted["mean_signed"], 3), (step["drift_a"], 3),
+            (step["drift_b"], 3), (step["loss_a"], 5), (step["loss_b"], 5),
+        )  # fmt: skip
+        rows.append([str(step["step"]), *(_number(figure, digits) for figure, digits in figures)])
     return columns(rows)
 
 
-def _worst(worst: list[dict[str, Any]]) -> list[str]:
+def _worst(worst: list[WorstValue]) -> list[str]:
     rows = [["row", "position", "A", "B", "d", "token", "text"]]
     for one in worst:
         text = "" if one["text"] is None else words.safe(repr(one["text"]))
         token = "" if one["token"] is None else str(one["token"])
-        figures = [_number(one[key], digits) for key, digits in (("a", 5), ("b", 5), ("d", 3))]
+        figures = [_number(one["a"], 5), _number(one["b"], 5), _number(one["d"], 3)]
         rows.append([str(one["row"]), str(one["position"]), *figures, token, text])
     return columns(rows)
 
 
-def _bands(bands: list[dict[str, Any]]) -> list[str]:
+def _bands(bands: list[BandEntry]) -> list[str]:
     rows = [["data", "measure", "band", "counted", "all", "note"]]
     rows += [
         [
@@ -131,7 +140,7 @@ def _bands(bands: list[dict[str, Any]]) -> list[str]:
     return columns(rows)
 
 
-def _randomness(rows: list[dict[str, Any]]) -> list[str]:
+def _randomness(rows: list[RandomSource]) -> list[str]:
     table = [["source", "variable", "A", "B", "equal"]]
     for one in rows:
         equal = {True: "yes", False: "NO", None: "not known"}[one["equal"]]

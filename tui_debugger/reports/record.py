@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from replay_core.jobs import Document
+from replay_core.documents.parts import KeyEntry
+from replay_core.documents.record import FieldEntry, RecordDocument
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
 
 
-def record_report(doc: Document) -> str:
+def record_report(doc: RecordDocument) -> str:
     lines = [f"{key_words(doc['key'])}  {words.safe(doc['path'])}", ""]
     rows = [["field", "is", "dtype", "shape", "tokens", "min", "max", "mean", "nan", "value"]]
     for field in doc["fields"]:
-        stats = field["stats"] or {}
+        stats: Mapping[str, Any] = field["stats"] or {}
         is_called = field["canonical"] if field["canonical"] != field["name"] else ""
         value = field["problem"] or ("" if field["value"] is None else short(field["value"]))
-        if not value and field.get("sentinel"):
+        if not value and field["sentinel"]:
             value = f"none is {field['sentinel']}"
         rows.append(
             [
@@ -30,21 +32,18 @@ def record_report(doc: Document) -> str:
             ]
         )
     lines += columns(rows, right=frozenset({5, 6, 7, 8}))
-    problems = [
-        f"problem: {words.safe(problem['what'])}\n  {words.safe(problem['where'])}"
-        for problem in doc.get("problems") or []
-    ]
+    problems = [f"problem: {words.safe(one['what'])}\n  {words.safe(one['where'])}" for one in doc["problems"]]
     return "\n".join([*lines, *([""] if problems else []), *problems])
 
 
-def _shape(field: dict[str, Any]) -> str:
+def _shape(field: FieldEntry) -> str:
     rows = field["rows"]
     if rows is None:
         return words.shape(field["shape"])
     return f"{words.shape(field['shape'])} in {len(rows)} rows"
 
 
-def key_words(key: dict[str, Any]) -> str:
+def key_words(key: KeyEntry) -> str:
     scope = words.scope(key)
     role = f"{key['role']} " if key["role"] not in (None, "actor") else ""
     return f"{scope} {role}{key['stage']}".strip()

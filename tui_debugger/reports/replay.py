@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from replay_core.jobs import Document
+from replay_core.documents.comparison import SegmentEntry
+from replay_core.documents.replay import CellEntry, RankingEntry, RepeatEntry, ReplayDocument
 from replay_core.replay.flags import telling
 from tui_debugger import format as words
 from tui_debugger.cells import dump_beside, recording_parts, sentence
@@ -15,28 +17,26 @@ from tui_debugger.reports.comparison import divergence
 SEGMENTS = 16
 
 
-def replay_report(doc: Document) -> str:
+def replay_report(doc: ReplayDocument) -> str:
     plan = doc["plan"]
-    several = doc.get("matrix") is not None
+    several = doc["matrix"] is not None
     lines = [*_answer(doc), "", f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}", ""]
     lines += matrix_table(doc) if several else _cells(doc)
-    if doc.get("ranking"):
+    if doc["ranking"]:
         lines += ["", *_ranking(doc["ranking"])]
-    if doc.get("recording") and doc["recording"]["nearest_cell"] is not None:
-        lines += ["", *_recording(doc)]
+    lines += _recording(doc)
     for number, cell in enumerate(doc["cells"]):
         if cell["segments"] and (not several or cell["agreement"]["agrees"] is False):
             lines += ["", f"cell {number} against each row alone, sample by sample", *_segments(cell["segments"])]
         if cell["error"]:
             lines += ["", f"cell {number}: {cell['error']['message']}"]
-            parts = ("file", "expected", "found", "hint")
-            lines += [f"  {name}: {cell['error'][name]}" for name in parts if cell["error"].get(name)]
-            lines += [f"  log: {cell['log']}"] if cell.get("log") else []
+            said: Mapping[str, object] = cell["error"]
+            lines += [f"  {name}: {said[name]}" for name in ("file", "expected", "found", "hint") if said[name]]
+            lines += [f"  log: {cell['log']}"] if cell["log"] else []
         if by_digest := sentence(cell):
             lines += ["", f"cell {number}: {by_digest}"]
-        if cell.get("loss"):
-            lines += ["", *_loss(number, cell)]
-    if doc.get("determinism"):
+        lines += _loss(number, cell)
+    if doc["determinism"]:
         lines += ["", _determinism(doc["determinism"])]
     if doc["notes"]:
         lines += ["", *(f"note: {note}" for note in doc["notes"])]
@@ -51,22 +51,22 @@ def replay_report(doc: Document) -> str:
     return "\n".join(lines)
 
 
-def _cells(doc: Document) -> list[str]:
+def _cells(doc: ReplayDocument) -> list[str]:
     rows = [["cell", "setting", "outcome", "agrees", "time", "peak", "attention that ran"]]
     rows += [_row(number, cell, doc["baseline"]) for number, cell in enumerate(doc["cells"])]
     return columns(rows)
 
 
-def _answer(doc: Document) -> list[str]:
+def _answer(doc: ReplayDocument) -> list[str]:
     """What the eye should meet first: who disagrees and where, else what was held to what."""
     lines = []
     others = [(number, cell) for number, cell in enumerate(doc["cells"]) if number != doc["baseline"]]
-    ran = [(number, cell) for number, cell in others if cell.get("part", "cell") in ("cell", "control")]
+    ran = [(number, cell) for number, cell in others if cell["part"] in ("cell", "control")]
     for number, cell in ran:
         name = words.flags(telling(cell["flags"]))
         if cell["agreement"]["agrees"] is False:
             lines.append(f"DISAGREES  cell {number} ({name}) with each row alone{_pattern(cell)}")
-            if cell.get("cause"):
+            if cell["cause"]:
                 lines.append(f"  {cell['cause']['kind']}: {cell['cause']['sentence']}")
             if cell["agreement"]["first_divergence"]:
                 lines.append(divergence(cell["agreement"]["first_divergence"]))
@@ -79,7 +79,7 @@ def _answer(doc: Document) -> list[str]:
     if agreeing and len(agreeing) == len(ran):
         segments = [row for cell in agreeing for row in cell["segments"] or []]
         worst = max((float(row["worst_token"]["rel_l2"]) for row in segments if row["worst_token"]), default=0.0)
-        logp = max(((row["valid"] or {}).get("logp_max") or 0.0 for row in segments), default=0.0)
+        logp = max((float(row["valid"]["logp_max"] or 0.0) for row in segments), default=0.0)
         plural = "s" if len(agreeing) > 1 else ""
         lines.append(
             f"AGREES  {len(agreeing)} cell{plural} with each row alone, in every sample: "
@@ -88,54 +88,64 @@ def _answer(doc: Document) -> list[str]:
     return lines
 
 
-def _smallest(doc: Document) -> list[str]:
+def _smallest(doc: ReplayDocument) -> list[str]:
     """The fewest toggles that break agreement, or that do not run."""
-    matrix = doc.get("matrix") or {}
+    matrix = doc["matrix"]
+    sets = () if matrix is None else ((matrix["breaking"], "breaks agreement"), (matrix["failing"], "does not run"))
     return [
         f"  smallest set that {what}: {words.flags(toggles) or 'none, the baseline settings already do'}"
-        for name, what in (("breaking", "breaks agreement"), ("failing", "does not run"))
-        for toggles in matrix.get(name, [])
+        for smallest, what in sets
+        for toggles in smallest
     ]
 
 
-def _ranking(ranking: dict[str, Any]) -> list[str]:
+def _ranking(ranking: RankingEntry) -> list[str]:
     rows = [["rank", "model", "mean |d|", "max |d|", "k3 (nats)"]]
     rows += [
-        [str(place), one["model"], *(words.number(one[name], 3) for name in ("mean_abs", "max_abs", "k3"))]
+        [
+            str(place),
+            one["model"],
+            *(words.number(figure, 3) for figure in (one["mean_abs"], one["max_abs"], one["k3"])),
+        ]
         for place, one in enumerate(ranking["models"], start=1)
     ]
     return [f"models by how well they explain {ranking['against']}: the first sampled these tokens", *columns(rows)]
 
 
-def _recording(doc: Document) -> list[str]:
+def _recording(doc: ReplayDocument) -> list[str]:
     recording = doc["recording"]
+    if recording is None or recording["nearest_cell"] is None:
+        return []
     cell = doc["cells"][recording["nearest_cell"]]
     name = words.flags(telling(cell["flags"]))
     distance = words.number(recording["mean_abs"], 3)
     return [
+        "",
         f"recorded {recording['judged_by']} against each cell",
         f"  nearest: cell {recording['nearest_cell']} ({name}), mean |d| {distance} nats",
     ]
 
 
-def _loss(number: int, cell: dict[str, Any]) -> list[str]:
+def _loss(number: int, cell: CellEntry) -> list[str]:
     loss = cell["loss"]
+    if loss is None:
+        return []
     each = ", ".join(f"micro {one['micro']} {words.number(one['loss'], 6)}" for one in loss["micros"][:SEGMENTS])
-    lines = [f"cell {number} {loss['stated']}", f"  {each}; gradient norm {words.number(loss['grad_norm'], 6)}"]
-    held = cell.get("recorded_training")
+    lines = ["", f"cell {number} {loss['stated']}", f"  {each}; gradient norm {words.number(loss['grad_norm'], 6)}"]
+    held = cell["recorded_training"]
     if held:
         lines.append(f"  recording: {held['sentence']}")
-    if cell.get("optimizer"):
-        step = cell["optimizer"]
+    step = cell["optimizer"]
+    if step:
         lines.append(f"cell {number} {step['stated']}")
         lines.append(f"  {step['parameters']} weights moved by {words.number(step['update_norm'], 6)} (L2)")
-        after = cell.get("recorded_params")
+        after = cell["recorded_params"]
         said = after["sentence"] if after else "nothing recorded of the weights after it"
         lines.append(f"  recorded weights after the step: {said}")
     return lines
 
 
-def _determinism(repeated: dict[str, Any]) -> str:
+def _determinism(repeated: RepeatEntry) -> str:
     if repeated["equal"] is None:
         return f"run twice: the second run did not finish: {repeated['why']}"
     if repeated["equal"]:
@@ -143,47 +153,49 @@ def _determinism(repeated: dict[str, Any]) -> str:
     return f"run twice: NOT equal, first at {repeated['first']}: {repeated['why']}"
 
 
-def matrix_table(doc: Document) -> list[str]:
+def matrix_table(doc: ReplayDocument) -> list[str]:
     """A column per toggle, what each cell cost, and whether its answer is right."""
-    axes = doc["matrix"]["axes"]
+    axes = doc["matrix"]["axes"] if doc["matrix"] else {}
     rows = [
         ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
     ]
     for number, cell in enumerate(doc["cells"]):
         rows.append([str(number), *_matrix_row(cell, axes, number == doc["baseline"])])
     lines = columns(rows)
-    if doc.get("is_warm"):
+    if doc["is_warm"]:
         lines.append("one warm child ran all cells: times and memory depend on their order")
     return lines
 
 
-def _matrix_row(cell: dict[str, Any], axes: dict[str, list[Any]], is_baseline: bool) -> list[str]:
+def _matrix_row(cell: CellEntry, axes: dict[str, list[Any]], is_baseline: bool) -> list[str]:
     if cell["part"] == "recording":
-        held = (cell.get("recorded") or [{}])[0]
+        held = next(iter(cell["recorded"]), None)
         truth = {True: "yes", False: "NO", None: "nothing recorded" if not held else "-"}[cell["agreement"]["agrees"]]
-        return ["the recording", *("" for _ in axes), "recorded", truth, "-", "-", "-", "-", held.get("field", "-")]
-    toggles = cell.get("toggles") or {}
+        field = held["field"] if held else "-"
+        return ["the recording", *("" for _ in axes), "recorded", truth, "-", "-", "-", "-", field]
+    toggles = cell["toggles"] or {}
     name = "each row alone" if is_baseline else words.flags(toggles) or "default"
-    if cell.get("forward"):
+    if cell["forward"]:
         name = cell["forward"]
     truth = "reference" if is_baseline else {True: "yes", False: "NO", None: "-"}[cell["agreement"]["agrees"]]
-    if cell.get("same_as") is not None:
+    if cell["same_as"] is not None:
         truth += f" (same kernels as {cell['same_as']})"
-    took, effective = cell["time"] or {}, cell["effective"] or {}
+    took, effective = cell["time"], cell["effective"] or {}
+    seconds = (took["load_s"], took["compile_s"], took["steady_s"]) if took else (None, None, None)
     return [
         name,
         *(words.setting(cell["flags"][axis]) for axis in axes),
         cell["outcome"],
         truth,
-        *(words.seconds(took.get(part)) for part in ("load_s", "compile_s", "steady_s")),
-        words.mib((cell["memory"] or {}).get("peak_mib")),
+        *map(words.seconds, seconds),
+        words.mib(cell["memory"] and cell["memory"]["peak_mib"]),
         words.middle(_operators(effective.get("attention")), 48),
     ]
 
 
-def _pattern(cell: dict[str, Any]) -> str:
+def _pattern(cell: CellEntry) -> str:
     """The signature of a leak, where the samples show it: the first exact, later ones off."""
-    segments, off = cell["segments"] or [], cell["agreement"].get("off") or []
+    segments, off = cell["segments"] or [], cell["agreement"]["off"]
     if off and 0 in off:
         return f": {len(off)} of {len(segments)} samples off"
     if off and len(segments) > 1:
@@ -192,7 +204,7 @@ def _pattern(cell: dict[str, Any]) -> str:
     return ""
 
 
-def _row(number: int, cell: dict[str, Any], baseline: int) -> list[str]:
+def _row(number: int, cell: CellEntry, baseline: int) -> list[str]:
     agrees = "reference" if number == baseline else {True: "yes", False: "NO", None: "-"}[cell["agreement"]["agrees"]]
     effective = cell["effective"] or {}
     return [
@@ -200,8 +212,8 @@ def _row(number: int, cell: dict[str, Any], baseline: int) -> list[str]:
         words.flags(telling(cell["flags"])),
         cell["outcome"],
         agrees,
-        words.seconds((cell["time"] or {}).get("steady_s")),
-        words.mib((cell["memory"] or {}).get("peak_mib")),
+        words.seconds(cell["time"] and cell["time"]["steady_s"]),
+        words.mib(cell["memory"] and cell["memory"]["peak_mib"]),
         words.middle(_operators(effective.get("attention")), 60),
     ]
 
@@ -212,16 +224,16 @@ def _operators(attention: Any) -> str:
     return ", ".join(attention) if isinstance(attention, list) else str(attention)
 
 
-def _segments(segments: list[dict[str, Any]]) -> list[str]:
+def _segments(segments: list[SegmentEntry]) -> list[str]:
     rows = [["sample", "tokens", "worst token", "at position", "logp max (valid)", "logp max (response)"]]
     rows += [
         [
             str(row["sample"]),
             str(row["tokens"]),
-            words.number((row["worst_token"] or {}).get("rel_l2"), 3),
-            str((row["worst_token"] or {}).get("position", "-")),
-            words.number((row["valid"] or {}).get("logp_max"), 3),
-            words.number((row["response"] or {}).get("logp_max"), 3),
+            words.number(row["worst_token"] and row["worst_token"]["rel_l2"], 3),
+            str(row["worst_token"]["position"] if row["worst_token"] else "-"),
+            words.number(row["valid"]["logp_max"], 3),
+            words.number(row["response"]["logp_max"], 3),
         ]
         for row in segments[:SEGMENTS]
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from replay_core.jobs import Document
+from replay_core.documents.run import RecordLine, RunDocument
 from tui_debugger.format import safe
 from tui_debugger.reports.columns import columns
 
 
-def run_report(doc: Document) -> str:
+def run_report(doc: RunDocument) -> str:
     steps = [step for step in doc["steps"] if step is not None]
     span = f"steps {steps[0]}..{steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "no step numbers"
     lines = [f"{safe(doc['path'])}  {doc['dialect']}  {span}  {len(doc['records'])} records  checked: {doc['checked']}"]
@@ -25,9 +25,10 @@ def run_report(doc: Document) -> str:
     return "\n".join(lines)
 
 
-def _row(record: Document, with_file: bool) -> list[str]:
+def _row(record: RecordLine, with_file: bool) -> list[str]:
     key, fields = record["key"], record["fields"]
-    parts = ["-" if key[name] is None else str(key[name]) for name in ("step", "rank", "micro", "role", "stage")]
+    said = (key["step"], key["rank"], key["micro"], key["role"], key["stage"])
+    parts = ["-" if part is None else str(part) for part in said]
     if with_file:
         parts.append(safe(record["path"].rpartition("/")[2]))
     if fields is None:

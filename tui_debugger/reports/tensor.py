@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay_core.jobs import Document
+from replay_core.documents.tensor import HistogramEntry, SliceEntry, TensorDocument
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.record import key_words, short
@@ -13,19 +13,20 @@ from tui_debugger.reports.record import key_words, short
 _BAR = 40
 
 
-def tensor_report(doc: Document) -> str:
+def tensor_report(doc: TensorDocument) -> str:
     side = doc["a"]
     lines = [f"{words.safe(side['name'])}  {side['dtype']} {words.shape(side['shape'])}  {key_words(side['key'])}"]
-    lines += [f"{name}: {side[name]}" for name in ("alignment", "pad", "sentinel") if side.get(name)]
-    if doc.get("detected"):
+    said = {"alignment": side["alignment"], "pad": side["pad"], "sentinel": side["sentinel"]}
+    lines += [f"{name}: {value}" for name, value in said.items() if value]
+    if doc["detected"]:
         lines.append(f"{doc['detected']['why']}, against {doc['detected']['against']}")
     if side["value"] is not None:
         return "\n".join([*lines, *_texts(side["value"])])
     if side["stats"]:
         lines.append("  ".join(f"{name} {words.number(value)}" for name, value in side["stats"].items()))
-    lines += _histogram(doc.get("histogram"))
-    lines += ["", *(_part(doc["part"]) if doc.get("part") else _window(doc))]
-    text = doc.get("text")
+    lines += _histogram(doc["histogram"])
+    lines += ["", *(_part(doc["part"]) if doc["part"] else _window(doc))]
+    text = doc["text"]
     if text:
         lines += ["", f"decoded with {text['tokenizer']}"]
         lines += [f"  {row}: {words.safe(sample)}" for row, sample in enumerate(text["samples"])]
@@ -38,7 +39,7 @@ def _texts(value: Any) -> list[str]:
     return [short(value, 2000)]
 
 
-def _histogram(histogram: dict[str, Any] | None) -> list[str]:
+def _histogram(histogram: HistogramEntry | None) -> list[str]:
     """Magnitudes by power of two, a bar each."""
     if not histogram or not histogram["bins"]:
         return []
@@ -51,17 +52,17 @@ def _histogram(histogram: dict[str, Any] | None) -> list[str]:
     return ["", *columns(rows, right=frozenset({0, 1}))]
 
 
-def _window(doc: Document) -> list[str]:
-    window = doc["window"]
-    pieces = (doc.get("text") or {}).get("pieces") or [""] * len(window["a"])
+def _window(doc: TensorDocument) -> list[str]:
+    values = doc["window"]["a"] or []
+    pieces = doc["text"]["pieces"] if doc["text"] else [""] * len(values)
     rows = [
         [str(index), words.exact(value), piece]
-        for index, value, piece in zip(window["index"], window["a"], pieces, strict=True)
+        for index, value, piece in zip(doc["window"]["index"], values, pieces, strict=True)
     ]
     return columns(rows, right=frozenset({1}))
 
 
-def _part(part: dict[str, Any]) -> list[str]:
+def _part(part: SliceEntry) -> list[str]:
     """The values asked for, a line per row of the last axis."""
     width = part["shape"][-1] if part["shape"] else 1
     values = [words.exact(value) for value in part["values"]]

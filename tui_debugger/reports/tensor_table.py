@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from replay_core.documents.comparison import MetricsEntry, PairEntry
+from replay_core.documents.parts import KeyEntry, Number
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
 
@@ -17,7 +17,7 @@ _SHORTEST_WHY = 16
 _LEAST = 12
 
 
-def tensor_table(rows: list[dict[str, Any]], width: int | None = None) -> list[str]:
+def tensor_table(rows: list[PairEntry], width: int | None = None) -> list[str]:
     """A line per row of the document, after one of titles; `width`: cells that there are, None for as many as it takes.
 
     What is cut or left out is said behind the table.
@@ -93,43 +93,47 @@ class _Table:
         return said
 
 
-def word(row: dict[str, Any]) -> str:
+def word(row: PairEntry) -> str:
     """DIFF, or `CLOSE?` where it is only just that."""
     return str(row["verdict"]) + ("?" if row["suspect"] else "")
 
 
-def held_at(row: dict[str, Any]) -> str:
+def held_at(row: PairEntry) -> str:
     """Where both sides hold it: step, rank, micro-batch, role and stage."""
     key, other = row["a_key"] or row["b_key"], row["b_key"] or row["a_key"]
+    assert key is not None
+    assert other is not None
     role = "" if key["role"] in (None, "actor") else f"{key['role']}/"
     place = f"{words.scope(key)} {role}{key['stage']}".strip()
-    same = all(key[part] == other[part] for part in ("step", "rank", "micro"))
+    same = _micro_batch(key) == _micro_batch(other)
     return place if same else f"{place} → {words.scope(other)}"
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    metrics = row["metrics"] or {}
+def _micro_batch(key: KeyEntry) -> tuple[int | None, ...]:
+    return key["step"], key["rank"], key["micro"]
+
+
+def _cells(row: PairEntry) -> list[str]:
+    metrics = row["metrics"]
     return [
         word(row),
         words.middle(row["name"], _LONGEST_NAME),
         held_at(row),
         words.pair(row["dtype"], words.short_dtype),
         words.pair(row["shape"], words.shape),
-        _size(metrics, "max_abs"),
-        _size(metrics, "rel_l2"),
+        "" if metrics is None else _size(metrics, metrics["max_abs"]),
+        "" if metrics is None else _size(metrics, metrics["rel_l2"]),
         _why(row),
     ]
 
 
-def _size(metrics: dict[str, Any], name: str) -> str:
+def _size(metrics: MetricsEntry, figure: Number) -> str:
     """A figure; none where elements differ and no finite number says by how much: NaN, texts, ids beyond 2**53."""
-    if not metrics:
-        return ""
-    return words.NONE if metrics["mismatched"] and not metrics[name] else words.number(metrics[name])
+    return words.NONE if metrics["mismatched"] and not figure else words.number(figure)
 
 
-def _why(row: dict[str, Any]) -> str:
+def _why(row: PairEntry) -> str:
     """The sentence, where the figures beside it do not say it."""
     if row["verdict"] == "PADDING":
-        return str(row["note"] or row["reason"])
-    return str(row["reason"]) if row["verdict"] in ("MISSING", "SHAPE", "skipped") else ""
+        return row["note"] or row["reason"]
+    return row["reason"] if row["verdict"] in ("MISSING", "SHAPE", "skipped") else ""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
 from tui_debugger import format as words
 from tui_debugger.trend_rows import SHOWN
 
@@ -14,10 +13,10 @@ ROWS = 8
 _NAME = 28
 
 
-def trends_lines(series: list[dict[str, Any]], *, show_all: bool = False) -> list[str]:
+def trends_lines(series: list[SeriesEntry], *, show_all: bool = False) -> list[str]:
     """Lines of the report, none where nothing has a trend."""
     long = [one for one in series if len(one["values"]) >= POINTS]
-    first: dict[tuple[str, str], dict[str, Any]] = {}
+    first: dict[tuple[str, str], SeriesEntry] = {}
     for one in long:
         if one["signal"] in SHOWN:
             first.setdefault((one["run"], one["signal"]), one)
@@ -32,7 +31,7 @@ def trends_lines(series: list[dict[str, Any]], *, show_all: bool = False) -> lis
     return lines
 
 
-def _line(one: dict[str, Any]) -> str:
+def _line(one: SeriesEntry) -> str:
     values, steps = one["values"], one["steps"]
     marks = [steps[position] for position in one["marks"]]
     text = (
@@ -43,7 +42,7 @@ def _line(one: dict[str, Any]) -> str:
     return text
 
 
-def _expected(row: dict[str, Any]) -> str:
+def _expected(row: ExpectedRow) -> str:
     low, high = row["expected"]
     wanted = "-" if high is None else f"{words.number(low)} to {words.number(high)} {row['unit']}"
     text = f"  {row['what']}: {wanted} / {words.number(row['seen']['median'])} {row['unit']}".rstrip()

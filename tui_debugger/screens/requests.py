@@ -97,7 +97,7 @@ class Requests:
 
     def do_step(self) -> None:
         state = self._state
-        steps = (state.a or {}).get("steps") or []
+        steps = state.a["steps"] if state.a else []
         if not steps:
             self._stage.say("the run has no steps" if state.a else f"{NO_DUMP}: o opens one")
             return
@@ -113,8 +113,8 @@ class Requests:
     def go_to_step(self, step: int) -> bool:
         """Compare a step of a pair, or show the first record of a run's; False where there is none."""
         state = self._state
-        records = (state.a or {}).get("records") or []
-        index = next((i for i, record in enumerate(records) if record["key"].get("step") == step), None)
+        records = state.a["records"] if state.a else []
+        index = next((i for i, record in enumerate(records) if record["key"]["step"] == step), None)
         if index is None:
             return False
         if state.b is not None:

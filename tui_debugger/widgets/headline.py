@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events
 
+from replay_core.documents.comparison import ComparisonDocument
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags, settings_asked
 from tui_debugger import format as fmt
@@ -62,7 +63,8 @@ class TitleLine(Fixed):
         if state.tolerance.is_table:
             shown = None if state.shows_record else state.comparison
             # An older document does not say what it was judged by.
-            has = shown is not None and (shown is not state.saved or "tolerance" in shown)
+            saved: object = state.saved
+            has = shown is not None and (shown is not saved or "tolerance" in shown)
             return " · judged by the table" if has else ""
         return f" · JUDGED BY {state.tolerance}"
 
@@ -82,11 +84,11 @@ class TitleLine(Fixed):
         return [("A", f"{state.a_path}{others}")] if state.a_path else []
 
 
-def _settings(comparison: dict[str, Any]) -> tuple[str, str] | None:
+def _settings(comparison: ComparisonDocument) -> tuple[str, str] | None:
     """What tells the two sides of a replay apart: `rows alone`, `packed, no block mask`."""
     labels = []
-    for side in ("a", "b"):
-        asked = settings_asked((comparison.get(side) or {}).get("flags"))
+    for side in (comparison["a"], comparison["b"]):
+        asked = settings_asked(side["flags"])
         if not asked:
             return None
         try:

@@ -6,11 +6,11 @@ Pure: figures in, verdict out, nothing is read. The sentence speaks like torch.t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, RuleAnswer, answers, mismatched
 from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
+from replay_core.documents.comparison import RuleEntry
 from replay_core.measure.pair import PairFigures
 
 
@@ -32,7 +32,7 @@ def judge(
     return replace(found, reason=f"{found.reason}; {reason}") if reason else found
 
 
-def asked(counted: PairFigures, context: Context, tolerances: Tolerances = DEFAULT) -> list[dict[str, Any]]:
+def asked(counted: PairFigures, context: Context, tolerances: Tolerances = DEFAULT) -> list[RuleEntry]:
     """Every rule that was asked of a pair: id, value, limit (null: switched off). Apart from massive channels, too."""
     held = tolerances.of(context)
     if not counted.mismatched:

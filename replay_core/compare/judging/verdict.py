@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from replay_core import naming
 from replay_core.compare.judging import limits
+from replay_core.documents.comparison import RuleEntry
+from replay_core.documents.parts import VerdictWord
 from replay_core.dtypes import coarsest
 from replay_core.naming import Meaning
 
@@ -19,6 +20,8 @@ SCALAR_KINDS = frozenset({"loss", "metric", "value", "gradient"})
 
 class Verdict(str, Enum):
     """What a pair is called, everywhere."""
+
+    _value_: VerdictWord
 
     SAME = "SAME"
     CLOSE = "CLOSE"
@@ -41,7 +44,7 @@ class Decision:
     value: float
     limit: float
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> RuleEntry:
         return {"id": self.id, "value": self.value, "limit": self.limit}
 
 

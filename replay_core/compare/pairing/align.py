@@ -87,30 +87,37 @@ def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
     """A one-sided tensor that only says how its side lays the same tokens out, or says them again: none is missing."""
     if (pair.a is not None and pair.b is not None) or not _same_tokens(facing):
         return False
-    if pair.name in (*_LAYOUT_NAMES, "sample_lengths"):
+    if pair.name in (*_LAYOUT_NAMES, "sample_lengths", "prompt_mask"):
         return True
     if naming.is_module_tensor(pair.name):
         return naming.meaning(pair.name).kind == "mask"
     side = facing.a if pair.a is not None else facing.b
-    return _restates(pair.one[1], side)
+    return _restates(pair.one[1], side.batch(pair.one[1]), facing)
 
 
-def _restates(ref: TensorRef, side: Side) -> bool:
-    """Whether prompt and response ids, or positions, hold nothing but what `input_ids` and its layout say."""
+def _restates(ref: TensorRef, batch: Batch | None, facing: Facing) -> bool:
+    """Whether ids or positions hold nothing but what the batch and its layout say, and the other side's ids as well."""
     name = ref.canonical or ref.name
-    batch = side.batch(ref)
-    if name not in ("prompt_ids", "response_ids", "position_ids") or batch is None or batch.contents is None:
+    if name not in ("input_ids", "prompt_ids", "response_ids", "position_ids") or batch is None:
         return False
-    placed = batch.place(ref) if batch.ids is not None and not ref.is_text and ref.is_readable else None
-    if placed is None or not placed.by_token or placed.axes < len(ref.shape):
+    placed = batch.place(ref) if not ref.is_text and ref.is_readable else None
+    if batch.tokens_N is None or placed is None or not placed.by_token or placed.axes < len(ref.shape):
         return False
     said = pages.array(ref).reshape(-1)[placed.rows]
-    positions, samples = positions_of(placed.tokens), samples_of(placed.tokens)
+    if batch.ids in (None, ref) and not _same_ids(batch, facing):
+        return False
     if name == "position_ids":
-        return bool(np.array_equal(said, positions))
-    starts = np.concatenate(([0], np.cumsum([row.size for row in batch.contents])))
-    tokens = np.concatenate(batch.contents)
-    return bool(np.array_equal(said, tokens[starts[samples] + positions]))
+        return bool(np.array_equal(said, positions_of(placed.tokens)))
+    return bool(np.array_equal(said, batch.tokens_N[batch.flat(placed.tokens)]))
+
+
+def _same_ids(batch: Batch, facing: Facing) -> bool:
+    """Whether the batch is one of the two that face each other, and their samples hold the same ids."""
+    a, b = facing.a.main, facing.b.main
+    if batch not in (a, b) or a is None or b is None or a.digests is None or b.digests is None:
+        return False
+    to_a = facing.pairing(a, b).to_a
+    return all(at < 0 or a.digests[at] == mine for at, mine in zip(to_a, b.digests, strict=True))
 
 
 def lays_out(name: str, facing: Facing) -> bool:

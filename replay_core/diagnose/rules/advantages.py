@@ -8,11 +8,12 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
-from replay_core.diagnose.finding import Finding, Severity
+from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
+from replay_core.documents.diagnosis import Severity
 from replay_core.objectives import advantages
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.

@@ -15,6 +15,7 @@ import torch
 
 from replay_core import workbench
 from replay_core.documents.reopening import SCHEMA_PATH
+from replay_core.documents.replay import CellRun
 from replay_core.errors import RldbgError
 from replay_core.records import Selection
 from tests import golden
@@ -228,6 +229,17 @@ def test_a_replay_whose_cell_cannot_run_is_a_document(replayed: dict[str, Any]):
     }  # fmt: skip
     failed["cells"][-1].pop("threads")
     validate(failed)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "tests/tui_debugger/documents").glob("*.json")), ids=lambda file: file.stem
+)
+def test_the_documents_that_the_screen_is_tested_with_are_documents(file: Path):
+    document = json.loads(file.read_text(encoding="utf-8"))
+    if "kind" in document:
+        validate(document)
+    else:  # what the child of one cell answers
+        assert set(document) - {"threads", "hashes"} == set(CellRun.__annotations__)
 
 
 @pytest.mark.parametrize(

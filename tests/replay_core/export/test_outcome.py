@@ -10,7 +10,7 @@ from replay_core.export.outcome import exit_code
 
 def comparison(unreadable: int = 0, **counts: int) -> dict[str, Any]:
     every = dict.fromkeys(("SAME", "CLOSE", "DIFF", "NAN", "SHAPE", "MISSING", "PADDING", "skipped"), 0) | counts
-    return {"kind": "comparison", "counts": every, "coverage": {"records_unreadable": unreadable}}
+    return {"kind": "comparison", "counts": every, "coverage": {"records_unreadable": unreadable}, "others": []}
 
 
 @pytest.mark.parametrize("word", ["SAME", "CLOSE", "PADDING"])
@@ -37,6 +37,8 @@ def cell(outcome: str = "ran", agrees: bool | None = True, asked: bool = True) -
         "outcome": outcome,
         "asked": asked,
         "agreement": {"agrees": agrees, "first_divergence": None, "counts": None},
+        "recorded": [],
+        "recorded_training": None,
     }
 
 
@@ -52,7 +54,7 @@ def cell(outcome: str = "ran", agrees: bool | None = True, asked: bool = True) -
     ],
 )
 def test_exit_codes_of_replays(cells: list[dict[str, Any]], code: ExitCode):
-    assert exit_code({"kind": "replay", "baseline": 0, "cells": cells}) == code
+    assert exit_code({"kind": "replay", "baseline": 0, "cells": cells, "ranking": None}) == code
 
 
 def test_a_run_with_an_unreadable_record_is_3():

@@ -1,11 +1,19 @@
 """Recorded MoE routing: the same experts give the same numbers, others give the numbers of those others."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from replay_core.errors import DumpError
 from replay_core.pages import array
 from replay_core.recorder import Recorder
+from replay_core.records import Inline, Run, TensorRef
+from replay_core.replay import routing
+from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.reading import read_batch
+from tests.builders import record_with
 from tests.replay_core.replay.conftest import small_batch
 from tests.replay_core.replay.test_run import run_of
 
@@ -95,3 +103,49 @@ def test_compiled_cells_with_recorded_routing_are_unavailable(ask, tmp_path):
     experts, _, _ = live(ask, tmp_path, "mixtral-tiny")
     doc = replayed(ask, tmp_path, "mixtral-tiny", "c", experts, flags="routing=recorded compile=aot_eager")
     assert doc["cells"][-1]["outcome"] == "unavailable"
+
+
+def plan_of(path, **how):
+    return ReplayPlan(str(path), 0, "all", "all", "none", str(path), **how)
+
+
+def as_field(name, values, rows=None):
+    array = np.asarray(values)
+    return TensorRef(name, str(array.dtype), array.shape, Inline(array.tobytes()), name, rows=rows)
+
+
+def recorded_with(*fields, **how):
+    """A run of these fields, and the micro-batch that is read from it."""
+    run = Run(Path("dump"), "native", [record_with(*fields, stage="forward_data")])
+    return run, read_batch(run, ReplayPlan("dump", 0, 0, 0, "none", "out", **how))
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("form", ["grid", "rows", "pack"])
+def test_routing_is_read_from_every_layout_of_the_tokens(form, last):
+    lengths = np.array([4, 2, 4])
+    each = [np.arange(n * 4).reshape(n, 2, 2) + 100 * number for number, n in enumerate(lengths)]
+    expected, rows = np.concatenate(each), tuple((lengths - last).tolist())
+    if form == "grid":
+        valid = np.arange(4) < lengths[:, None]
+        grid = np.zeros((3, 4, 2, 2), int)
+        grid[valid] = expected
+        fields = [as_field("input_ids", np.where(valid, 7, 0)), as_field("attention_mask", valid)]
+        fields.append(as_field("routed_experts", grid[:, : 4 - last]))
+        expected[[3, 9] if last else []] = -1
+    elif form == "rows":
+        fields = [as_field("input_ids", np.arange(10), tuple(lengths.tolist()))]
+        fields.append(as_field("routed_experts", np.concatenate([one[: len(one) - last] for one in each]), rows))
+        expected[[3, 5, 9] if last else []] = -1
+    else:
+        fields = [as_field("input_ids", np.arange(10)[None]), as_field("cu_seqlens", np.array([0, 4, 6, 10]))]
+        fields.append(as_field("routed_experts", expected[None, : 10 - last]))
+        expected[[9] if last else []] = -1
+    np.testing.assert_array_equal(routing.read(*recorded_with(*fields)).experts_TLK, expected)
+    np.testing.assert_array_equal(routing.read(*recorded_with(*fields, rows="1,2")).experts_TLK, expected[4:])
+
+
+def test_routing_of_too_few_tokens_is_refused():
+    ids = as_field("input_ids", np.arange(5), (3, 2))
+    with pytest.raises(DumpError, match="does not fit the tokens"):
+        routing.read(*recorded_with(ids, as_field("routed_experts", np.zeros((2, 1, 1), int), (1, 1))))

@@ -97,19 +97,12 @@ def test_a_pack_with_a_tail_and_empty_samples_keeps_its_lengths(lengths: list[in
     assert layout.samples == len(lengths)
 
 
-def test_a_pack_known_by_its_positions_starts_a_sample_wherever_they_return_to_0():
-    layout = TokenLayout.from_position_resets([0, 1, 2, 0, 1, 0])
-    assert layout.lengths.tolist() == [3, 2, 1]
-    assert layout.shape == (1, 6)
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: TokenLayout.packed([1, 3]), "must start at 0"),
         (lambda: TokenLayout.packed([0, 5, 3]), "never fall"),
         (lambda: TokenLayout.packed([0, 5], total=4), "past the 4 tokens"),
-        (lambda: TokenLayout.from_position_resets([1, 2]), "must start at 0"),
         (lambda: TokenLayout.padded([1, 1]), "1 dimensions"),
         (lambda: TokenLayout.padded([[1, 1]], [[1, 1, 1]]), "does not fit"),
     ],

@@ -12,6 +12,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import SelectionError
 from tests.builders import write_dump, write_pair
+from tests.whole import whole
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import comparison_report, explanation
 from tui_debugger.reports.record import record_report
@@ -101,15 +102,16 @@ def replay_document() -> dict[str, Any]:
             "flags": {"attention": "sdpa", "packing": number == 2}, "effective": {"attention": ["mm"]},
             "outcome": "ran", "error": None, "notes": [], "time": {"load_s": 1.0, "compile_s": None, "steady_s": 0.05},
             "memory": {"peak_mib": 100.0}, "dump": f"/cells/{number}", "final_hidden": "norm.output", "asked": True,
+            "part": "cell" if number else "reference",
             "agreement": {"agrees": agrees, "first_divergence": None, "counts": None}, "segments": segments,
         }  # fmt: skip
 
     gap = {"logp_max": 1e-6, "logp_mean": 1e-7}
     rows = [{"sample": 0, "tokens": 3, "worst_token": {"position": 1, "rel_l2": 1e-7}, "valid": gap, "response": gap}]
-    return {
+    return whole({
         "kind": "replay", "baseline": 0, "plan": {"dump": "/run", "step": 0, "rank": 0, "micro": 0, "model": "m"},
         "notes": ["assumed"], "cells": [cell(0, None, None), cell(1, True, rows)],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def test_a_replay_that_agrees_says_how_closely():
@@ -121,17 +123,18 @@ def test_a_replay_that_agrees_says_how_closely():
 def test_a_sample_without_tokens_has_no_worst_one():
     document = replay_document()
     rows = document["cells"][1]["segments"]
-    rows.append({"sample": 1, "tokens": 0, "worst_token": None, "valid": None, "response": None})
+    nothing = {"logp_max": None, "logp_mean": None}
+    rows.append({"sample": 1, "tokens": 0, "worst_token": None, "valid": nothing, "response": nothing})
     assert "AGREES" in replay_report(document)
     leaking = copy.deepcopy(document)
     leaking["cells"][1]["agreement"] = {
-        "agrees": False, "counts": None,
+        "agrees": False, "counts": None, "off": [],
         "first_divergence": {"name": "x", "a_key": None, "b_key": None, "verdict": "DIFF", "index": None, "a": 1.0,
-                             "b": 2.0, "metrics": None, "origin": None, "why": "so"},
+                             "b": 2.0, "metrics": None, "origin": None, "why": "so", "note": None, "around": None},
     }  # fmt: skip
     leaking["cells"][1]["segments"][0]["worst_token"]["rel_l2"] = 0.5
     leaking["cells"][1]["agreement"]["first_divergence"]["index"] = {
-        "sample": 0, "position": 1, "raw_a": [0], "raw_b": [0],
+        "sample": 0, "position": 1, "raw_a": [0], "raw_b": [0], "sample_b": None,
     }  # fmt: skip
     assert "DISAGREES" in replay_report(leaking)
 

@@ -1,0 +1,1 @@
+"""One tensor under the glass, or two side by side: what it holds, what stands beside it, where the two differ."""

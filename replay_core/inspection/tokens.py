@@ -1,0 +1,122 @@
+"""One sample token by token: ids, their text, and every value per token that was recorded of it; token ids as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from replay_core import naming
+from replay_core.decoding import Decoder, find_tokenizer
+from replay_core.documents.tensor import DecodedText, DetectedAlignment, TokenColumn, TokensEntry
+from replay_core.inspection.subject import Subject
+from replay_core.measure.lag import detect_lag
+from replay_core.samples.batch import Batch, rows_of
+
+#: Tokens of one sample shown at once.
+MAX_TOKENS = 512
+#: Samples shown as text, and tokens of each.
+MAX_TEXTS = 4
+MAX_TEXT_TOKENS = 2048
+#: Alignments that say which token a value is about.
+ALIGNED = ("full", "next", "response")
+#: Kinds of tensors that say something of a token, in the order they are read.
+_TOKEN_KINDS = ("logprob", "value", "loss", "metric", "mask")
+
+
+def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
+    """One sample token by token, both sides; None where no ids are recorded beside the tensor."""
+    found = _batches(a)
+    ids = next((batch.contents for batch in found if batch.contents is not None), None)
+    if ids is None:
+        return None
+    sample = min(max(0, sample), len(ids) - 1)
+    row = ids[sample][:MAX_TOKENS]
+    columns = _columns(found, sample, "a", a.ref.name)
+    if b is not None:
+        columns += _columns(_batches(b), sample, "b", b.ref.name)
+    path = find_tokenizer(a.record.path, a.run.models.values())
+    pieces = Decoder(path).pieces([int(token) for token in row]) if path is not None else None
+    return {
+        "sample": sample,
+        "samples": len(ids),
+        "ids": row.tolist(),
+        "left_out": int(ids[sample].size - row.size),
+        "tokenizer": None if path is None else str(path),
+        "pieces": pieces,
+        "columns": [{**column, "values": column["values"][: row.size]} for column in columns],
+    }
+
+
+def _batches(subject: Subject) -> list[Batch]:
+    """The record and the others of its micro-batch, whatever their dump point and role."""
+    batches: list[Batch] = []
+    others = [one for one in subject.micro_batch(of_any_role=True) if one is not subject.record]
+    for one in [subject.record, *others]:
+        batch = Batch(one, one.tensors())
+        if batches and not batch.has_tokens:
+            # Ids and masks often stand in one dump point, log-probabilities in the next.
+            batch = Batch(one, [*one.tensors(), *batches[0].fields()])
+        batches.append(batch)
+    return batches
+
+
+def _columns(batches: list[Batch], sample: int, side: Literal["a", "b"], wanted: str) -> list[TokenColumn]:
+    columns: list[tuple[int, TokenColumn]] = []
+    seen = set()
+    for batch in batches:
+        if sample >= len(batch):
+            continue
+        here = slice(batch.starts[sample], batch.starts[sample] + batch.lengths[sample])
+        for ref in batch.fields():
+            name = ref.canonical or ref.name
+            kind = naming.meaning(name).kind
+            known = kind in _TOKEN_KINDS or (ref.name == wanted and kind != "ids")
+            # One number per sample is no column of its tokens.
+            if not known or name in seen or ref.is_text or batch.per_sample(ref) is not None:
+                continue
+            said = batch.values(ref)
+            if said is None or not np.isfinite(values := said.values_N[here]).any():
+                continue
+            seen.add(name)
+            place = 0 if ref.name == wanted or kind not in _TOKEN_KINDS else _TOKEN_KINDS.index(kind) + 1
+            stage = batch.record.key.stage
+            columns.append((place, {"side": side, "name": name, "stage": stage, "values": values.tolist()}))
+    return [column for _, column in sorted(columns, key=lambda one: one[0])]
+
+
+def detected_alignment(subject: Subject) -> DetectedAlignment | None:
+    """The alignment the data show, where no name settles it: against log-probabilities whose alignment is known."""
+    ref = subject.ref
+    if ref.alignment in ALIGNED or naming.meaning(subject.name).kind not in ("logprob", "value"):
+        return None
+    batch = Batch(subject.record, subject.record.tensors())
+    rows = batch.by_sample(ref.with_(alignment="full"))
+    for other in batch.fields():
+        known = other.alignment in ALIGNED and naming.meaning(other.canonical or other.name).kind == "logprob"
+        against = batch.by_sample(other) if known and rows is not None else None
+        if rows is None or against is None:
+            continue
+        # Zeros fill what has no log-probability, and would agree at every lag.
+        lag = detect_lag([np.where(row == 0, np.nan, row) for row in against], rows)
+        # At lag -1 the value of token t stands at index t - 1.
+        alignment = {0: "full", -1: "next"}.get(lag.lag) if lag.settled else None
+        return {"alignment": alignment, "against": other.name, "why": lag.sentence}
+    return None
+
+
+def decoded(subject: Subject, shown: list[int], tokenizer: Path | None) -> DecodedText | None:
+    """Token ids as text: the values shown, and the first samples. None for other tensors, or without tokenizer."""
+    if naming.meaning(subject.name).kind != "ids":
+        return None
+    path = tokenizer or find_tokenizer(subject.record.path, subject.run.models.values())
+    if path is None:
+        return None
+    decoder = Decoder(path)
+    samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in rows_of(subject.ref)[:MAX_TEXTS]]
+    return {
+        "tokenizer": str(decoder.path),
+        "pieces": decoder.pieces([int(value) for value in shown]),
+        "samples": [decoder.text([int(value) for value in row]) for row in samples],
+    }
