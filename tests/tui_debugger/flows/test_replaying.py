@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from replay_core.desk import perform
-from replay_core.executors.in_process import InProcess
 from replay_core.errors import ChildDiedError
+from replay_core.executors.in_process import InProcess
 from replay_core.jobs import Document, Job, OnEvent, ignore, is_coordinating
 from tests.tui_debugger.driving import A, opened, press, rest, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, replayed
