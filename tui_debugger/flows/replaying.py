@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from replay_core.errors import ModelError, RldbgError
+from replay_core.errors import ChildDiedError, ModelError, RldbgError
 from replay_core.jobs import Document, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import paths, snapshot
@@ -80,7 +80,6 @@ class Replaying:
         records = state.opened.a["records"] if state.opened.a else []
         held = (record["path"] for record in records if state.opened.scope.covers(record["key"]))
         home = folder_of(state.opened, held) if state.opened.more else None
-        out = paths.new_replay_dir(name)
         plan = {
             "dump": str(state.replay.dump or home or (state.opened.a and state.opened.a["path"])),
             **state.opened.scope.params(), "model": state.replay.model or "checkpoint",
@@ -91,8 +90,18 @@ class Replaying:
             if "cell" in part:
                 take(part["cell"])
 
-        job = Job("replay", {"plan": plan, "out": str(out), "matrix": axes})
-        document = await self._errands.run(job, what, is_replay=True, on_part=take_part)
+        def job(**more: bool) -> Job:
+            return Job("replay", {"plan": plan, "out": str(paths.new_replay_dir(name)), "matrix": axes, **more})
+
+        try:
+            document = await self._errands.run(job(), what, is_replay=True, on_part=take_part)
+        except ChildDiedError as error:
+            if axes is not None:  # its cells had children of their own: it is not one of them that died
+                raise
+            # Each in a child of its own, as the command has it: the one that takes its process along is an outcome.
+            self._errands.log(f"{error.message}: once more, every setting in a child of its own")
+            state.replay.cells.clear()
+            document = await self._errands.run(job(is_apart=True), what, is_replay=True, on_part=take_part)
         for note in document["notes"]:
             self._errands.log(note)
             if note.startswith("weights of step"):
