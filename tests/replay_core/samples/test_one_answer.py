@@ -64,7 +64,7 @@ def samples_of(batch: Batch) -> list[TokensOfSample]:
 def largest(path: str) -> list[TokensOfSample]:
     every = batches(open_run(FIXTURES / path))
     assert every, f"{path} holds no tokens"
-    return samples_of(max(every, key=lambda batch: len(batch.fields())))
+    return samples_of(max(every, key=lambda batch: len(batch.held.fields())))
 
 
 def read(records: list[Record]) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
@@ -141,7 +141,7 @@ def test_a_pack_of_two_samples_is_two_samples_to_everyone(tmp_path: Path) -> Non
     run = open_run(write_form(tmp_path / "dump", samples, "packed"))
     batch = Batch(run.records[0], run.records[0].tensors())
     (diagnosed,) = Case(run).batches()
-    assert (batch.lengths.tolist(), diagnosed.lengths_B.tolist()) == ([5, 7], [5, 7])
+    assert (batch.lengths.tolist(), diagnosed.flat.lengths_B.tolist()) == ([5, 7], [5, 7])
 
 
 @pytest.mark.parametrize("form", FORMS)
