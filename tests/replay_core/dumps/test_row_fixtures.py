@@ -182,7 +182,7 @@ def test_the_alignment_of_rollout_and_trainer_logprobs_is_detected() -> None:
     run = open_run(FIXTURES / "prime_rl/token_exports")
     batch = Batch(run.records[0], run.records[0].tensors())
     rows = [by_sample(batch, ref) for name in ("inference_logprobs", "trainer_logprobs")
-            for ref in batch.fields() if ref.name == name]  # fmt: skip
+            for ref in batch.held.fields() if ref.name == name]  # fmt: skip
     a, b = ([row[18:] for row in side or []] for side in rows)
     assert detect_lag(a, b).lag == 0
     assert detect_lag(a, b).settled
