@@ -22,7 +22,7 @@ from tui_debugger.commands.replay import command
 from tui_debugger.engine import ChildEngine
 
 #: What a replay may take on a box that others use too: a bound, not a pause.
-_LIMIT_S = 300
+_LIMIT_S = 600
 #: Where the cells of a test run: in real children, or in this very process.
 HERE = InProcess(perform)
 #: What differs from run to run, or says where it was written.
