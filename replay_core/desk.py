@@ -232,7 +232,7 @@ CELL_LIMIT_S = 1800.0
 
 
 def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
-    """One setting runs in this process, which stays warm; every cell of a matrix in a fresh child."""
+    """One setting runs in this process, which stays warm; every cell of a matrix, or `is_apart`, in a fresh child."""
     from replay_core.executors.child import ChildRunner
     from replay_core.executors.in_process import InProcess
 

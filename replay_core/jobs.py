@@ -38,8 +38,12 @@ class Job:
 
 
 def is_coordinating(job: Job) -> bool:
-    """Whether a replayer hands the work to children of its own: a fresh one for every cell of a matrix or critic."""
-    return job.kind == "parity" or (job.kind == "replay" and job.params.get("matrix") is not None)
+    """Whether a replayer hands the work to children of its own: a fresh one for every cell of a matrix or critic.
+
+    `is_apart` asks for that where one setting is replayed: one of its cells takes its process along.
+    """
+    is_of_many = job.params.get("matrix") is not None or bool(job.params.get("is_apart"))
+    return job.kind == "parity" or (job.kind == "replay" and is_of_many)
 
 
 @dataclass(frozen=True, slots=True)

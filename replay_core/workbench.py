@@ -7,6 +7,7 @@ Imports of what a job does not need are left to the job: a reader child never pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -387,7 +388,8 @@ def replay(
     """A replay document: the reference, the padded batch and the asked-for cell, compared.
 
     Args:
-        plan: a `ReplayPlan` as a mapping; of `step`, `rank` and `micro`, what is absent or None is the first there is.
+        plan: a `ReplayPlan` as a mapping; of `step`, `rank` and `micro`, what is absent or None is the first there is;
+            without a `forward_path` the user's own code is imported from the current directory.
         on_event: also hears of every cell as soon as it is judged: `{"cell": ...}`, as the document will hold it.
         is_held: what earlier replays of this process ran beside what they asked for need not run again.
         asked: the parts of `replay.request.ReplayRequest`: matrix, models, against, twice, is_warm.
@@ -398,10 +400,13 @@ def replay(
     from replay_core.export.replays import cell_entry, replay_document
     from replay_core.replay.kept import KEPT
     from replay_core.replay.plan import ReplayPlan
+    from replay_core.replay.references import FACTORY
     from replay_core.replay.request import ReplayRequest, answer, micro_batch
 
     run = open_run(Path(plan["dump"]))
     whole = ReplayPlan.from_mapping({**plan, **micro_batch(run, plan), "out": str(out)})
+    if whole.forward_path is None and (whole.forward is not None or whole.model.startswith(FACTORY)):
+        whole = replace(whole, forward_path=str(Path.cwd()))
     replayed = answer(
         whole,
         ReplayRequest(**asked),

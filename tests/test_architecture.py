@@ -47,6 +47,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
+    ("tensor_list",),
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells"),
     ("terminal", "settings", "collecting"),
     ("format", "paths", "actions"),

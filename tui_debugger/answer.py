@@ -20,50 +20,52 @@ NO_DUMP = "no dump is open"
 
 def answer_of(state: State) -> fmt.Answer:
     """What the top of the screen says now."""
-    if state.early:
-        return fmt.first_answer(state.early, running=str(state.busy or "the comparison still runs"))
-    if state.comparison and not state.busy and not state.shows_record:
-        answer = fmt.comparison_answer(state.comparison)
+    if state.tensors.early:
+        return fmt.first_answer(state.tensors.early, running=str(state.job.busy or "the comparison still runs"))
+    if state.tensors.comparison and not state.job.busy and not state.tensors.shows_record:
+        answer = fmt.comparison_answer(state.tensors.comparison)
         if not state.tolerance.is_table:
             answer.facts.append(f"judged by {state.tolerance}")
-        saved: object = state.saved
-        if state.comparison is saved:
-            only = ", ".join(f"{part} {value}" for part, value in state.comparison["selection"].items())
-            answer.notes[0] = f"saved {state.comparison['created']} · {answer.notes[0]}"
+        saved: object = state.opened.saved
+        if state.tensors.comparison is saved:
+            only = ", ".join(f"{part} {value}" for part, value in state.tensors.comparison["selection"].items())
+            answer.notes[0] = f"saved {state.tensors.comparison['created']} · {answer.notes[0]}"
             if only:
                 answer.facts.append(f"only {only}")
         return _of_every_step(_of_replay(answer, state), state)
-    if state.busy:
-        return fmt.Answer("RUN", "muted", str(state.busy), [], [_done_so_far(state), "ctrl+c cancels"])
-    if state.trouble:
-        return fmt.Answer("ERROR", "missing", state.trouble, [], [state.trouble_help, "the log pane (4) has all of it"])
-    if state.a is None:
-        if state.a_path is not None:
-            return fmt.Answer("RLDBG", "muted", f"opening {state.a_path}", [], [])
+    if state.job.busy:
+        return fmt.Answer("RUN", "muted", str(state.job.busy), [], [_done_so_far(state), "ctrl+c cancels"])
+    if state.job.trouble:
+        return fmt.Answer(
+            "ERROR", "missing", state.job.trouble, [], [state.job.trouble_help, "the log pane (4) has all of it"]
+        )
+    if state.opened.a is None:
+        if state.opened.a_path is not None:
+            return fmt.Answer("RLDBG", "muted", f"opening {state.opened.a_path}", [], [])
         return fmt.Answer(
             "RLDBG", "muted", NO_DUMP, [], ["Two runs of one micro-batch should agree: where do they part?"]
         )
-    wrong = state.health.answer()
+    wrong = state.opened.health.answer()
     if wrong is not None:
-        document, saved = state.health.document, state.saved
+        document, saved = state.opened.health.document, state.opened.saved
         if document is saved and document is not None:
             wrong.facts.append(f"saved {document['created']}")
         return wrong
-    if not state.comparison and (met := state.findings()):
+    if not state.tensors.comparison and (met := state.findings()):
         name = Path(met[0]["where"]).name
-        facts = [name] if name not in met[0]["claim"] and met[0]["where"] != str(state.a["path"]) else []
+        facts = [name] if name not in met[0]["claim"] and met[0]["where"] != str(state.opened.a["path"]) else []
         facts.append(f"and {plural(len(met) - 1, 'problem')} more (7)" if len(met) > 1 else "7 lists it")
-        notes = [state.health.note(), "" if state.is_log else NEXT]
+        notes = [state.opened.health.note(), "" if state.opened.is_log else NEXT]
         return fmt.Answer("WARN", "missing", met[0]["claim"], facts, [note for note in notes if note], is_claim=True)
-    if state.is_log:
-        return state.health.clean() or fmt.Answer(
-            "READY", "muted", state.health.note() or "read", [], [run_line(state.a)]
+    if state.opened.is_log:
+        return state.opened.health.clean() or fmt.Answer(
+            "READY", "muted", state.opened.health.note() or "read", [], [run_line(state.opened.a)]
         )
-    keys, notes = NEXT, [run_line(state.a)]
-    if state.comparison:
-        keys = f"{state.scope}: press r to replay it, v to go back to the comparison"
-    note = state.health.note()
-    if note and state.health.document is not None:
+    keys, notes = NEXT, [run_line(state.opened.a)]
+    if state.tensors.comparison:
+        keys = f"{state.opened.scope}: press r to replay it, v to go back to the comparison"
+    note = state.opened.health.note()
+    if note and state.opened.health.document is not None:
         return fmt.Answer("READY", "muted", note, [keys], notes)
     if note:
         notes[0] = f"{note} · {notes[0]}"
@@ -77,10 +79,10 @@ def _of_replay(answer: fmt.Answer, state: State) -> fmt.Answer:
     if shown is None or not state.tolerance.is_table:
         return answer
     found = [_apart(shown)]
-    if shown in state.cells and state.replayed is not None:
-        beside = [cell for cell in state.cells if cell["part"] == "control" and cell is not shown]
+    if shown in state.replay.cells and state.replay.document is not None:
+        beside = [cell for cell in state.replay.cells if cell["part"] == "control" and cell is not shown]
         found += [f"{label(cell)} as well: {said}" for cell in beside if (said := _apart(cell))]
-        found.append(recording_parts(state.replayed))
+        found.append(recording_parts(state.replay.document))
     found = [fmt.safe(said) for said in found if said]
     if answer.token == "first" or not found:
         return replace(answer, notes=[*answer.notes, *found])
@@ -100,12 +102,12 @@ def _apart(cell: Mapping[str, Any]) -> str:
 
 def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:
     """The answer of the step shown as one of all that were compared: never better than the worst of them."""
-    words, count = Counter(state.step_verdicts.values()), len(state.step_verdicts)
+    words, count = Counter(state.opened.step_verdicts.values()), len(state.opened.step_verdicts)
     if count < 2 or answer.token == "first":
         return answer
-    if apart := [str(step) for step, word in state.step_verdicts.items() if word in fmt.DIVERGING]:
+    if apart := [str(step) for step, word in state.opened.step_verdicts.items() if word in fmt.DIVERGING]:
         answer.facts.append(f"but step {', '.join(apart[:3])}{' and more' if len(apart) > 3 else ''} diverges")
-        return replace(answer, where=f"{state.scope}: {answer.where}")
+        return replace(answer, where=f"{state.opened.scope}: {answer.where}")
     lacking = words["PARTLY"] + words["NONE"]
     if not lacking:
         answer.facts.append(f"{count} steps compared: none diverges")
@@ -120,7 +122,7 @@ def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:
 
 
 def _done_so_far(state: State) -> str:
-    return " · ".join(f"{what} {fmt.seconds(took)}" for what, took in state.phases[-5:])
+    return " · ".join(f"{what} {fmt.seconds(took)}" for what, took in state.job.phases[-5:])
 
 
 def plural(count: int, noun: str) -> str:

@@ -90,13 +90,13 @@ class RldbgApp(App[None]):
             self.add_class("-ascii")
         self.engine: Engine = engine or ChildEngine()
         state = State()
-        state.model = self._replay.get("model")
-        state.temperature = self._replay.get("temperature")
-        state.seed = self._replay.get("seed")
-        state.replay_dump = self._replay.get("dump")
-        given = {name: value for name, value in (self._replay.get("flags") or {}).items() if name in state.flags}
-        state.flags.update(given)
-        state.flags_given = frozenset(given)
+        state.replay.model = self._replay.get("model")
+        state.replay.temperature = self._replay.get("temperature")
+        state.replay.seed = self._replay.get("seed")
+        state.replay.dump = self._replay.get("dump")
+        given = {name: value for name, value in (self._replay.get("flags") or {}).items() if name in state.replay.flags}
+        state.replay.flags.update(given)
+        state.replay.flags_given = frozenset(given)
         self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
         self.actions, self._key_problems = keymap.remapped(self._settings.keys)
         # Before the first style is computed: a theme that comes later has every widget styled twice.
@@ -104,7 +104,7 @@ class RldbgApp(App[None]):
         self.debugger = DebuggerScreen(self.session, self.actions)
         self._kept: dict[str, Any] = {}
         self._collecting = collecting.Collecting()
-        state.a_path, state.b_path, state.peeked = a, b, list(peeked)
+        state.opened.a_path, state.opened.b_path, state.opened.peeked = a, b, list(peeked)
 
     def refresh_css(self, animate: bool = True) -> None:
         """Style everything anew. textual does so for the first theme, too, which the first paint was styled for."""
@@ -176,13 +176,13 @@ class RldbgApp(App[None]):
             await self.session.parities.run(self._parity)
         if self._follow and a is not None:
             self.debugger.examining.follow(a)
-        if self.session.state.is_log:
+        if self.session.state.opened.is_log:
             self.debugger.examining.do_trends()
         if self._replay.get("start"):
             await self.session.replaying.replay()
 
     def _collect(self) -> None:
-        self._collecting.collect_at_rest(is_busy=self.session.state.busy is not None)
+        self._collecting.collect_at_rest(is_busy=self.session.state.job.busy is not None)
 
     async def on_event(self, event: Event) -> None:
         if isinstance(event, Key):
@@ -196,7 +196,7 @@ class RldbgApp(App[None]):
     def _keep_place(self) -> None:
         """Write where the user is, when that changed: a dropped link takes this process with it."""
         state = self.session.state
-        if state.a_path is None or state.a is None or state.busy is not None:
+        if state.opened.a_path is None or state.opened.a is None or state.job.busy is not None:
             return
         place = {
             **self.session.opening.place(),
@@ -205,7 +205,7 @@ class RldbgApp(App[None]):
         }
         if place != self._kept:
             self._kept = place
-            remembered.keep_place(state.a_path, state.b_path, place, state.more)
+            remembered.keep_place(state.opened.a_path, state.opened.b_path, place, state.opened.more)
 
     # ── what the session calls ───────────────────────────────────────────────────────────────────
 
@@ -214,8 +214,8 @@ class RldbgApp(App[None]):
         if Part.PARITY in parts and parity.is_wanted:
             parity.is_wanted = False
             self.debugger.requests.show_parity()
-        if Part.MATRIX in parts and self.session.state.matrix.is_wanted:
-            self.session.state.matrix.is_wanted = False
+        if Part.MATRIX in parts and self.session.state.replay.matrix.is_wanted:
+            self.session.state.replay.matrix.is_wanted = False
             self.debugger.requests.do_matrix()
         self.debugger.redraw(*parts)
 

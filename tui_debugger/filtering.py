@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import islice
 
 from replay_core.jobs import Document
-from tui_debugger.state import State
+from tui_debugger.tensor_list import TensorList
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, order_key, scopes
 
 #: Rows looked at between two keys: some milliseconds.
@@ -17,7 +17,9 @@ SLICE = 2_000
 AT_ONCE = 1_000
 
 
-async def listed(state: State, document: Document, told: Callable[[], None]) -> tuple[list[TensorRow], list[int], bool]:
+async def listed(
+    tensors: TensorList, document: Document, told: Callable[[], None]
+) -> tuple[list[TensorRow], list[int], bool]:
     """A comparison's rows, those of them to be shown, and whether they come from several records.
 
     `told` is called with every slice; what is typed meanwhile counts.
@@ -31,10 +33,10 @@ async def listed(state: State, document: Document, told: Callable[[], None]) -> 
     several = await several_records(rows)
     asked: tuple[str, str] | None = None
     ready: list[int] = []
-    while asked != (state.filter, state.sort):
-        asked = state.filter, state.sort
-        wanted = state.wanted()
-        ready = await shown(rows, wanted if state.filter else None, state.sort)
+    while asked != (tensors.filter, tensors.sort):
+        asked = tensors.filter, tensors.sort
+        wanted = tensors.wanted()
+        ready = await shown(rows, wanted if tensors.filter else None, tensors.sort)
     return rows, ready, several
 
 

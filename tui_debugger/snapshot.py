@@ -160,16 +160,20 @@ def axes_text(axes: Mapping[str, list[Any]]) -> str:
 
 def documents(state: State, *, findings: bool = False) -> list[Document]:
     """The documents behind what is shown: none while nothing is open. `findings`: the diagnosis is looked at."""
-    matrix = [state.matrix.document] if state.matrix.document is not None else []
-    diagnosis = [state.health.document] if state.health.document is not None else []
-    if diagnosis and (findings or state.is_log):
+    matrix = [state.replay.matrix.document] if state.replay.matrix.document is not None else []
+    diagnosis = [state.opened.health.document] if state.opened.health.document is not None else []
+    if diagnosis and (findings or state.opened.is_log):
         return diagnosis
-    if state.shows_record or state.comparison is None:
-        shown = state.record or state.a
+    if state.tensors.shows_record or state.tensors.comparison is None:
+        shown = state.tensors.record or state.opened.a
         return [*([] if shown is None or "schema_version" not in shown else [shown]), *matrix, *diagnosis]
     if matrix:
-        return [state.comparison, *matrix]
-    return [state.comparison, state.replayed] if state.replayed is not None else [state.comparison]
+        return [state.tensors.comparison, *matrix]
+    return (
+        [state.tensors.comparison, state.replay.document]
+        if state.replay.document is not None
+        else [state.tensors.comparison]
+    )
 
 
 def write_each(folder: Path, documents: Iterable[Document]) -> list[Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from replay_core.jobs import Document
-from tui_debugger.state import LOGS, State
+from tui_debugger.state import LOGS, Opened
 
 
 def are_one_run(a: Document, b: Document) -> bool:
@@ -22,24 +22,24 @@ def are_one_run(a: Document, b: Document) -> bool:
     return belong and all(kinds) and not kinds[0] & kinds[1]
 
 
-def named(state: State, path: str | None) -> dict[str, Any]:
+def named(opened: Opened, path: str | None) -> dict[str, Any]:
     """What names the run at a path in a job: the path, and beside A's the other directories of its run."""
-    is_a = state.more and state.a_path is not None and path == str(state.a_path)
-    return {"path": path, "more": list(state.more)} if is_a else {"path": path}
+    is_a = opened.more and opened.a_path is not None and path == str(opened.a_path)
+    return {"path": path, "more": list(opened.more)} if is_a else {"path": path}
 
 
-def sides(state: State, a: str, b: str) -> dict[str, Any]:
+def sides(opened: Opened, a: str, b: str) -> dict[str, Any]:
     """What names two sides in a job that compares."""
     found: dict[str, Any] = {"a": a, "b": b}
     for side, path in (("a", a), ("b", b)):
-        if more := named(state, path).get("more"):
+        if more := named(opened, path).get("more"):
             found[f"more_{side}"] = more
     return found
 
 
-def folder_of(state: State, paths: Iterable[str]) -> str | None:
+def folder_of(opened: Opened, paths: Iterable[str]) -> str | None:
     """Which of A's directories holds a record's file: a replay reads one."""
-    known = [str(state.a_path), *state.more]
+    known = [str(opened.a_path), *opened.more]
     for path in paths:
         inside = [one for one in known if path == one or path.startswith(one.rstrip("/") + "/")]
         if inside:

@@ -76,20 +76,25 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
     repeated: list[str] = []
     seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     micros: dict[tuple[Any, ...], Batch] = {}
+    known: list[tuple[bool, Batch]] = []
     for record in records:
-        family = (record.key.stage, record.key.role)
         try:
             rows = Batch(record, record.tensors(), by_shape=True)
-            tokens = rows.has_tokens
+            known.append((not rows.has_tokens, rows))
         except (RldbgError, ValueError) as error:
             what = error.in_one_line if isinstance(error, RldbgError) else error
             unreadable.append(f"{record.path.name}: {what}")
-            continue
+    # A pack's losses and log-probabilities do not tell its samples: they are laid out by its tokens, read first.
+    for lacks_tokens, rows in sorted(known, key=lambda one: one[0]):
         if not len(rows):
             continue
-        micro = (record.key.rank, record.key.micro, record.key.role, len(rows))
-        if not tokens and record.key.micro is not None and micro in micros:
-            micros[micro].take_in(record)
+        record, tokens = rows.record, not lacks_tokens
+        family = (record.key.stage, record.key.role)
+        # Samples of a micro-batch are known by how many they are, or by the one row that they are packed in.
+        micro = [(record.key.rank, record.key.micro, record.key.role, size) for size in (len(rows), _pack(rows))]
+        laid_out = next((micros[one] for one in micro if one in micros), None)
+        if not tokens and record.key.micro is not None and laid_out is not None:
+            laid_out.take_in(record)
             continue
         ids = _sample_ids(record) if record.key.rank else None
         if ids and seen[family] and ids <= seen[family]:
@@ -102,9 +107,14 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
         seen[family] |= _sample_ids(record) or set()
         parts[family].append(rows)
         if tokens and record.key.micro is not None:
-            micros[micro] = rows
+            micros |= dict.fromkeys(micro if rows.packs is not None else micro[:1], rows)
     return [Sheet(f"{role}/{stage}" if role not in (None, "actor") else stage, found)
             for (stage, role), found in parts.items()], unreadable, repeated  # fmt: skip
+
+
+def _pack(rows: Batch) -> tuple[int, int] | None:
+    """The slots of a row that may be a pack; None of other grids."""
+    return rows.layout.shape if rows.layout is not None and rows.layout.shape[0] == 1 else None
 
 
 def _is_copy(rows: Batch, other: Batch) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from replay_core.errors import RequestError
 from replay_core.objectives import kl, policy_loss, reductions, value_loss
 from replay_core.objectives.arrays import library
+from replay_core.replay import spec
 
 KINDS = ("grpo", "ppo", "value")
 KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 REDUCTIONS = ("token_mean", "sequence_mean", "token_sum")
 #: A critic's loss is reduced the way its framework does it.
 VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)
+_NUMBERS = {**dict.fromkeys(("clip_low", "clip_high", "kl", "value_clip", "dual_clip"), float), "tokens": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,7 @@ class Loss:
         Raises:
             RequestError: a setting that does not exist, or a value it cannot have.
         """
-        known = {part.name for part in fields(cls)}
-        unknown = sorted(set(mapping) - known)
-        if unknown:
-            raise RequestError(f"a loss has no {', '.join(unknown)}", expected=", ".join(sorted(known)))
-        return cls(**mapping)
+        return spec.made(cls, mapping, "a loss")
 
     @classmethod
     def parse(cls, text: str) -> dict[str, Any]:
@@ -68,17 +66,7 @@ class Loss:
         Raises:
             RequestError: a setting that does not exist, or a value it cannot have.
         """
-        settings: dict[str, Any] = {}
-        for number, part in enumerate(text.split(",")):
-            name, equals, value = part.partition("=")
-            if number == 0 and not equals:
-                settings["kind"] = name
-                continue
-            numeric = name in ("clip_low", "clip_high", "kl", "tokens", "value_clip", "dual_clip")
-            try:
-                settings[name] = (int(value) if name == "tokens" else float(value)) if numeric else value
-            except ValueError:
-                raise RequestError(f"{name} of a loss is a number", expected="grpo,kl=0.001", found=part) from None
+        settings = spec.parsed(text, "a loss", _NUMBERS, "grpo,kl=0.001")
         cls.from_mapping({**_VALUE_DEFAULTS, **settings} if settings.get("kind") == "value" else settings)
         return settings
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from replay_core.errors import RequestError
+from replay_core.replay import spec
 
 KINDS = ("adamw", "adam", "sgd")
 
@@ -44,11 +45,7 @@ class Optimizer:
         Raises:
             RequestError: a setting that does not exist, or a value it cannot have.
         """
-        known = {part.name for part in fields(cls)}
-        unknown = sorted(set(mapping) - known)
-        if unknown:
-            raise RequestError(f"an optimizer has no {', '.join(unknown)}", expected=", ".join(sorted(known)))
-        return cls(**mapping)
+        return spec.made(cls, mapping, "an optimizer")
 
     @classmethod
     def parse(cls, text: str) -> dict[str, Any]:
@@ -57,18 +54,8 @@ class Optimizer:
         Raises:
             RequestError: a setting that does not exist, or a value it cannot have.
         """
-        settings: dict[str, Any] = {}
-        for number, part in enumerate(text.split(",") if text else []):
-            name, equals, value = part.partition("=")
-            if number == 0 and not equals:
-                settings["kind"] = name
-                continue
-            try:
-                settings[name] = value if name == "kind" else float(value)
-            except ValueError:
-                raise RequestError(
-                    f"{name} of an optimizer is a number", expected="adamw,lr=1e-6", found=part
-                ) from None
+        numbers = {part.name: float for part in fields(cls) if part.name != "kind"}
+        settings = spec.parsed(text, "an optimizer", numbers, "adamw,lr=1e-6") if text else {}
         cls.from_mapping(settings)
         return settings
 

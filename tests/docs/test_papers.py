@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.test_architecture import CORE_FLOORS
 from tui_debugger.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,12 @@ def test_every_link_leads_somewhere(paper: Path) -> None:
             assert section in {re.sub(r"[^\w-]", "", one.lower().replace(" ", "-")) for one in headings}
 
 
+def test_the_architecture_names_every_room() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rooms = [room for floor in CORE_FLOORS for room in floor if list((ROOT / "replay_core").glob(f"{room}*"))]
+    assert [room for room in rooms if not re.search(rf"(^|[\s·,]){room}($|[\s·,])", text)] == []
+
+
 def test_the_architecture_is_two_hundred_lines_at_most() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 200
 
@@ -58,3 +65,21 @@ def test_every_command_of_the_readme_has_the_options_it_is_given(line: str) -> N
     assert command is not None
     known = {option for one in (command, cli) for part in one.params for option in (*part.opts, *part.secondary_opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_nobodys_private_notes_are_cited() -> None:
+    """Evidence is cited where it lies in this repository, or in public."""
+    notes = "compare|replay|ecosystem|stories|terminal|referee|seed_systems"
+    private = re.compile(rf"(?i:seed[ _-]?00\d|text 00\d)|(?<![\w/-])(?:{notes})\.md")
+    texts = [
+        path
+        for folder in ("replay_core", "tui_debugger", "tests", "benchmarks", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".json", ".txt") and path != Path(__file__)
+    ]
+    cited = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in texts
+        if (found := private.search(path.read_text(encoding="utf-8")))
+    ]
+    assert cited == []

@@ -104,13 +104,13 @@ async def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -
     engine = ScriptedEngine(replay=hashed_replay(), compare=same, rejudge=same)
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
-        assert app.session.state.comparison is not None
-        before = app.session.state.comparison["counts"]
+        assert app.session.state.tensors.comparison is not None
+        before = app.session.state.tensors.comparison["counts"]
         assert before["skipped"] == same["counts"].get("skipped", 0) + TOLD["not_in_full"]
         await app.session.comparing.judge_by(Tolerance(atol=2.0))
-        assert app.session.state.comparison is not None
-        assert app.session.state.comparison is not same
-        assert app.session.state.comparison["counts"] == before
+        assert app.session.state.tensors.comparison is not None
+        assert app.session.state.tensors.comparison is not same
+        assert app.session.state.tensors.comparison["counts"] == before
 
 
 def test_the_cell_that_is_shown_is_the_one_that_was_asked_for():

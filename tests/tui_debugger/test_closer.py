@@ -34,7 +34,7 @@ async def test_arrows_walk_along_the_strip_and_enter_goes_to_the_stretch() -> No
         await press(app, pilot, "3", "right")
         strip = document("difference")["strip"]
         far = max(range(len(strip)), key=lambda cell: strip[cell]["rel_l2"])
-        assert app.session.state.strip_at == far  # the first step stands where it is worst
+        assert app.session.state.inspection.strip_at == far  # the first step stands where it is worst
         await press(app, pilot, "left")
         at = strip[max(0, far - 1)]["at"]
         token = at["token"]

@@ -30,9 +30,9 @@ async def test_enter_on_a_finding_inspects_its_tensor_at_its_token() -> None:
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "7", "enter")
         state = app.session.state
-        assert (state.scope.step, state.scope.micro) == (1, 1)
-        assert state.row is not None
-        assert state.row.name == "old_logprobs"
+        assert (state.opened.scope.step, state.opened.scope.micro) == (1, 1)
+        assert state.tensors.row is not None
+        assert state.tensors.row.name == "old_logprobs"
         asked = [job.params for job in engine.jobs if job.kind == "inspect"][-1]
         assert (asked["a"]["name"], asked["token"]) == ("old_logprobs", [1, 3])
         assert app.debugger.panes.active == "inspect"
@@ -140,7 +140,7 @@ async def test_enter_on_a_value_that_stands_out_goes_to_its_step() -> None:
         assert "stands out at step 2" in screen(app)
         await press(app, pilot, "enter")
         assert app.screen is app.debugger
-        assert app.session.state.scope.step == 2
+        assert app.session.state.opened.scope.step == 2
 
 
 async def test_arrows_walk_along_the_steps_of_a_trend() -> None:

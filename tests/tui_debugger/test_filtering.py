@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tui_debugger.driving import A, B, opened, rest
 from tui_debugger import filtering
 from tui_debugger.format import VERDICTS
-from tui_debugger.state import State
+from tui_debugger.tensor_list import TensorList
 from tui_debugger.tensor_rows import SORTS, TensorRow
 
 
@@ -30,12 +30,12 @@ _CONTENT = st.lists(
 async def test_slices_make_the_list_that_one_go_makes(
     content: list[tuple[str, str, Any]], typed: str, sort: str
 ) -> None:
-    state = State(rows=[_row(*one) for one in content], filter=typed, sort=sort)
-    state.refilter()
+    tensors = TensorList(rows=[_row(*one) for one in content], filter=typed, sort=sort)
+    tensors.refilter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filtering, "SLICE", 7)
-        found = await filtering.shown(state.rows, state.wanted() if typed else None, sort)
-        assert found == state.shown
+        found = await filtering.shown(tensors.rows, tensors.wanted() if typed else None, sort)
+        assert found == tensors.shown
 
 
 async def test_rows_of_several_records_are_told_from_those_of_one() -> None:
@@ -47,10 +47,10 @@ async def test_rows_of_several_records_are_told_from_those_of_one() -> None:
 async def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:
     async with opened(A, B) as (app, pilot):
         state = app.session.state
-        state.begin_live()
-        state.add_live([{"name": f"old.{n}", "verdict": "DIFF"} for n in range(3 * filtering.SLICE)])
+        state.tensors.begin_live()
+        state.tensors.add_live([{"name": f"old.{n}", "verdict": "DIFF"} for n in range(3 * filtering.SLICE)])
         app.debugger.search.set_filter("new|old.1$")
         await asyncio.sleep(0)
-        state.add_live([{"name": "new", "verdict": "DIFF"}])
+        state.tensors.add_live([{"name": "new", "verdict": "DIFF"}])
         await rest(app, pilot)
-        assert [state.rows[index].name for index in state.shown] == ["old.1", "new"]
+        assert [state.tensors.rows[index].name for index in state.tensors.shown] == ["old.1", "new"]

@@ -23,8 +23,8 @@ async def test_a_pair_opens_on_its_first_diverging_tensor() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, _):
         state = app.session.state
-        assert state.row is not None
-        assert state.row.name == FIRST
+        assert state.tensors.row is not None
+        assert state.tensors.row.name == FIRST
         top = screen(app).splitlines()[1]
         assert "DIFF  first at " + FIRST in top
         assert "sample 1 position 0 · a=0.0123 b=-0.0456 · origin layers.0.self_attn" in top
@@ -38,7 +38,7 @@ async def test_steps_are_compared_until_one_diverges() -> None:
     engine = ScriptedEngine(compare=answer)
     async with opened(A, B, engine=engine) as (app, _):
         assert [job.params["step"] for job in engine.jobs if job.kind == "compare"] == [0, 1, 2]
-        assert app.session.state.step_verdicts == {0: "SAME", 1: "SAME", 2: "DIFF"}
+        assert app.session.state.opened.step_verdicts == {0: "SAME", 1: "SAME", 2: "DIFF"}
         assert "step 1  SAME" in screen(app)
 
 
@@ -49,8 +49,8 @@ async def test_flags_flip_and_a_replay_shows_the_first_diverging_tensor() -> Non
         (plan,) = [job.params["plan"] for job in engine.jobs if job.kind == "replay"]
         assert (plan["flags"]["packing"], plan["flags"]["block_mask"]) == (True, False)
         assert {"step": 0, "rank": 0, "micro": 0, "model": "checkpoint"}.items() <= plan.items()
-        assert app.session.state.row is not None
-        assert app.session.state.row.name == FIRST
+        assert app.session.state.tensors.row is not None
+        assert app.session.state.tensors.row.name == FIRST
         assert "loading random:llama-tiny" in app.debugger.query_one(LogPane).kept
         assert "peak 846 MiB" in screen(app)
 
@@ -64,7 +64,7 @@ async def test_what_the_replay_says_beyond_its_tensors_is_answered_first() -> No
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
         assert "DIFF  samples 2 are off, each held to its row alone" in screen(app)
-        assert app.session.state.step_verdicts == {0: "DIFF"}
+        assert app.session.state.opened.step_verdicts == {0: "DIFF"}
 
 
 async def test_a_recording_and_a_padded_batch_that_disagree_are_said() -> None:
@@ -103,7 +103,7 @@ async def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
         assert app.is_running
         await pilot.press("ctrl+c")
         await rest(app, pilot)
-        assert app.session.state.busy is None
+        assert app.session.state.job.busy is None
         assert "cancelled" in screen(app)
         assert app.is_running
 
@@ -157,20 +157,20 @@ async def test_a_directory_that_is_no_dump_leaves_the_screen_alive() -> None:
 async def test_compare_with_opens_a_second_dump() -> None:
     async with opened(A) as (app, pilot):
         await press(app, pilot, "c", *str(B), "enter")
-        assert app.session.state.b_path == B
+        assert app.session.state.opened.b_path == B
         assert "DIFF  first at" in screen(app)
 
 
 async def test_diverging_tensors_are_walked_and_d_returns_to_the_first() -> None:
     async with opened(A, B) as (app, pilot):
         state = app.session.state
-        first = state.selected
+        first = state.tensors.selected
         await press(app, pilot, "right_square_bracket", "right_square_bracket")
-        assert state.selected == first + 2
+        assert state.tensors.selected == first + 2
         await press(app, pilot, "left_square_bracket")
-        assert state.selected == first + 1
+        assert state.tensors.selected == first + 1
         await press(app, pilot, "g", "d")
-        assert state.selected == first
+        assert state.tensors.selected == first
 
 
 async def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
@@ -178,9 +178,9 @@ async def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
         await press(app, pilot, "slash", *"mlp", "enter")
         assert "8 of 34 shown" in screen(app)
         await press(app, pilot, "slash", *"([", "enter")
-        assert app.session.state.filter_error
+        assert app.session.state.tensors.filter_error
         await press(app, pilot, "escape")
-        assert len(app.session.state.shown) == 34
+        assert len(app.session.state.tensors.shown) == 34
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -191,11 +191,11 @@ async def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
 
     async with opened(A, B) as (app, pilot):
         state = app.session.state
-        state.live, state.busy = True, Busy("comparing step 0")
+        state.tensors.live, state.job.busy = True, Busy("comparing step 0")
         await pilot.press("e", "e")
         await until(pilot, lambda: "comparing step 0 · written when it has ended" in toasts(app))
         assert list(tmp_path.iterdir()) == []
-        state.live, state.busy = not ends, None
+        state.tensors.live, state.job.busy = not ends, None
         await until(pilot, lambda: any(("wrote" if ends else "nothing was written") in said for said in toasts(app)))
         await rest(app, pilot)
     assert len(list(tmp_path.glob("rldbg-comparison-*.json"))) == int(ends)
@@ -235,9 +235,9 @@ async def test_holding_a_key_inspects_only_the_rows_that_matter() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, pilot):
         await press(app, pilot, *["j"] * 12)
-        assert app.session.state.inspected is not None
-        assert app.session.state.row is not None
-        assert app.session.state.inspected["a"]["name"] == app.session.state.row.name
+        assert app.session.state.inspection.document is not None
+        assert app.session.state.tensors.row is not None
+        assert app.session.state.inspection.document["a"]["name"] == app.session.state.tensors.row.name
 
 
 async def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:
@@ -259,7 +259,7 @@ async def test_the_palette_runs_an_action_by_name() -> None:
         await until(pilot, lambda: "packing" in first().lower())
         await pilot.press("enter")
         await rest(app, pilot)
-        assert app.session.state.flags["packing"] is True
+        assert app.session.state.replay.flags["packing"] is True
 
 
 async def test_v_switches_between_the_comparison_and_the_record() -> None:
@@ -296,5 +296,5 @@ async def test_a_pair_without_a_divergence_selects_the_first_difference() -> Non
     close["counts"].update(SAME=33, CLOSE=1)
     close["first_difference"] = {**entry, "index": {"sample": 0, "position": 2}, "a": 1.0, "b": 1.0001}
     async with opened(A, B, engine=ScriptedEngine(compare=close)) as (app, _):
-        assert app.session.state.selected == 5
+        assert app.session.state.tensors.selected == 5
         assert "bitwise they part first at " + entry["name"] in screen(app)

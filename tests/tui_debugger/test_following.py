@@ -87,20 +87,20 @@ async def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: 
         await until(pilot, lambda: "last step 0" in screen(app), "the header")
         writer.step()
         await until(pilot, lambda: "step 1" in screen(app), "the second step")
-        await until(pilot, lambda: state.scope.step == 1, "the cursor on the newest step")
-        await until(pilot, lambda: state.health.at_steps().get(1) == ("", 0), "a clean mark")
+        await until(pilot, lambda: state.opened.scope.step == 1, "the cursor on the newest step")
+        await until(pilot, lambda: state.opened.health.at_steps().get(1) == ("", 0), "a clean mark")
 
         await pilot.press("1", "g")
-        await until(pilot, lambda: state.scope.step == 0, "the first step again")
+        await until(pilot, lambda: state.opened.scope.step == 0, "the first step again")
         writer.step("bad")
-        await until(pilot, lambda: state.health.at_steps().get(2, ("", 0))[0] == "error", "the mark of step 2")
+        await until(pilot, lambda: state.opened.health.at_steps().get(2, ("", 0))[0] == "error", "the mark of step 2")
         await until(pilot, lambda: "step 2  ✗E" in screen(app), "the mark on the screen")
-        assert state.scope.step == 0
+        assert state.opened.scope.step == 0
         assert "D01" in screen(app)
-        steps = [record["key"]["step"] for record in state.a["records"]]
+        steps = [record["key"]["step"] for record in state.opened.a["records"]]
         assert steps == [0, 1, 2]
         await pilot.press("F")
-        await until(pilot, lambda: state.live_run is None, "the end of following")
+        await until(pilot, lambda: state.opened.live_run is None, "the end of following")
 
 
 def test_the_header_says_when_nothing_is_written_any_more() -> None:

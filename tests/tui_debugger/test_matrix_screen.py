@@ -70,12 +70,12 @@ async def test_cells_stand_there_as_they_end_and_the_run_can_be_cancelled() -> N
         await pilot.press("m", "r")
         await until(pilot, lambda: "RUN" in screen(app))
         await pilot.press("ctrl+c")
-        await until(pilot, lambda: app.session.state.busy is None)
-        assert not app.session.state.matrix.runs
+        await until(pilot, lambda: app.session.state.job.busy is None)
+        assert not app.session.state.replay.matrix.runs
 
 
 async def test_wrong_axes_are_refused_with_what_is_right() -> None:
     async with opened(A) as (app, pilot):
         await press(app, pilot, "m", "a", "ctrl+u", *"attention=nosuch,eager", "enter")
         assert any("attention cannot be" in toast for toast in toasts(app))
-        assert app.session.state.matrix.axes.startswith("attention=eager")
+        assert app.session.state.replay.matrix.axes.startswith("attention=eager")

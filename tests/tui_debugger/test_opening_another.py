@@ -18,7 +18,7 @@ async def test_a_path_that_is_no_dump_leaves_what_is_open_as_it_is() -> None:
     async with opened(A) as (app, pilot):
         await press(app, pilot, "o", *"/runs/mistyped", "enter")
         assert "ERROR" not in screen(app).splitlines()[1]
-        assert app.session.state.a_path == A
+        assert app.session.state.opened.a_path == A
 
 
 async def test_where_nothing_could_be_opened_the_first_screen_is_still_there() -> None:
@@ -36,6 +36,6 @@ async def test_a_replay_after_the_demo_is_of_the_run_that_is_open() -> None:
     async with opened(B, engine=engine, replay={"dump": A, "model": "checkpoint"}) as (app, pilot):
         await press(app, pilot, "m", "r", "escape", "o", *str(A), "enter")
         state = app.session.state
-        assert (state.matrix.document, state.matrix.cells, state.cells) == (None, [], [])
+        assert (state.replay.matrix.document, state.replay.matrix.cells, state.replay.cells) == (None, [], [])
         await press(app, pilot, "o", *str(B), "enter", "M", *"random:llama-tiny", "enter", "r")
         assert engine.last("replay").params["plan"]["dump"] == str(B)

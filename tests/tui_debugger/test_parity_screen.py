@@ -123,7 +123,7 @@ async def test_keys_go_on_while_critics_run_and_ctrl_c_ends_them() -> None:
         await until(pilot, lambda: "Both critics run" in screen(app))
         await pilot.press("ctrl+c")
         await rest(app, pilot)
-        assert app.session.state.busy is None
+        assert app.session.state.job.busy is None
         assert "RUN" not in screen(app).splitlines()[1]
         assert app.session.state.parity.exit_code != 0
 

@@ -14,12 +14,12 @@ from tui_debugger import paths, remembered
 async def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
     async def again(engine: ScriptedEngine | None = None) -> Any:
         async with opened(A, B, engine=engine) as (app, _):
-            return app.session.state.row
+            return app.session.state.tensors.row
 
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "right_square_bracket", "right_square_bracket")
         app._keep_place()
-        left = app.session.state.row.name if app.session.state.row else ""
+        left = app.session.state.tensors.row.name if app.session.state.tensors.row else ""
     row = await again()
     assert row.name == left
     assert not row.is_first
@@ -49,7 +49,7 @@ async def test_recent_runs_are_offered_where_nothing_is_open() -> None:
             assert "demo" in lines
             assert "rldbg record" in lines
             await press(app, pilot, "enter")
-            assert app.session.state.a_path == tmp_path / "two"
+            assert app.session.state.opened.a_path == tmp_path / "two"
 
 
 def test_a_spoilt_file_is_as_good_as_none() -> None:

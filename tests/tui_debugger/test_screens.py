@@ -95,8 +95,8 @@ async def test_resizing_keeps_the_answer_and_the_selection() -> None:
             await pilot.resize_terminal(*size)
             await press(app, pilot)
             assert "o_proj.inputs.0" in screen(app)
-            assert app.session.state.row is not None
-            assert app.session.state.row.is_first
+            assert app.session.state.tensors.row is not None
+            assert app.session.state.tensors.row.is_first
 
 
 async def test_ascii_mode_draws_nothing_else() -> None:

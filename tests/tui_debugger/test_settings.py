@@ -69,12 +69,12 @@ async def test_a_users_keys_work_and_the_key_bar_says_so() -> None:
         assert app.theme == "mono"
         assert " f5 first" in screen(app).splitlines()[-1]
         await press(app, pilot, "G")
-        assert app.session.state.row is not None
-        assert not app.session.state.row.is_first
+        assert app.session.state.tensors.row is not None
+        assert not app.session.state.tensors.row.is_first
         await press(app, pilot, "d")
-        assert not app.session.state.row.is_first
+        assert not app.session.state.tensors.row.is_first
         await press(app, pilot, "f5")
-        assert app.session.state.row.is_first
+        assert app.session.state.tensors.row.is_first
 
 
 async def test_a_bad_file_is_one_message_and_the_screen_opens() -> None:

@@ -1,4 +1,4 @@
-"""The tensor list as data: filtered, sorted, marked, and growing while a comparison runs."""
+"""What the screen shows, as data: marks, and what of the open runs is looked at."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ from tests.tui_debugger.driving import A, B, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.peek import steps_in
 from tui_debugger.state import Mark, State
-from tui_debugger.tensor_rows import TensorRow, ordered
-
-VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")
-
-
-def _row(name: str, verdict: str, rel_l2: object = None) -> TensorRow:
-    return TensorRow(name, verdict, {"name": name, "verdict": verdict, "metrics": {"rel_l2": rel_l2}})
-
-
-def test_worst_first_goes_by_verdict_then_by_distance() -> None:
-    rows = [
-        _row("a", "SAME", 0.0),
-        _row("b", "DIFF", 0.1),
-        _row("c", "DIFF", "inf"),
-        _row("d", "NAN"),
-        _row("e", "CLOSE"),
-    ]
-    assert [rows[i].name for i in ordered(rows, range(5), "worst first")] == ["d", "c", "b", "e", "a"]
-    assert [rows[i].name for i in ordered(rows, range(5), "name")] == ["a", "b", "c", "d", "e"]
 
 
 def test_of_marks_there_are_two_of_one_kind_at_most() -> None:
@@ -41,20 +22,6 @@ def test_of_marks_there_are_two_of_one_kind_at_most() -> None:
     assert state.marks == [three]
     state.toggle_mark(cell)
     assert state.marks == [cell]
-
-
-def test_rows_stand_there_while_the_comparison_runs_and_the_first_diverging_one_is_selected() -> None:
-    entries = document("comparison")["tensors"]
-    state = State()
-    state.begin_live()
-    state.add_live(entries[:4])
-    assert len(state.rows) == len(state.shown) == 4
-    state.early = {"name": entries[8]["name"]}
-    state.add_live(entries[4:10])
-    assert state.row is not None
-    assert state.row.name == entries[8]["name"]
-    state.add_live(entries[10:])
-    assert state.row.name == entries[8]["name"]
 
 
 async def test_two_marked_tensors_are_inspected_side_by_side() -> None:
@@ -111,17 +78,6 @@ async def test_two_marked_steps_of_one_run_are_compared() -> None:
         params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
         assert params["a"] == params["b"]
         assert (params["step"], params["scope_b"]["step"]) == (0, 3)
-
-
-async def test_sorting_and_filtering_keep_next_and_previous_in_the_order_shown() -> None:
-    async with opened(A, B) as (app, pilot):
-        await press(app, pilot, "S")
-        assert "worst first" in screen(app)
-        state = app.session.state
-        order = [state.rows[i] for i in state.shown]
-        assert [row.verdict for row in order] == sorted((row.verdict for row in order), key=VERDICTS.index)
-        await press(app, pilot, "g", "right_square_bracket")
-        assert state.shown.index(state.selected) == 1
 
 
 async def test_steps_can_be_filtered_by_what_their_line_says() -> None:

@@ -13,7 +13,7 @@ from tests.fixtures import FIXTURES
 from tests.tui_debugger.driving import A, opened, screen
 from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger import remembered
-from tui_debugger.state import State
+from tui_debugger.state import Opened
 from tui_debugger.together import are_one_run, folder_of, named, sides
 
 
@@ -59,16 +59,16 @@ def test_genuine_dumps_are_told_apart(a: str, b: str, one: bool) -> None:
 
 
 def test_every_job_about_a_names_the_other_directories_of_its_run() -> None:
-    state = State(a_path=Path("/run/rollouts"), more=("/run/train",))
-    assert named(state, "/run/rollouts") == {"path": "/run/rollouts", "more": ["/run/train"]}
-    assert named(state, "/other") == {"path": "/other"}
-    assert sides(state, "/run/rollouts", "/other") == {"a": "/run/rollouts", "b": "/other", "more_a": ["/run/train"]}
+    opened = Opened(a_path=Path("/run/rollouts"), more=("/run/train",))
+    assert named(opened, "/run/rollouts") == {"path": "/run/rollouts", "more": ["/run/train"]}
+    assert named(opened, "/other") == {"path": "/other"}
+    assert sides(opened, "/run/rollouts", "/other") == {"a": "/run/rollouts", "b": "/other", "more_a": ["/run/train"]}
 
 
 def test_a_replay_reads_the_directory_its_record_lies_in() -> None:
-    state = State(a_path=Path("/run/rollouts"), more=("/run/train",))
-    assert folder_of(state, ["/run/train/step_1.pt"]) == "/run/train"
-    assert folder_of(state, ["/elsewhere/step_1.pt"]) is None
+    opened = Opened(a_path=Path("/run/rollouts"), more=("/run/train",))
+    assert folder_of(opened, ["/run/train/step_1.pt"]) == "/run/train"
+    assert folder_of(opened, ["/elsewhere/step_1.pt"]) is None
 
 
 async def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:

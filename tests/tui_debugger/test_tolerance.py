@@ -85,7 +85,7 @@ async def test_presses_that_are_read_together_each_count() -> None:
 async def test_the_row_looked_at_stays_while_its_verdict_changes() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "j", "j", "R", *"exact", "enter")
-        row = app.session.state.row
+        row = app.session.state.tensors.row
         assert row is not None
         assert not row.is_first
         assert app.session.state.tolerance.exact

@@ -132,8 +132,6 @@ def _plan(
     rank: Selection | None,
     micro: Selection | None,
     flash_attn: bool,
-    loss: str | None,
-    forward: str | None,
     backward: bool,
     **rest: Any,
 ) -> dict[str, Any]:
@@ -142,7 +140,6 @@ def _plan(
     for name, value in given.items():
         other = "off" if DEFAULTS[name] else "on"
         settings.append(f"{name}={other if FLAGS[name].is_switch else value}")
-    own_code = forward is not None or rest["model"].startswith("factory:")
     micros = _several(path, step, rank, micro) if backward else None
     return {
         "dump": str(path.resolve()),
@@ -151,9 +148,6 @@ def _plan(
         "micro": micros[0] if micros else _one("micro", micro),
         "micros": micros,
         "flags": Flags.parse(settings).to_mapping(),
-        "loss": loss,
-        "forward": forward,
-        "forward_path": str(Path.cwd()) if own_code else None,
         "backward": backward,
         "whole_step": micro is not None and micro.text == "all" and not backward,
         **rest,

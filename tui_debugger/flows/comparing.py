@@ -35,20 +35,20 @@ class Comparing:
     async def compare_with(self, b: Path, scope: Scope | None = None) -> None:
         """Open B; compare the scope asked for, or step after step until one diverges."""
         state = self.state
-        if state.a is None:
+        if state.opened.a is None:
             self._errands.tell(f"{NO_DUMP}, nothing to compare with: o opens one", "warning")
             return
         run = await self._errands.guard(listed_run(self._errands, b))
         if run is None:
             return
-        state.b, state.b_path = run, b
-        state.step_verdicts.clear()
+        state.opened.b, state.opened.b_path = run, b
+        state.opened.step_verdicts.clear()
         self._errands.changed(Part.RUNS)
         if scope is not None and scope != Scope():
             await self.compare(scope)
             return
         theirs = run.get("steps") or []
-        shared = [step for step in state.a.get("steps") or [] if step in theirs]
+        shared = [step for step in state.opened.a.get("steps") or [] if step in theirs]
         for step in shared or [None]:
             document = await self.compare(Scope(step))
             if document is None or document.get("first_divergence"):
@@ -57,27 +57,27 @@ class Comparing:
     async def compare(self, scope: Scope) -> ComparisonDocument | None:
         """Compare one scope of the open pair and select its first divergence."""
         state = self.state
-        if state.a is None or state.b is None:
+        if state.opened.a is None or state.opened.b is None:
             return None
-        state.scope = scope
-        params = {**sides(state, state.a["path"], state.b["path"]), **scope.params()}
+        state.opened.scope = scope
+        params = {**sides(state.opened, state.opened.a["path"], state.opened.b["path"]), **scope.params()}
         document = await self._errands.guard(self.compared(params, f"comparing {scope}".rstrip()))
         if document is not None:
-            state.judged(scope, fmt.comparison_answer(document).word)
+            state.opened.judged(scope, fmt.comparison_answer(document).word)
             await self.show(document)
         return document
 
     async def compare_scopes(self, one: Scope, other: Scope) -> None:
         """Compare one marked place of A with another: of B, where a second dump is open, else of A itself."""
         state = self.state
-        if state.a is None:
+        if state.opened.a is None:
             return
-        state.scope = one
-        b = state.b or state.a
-        params = {**sides(state, state.a["path"], b["path"]), **one.params(), "scope_b": other.params()}
+        state.opened.scope = one
+        b = state.opened.b or state.opened.a
+        params = {**sides(state.opened, state.opened.a["path"], b["path"]), **one.params(), "scope_b": other.params()}
         document = await self._errands.guard(self.compared(params, f"comparing {one} with {other}"))
         if document is not None:
-            state.step_verdicts.clear()
+            state.opened.step_verdicts.clear()
             await self.show(document)
 
     async def compared(self, params: dict[str, Any], what: str) -> ComparisonDocument:
@@ -85,14 +85,14 @@ class Comparing:
         state = self.state
         final: list[PairEntry] = []
         state.compared = None
-        state.begin_live()
+        state.tensors.begin_live()
         self._errands.changed(Part.TENSORS)
 
         def take(part: Piece) -> None:
             if part.get("first_divergence"):
                 self._errands.take(Partial(part))
             elif "rows" in part:
-                state.add_live(part["rows"])
+                state.tensors.add_live(part["rows"])
                 self._errands.changed(Part.TENSORS)
             elif "tensors" in part:
                 final.extend(part["tensors"])
@@ -111,23 +111,23 @@ class Comparing:
 
     async def show(self, document: ComparisonDocument, *, keep_row: bool = False) -> None:
         state = self.state
-        here = state.selected if keep_row and not state.shows_record else None
+        here = state.tensors.selected if keep_row and not state.tensors.shows_record else None
         entries = document["tensors"]
         own = Busy("listing what was compared", unit=f"{len(entries):,} tensors")
-        if state.busy is None and len(entries) > AT_ONCE:
-            state.busy = own  # nothing is answered yet: the answer says so
+        if state.job.busy is None and len(entries) > AT_ONCE:
+            state.job.busy = own  # nothing is answered yet: the answer says so
         try:
-            found = await listed(state, document, partial(self._errands.changed, Part.ANSWER))
+            found = await listed(state.tensors, document, partial(self._errands.changed, Part.ANSWER))
         finally:
-            if state.busy is own:
-                state.busy = None
-        state.show_comparison(document, found)
-        if here is not None and here < len(state.rows):
-            self.state.selected = here
+            if state.job.busy is own:
+                state.job.busy = None
+        state.tensors.show_comparison(document, found)
+        if here is not None and here < len(state.tensors.rows):
+            self.state.tensors.selected = here
         self._errands.changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
         answer = answer_of(self.state)
         self._errands.log(
-            answer.sentence if answer.token == "first" else f"{self.state.scope}: {answer.sentence}".lstrip(": ")
+            answer.sentence if answer.token == "first" else f"{self.state.opened.scope}: {answer.sentence}".lstrip(": ")
         )
         if not keep_row:
             await self._looking.inspect()
@@ -143,16 +143,16 @@ class Comparing:
         except asyncio.CancelledError:
             self.judging_by = None
             raise
-        if self.judging_by is None and self.state.comparison is not None:
+        if self.judging_by is None and self.state.tensors.comparison is not None:
             await self._looking.inspect()
 
     async def _judge_by(self, tolerance: Tolerance) -> None:
         """An error leaves the former tolerance in force."""
         state = self.state
         before = state.tolerance
-        if state.comparison is None or state.compared is None:
+        if state.tensors.comparison is None or state.compared is None:
             self.judging_by = None
-            saved = state.comparison is not None and state.comparison is state.saved
+            saved = state.tensors.comparison is not None and state.tensors.comparison is state.opened.saved
             self._errands.tell(
                 "a saved comparison has no figures to judge again: open its two dumps" if saved else NEXT,
                 "warning",
@@ -173,8 +173,8 @@ class Comparing:
         if document is None:
             return
         # Other steps were judged by another tolerance: their verdicts would not be comparable.
-        state.step_verdicts.clear()
-        state.judged(state.scope, fmt.comparison_answer(document).word)
+        state.opened.step_verdicts.clear()
+        state.opened.judged(state.opened.scope, fmt.comparison_answer(document).word)
         await self.show(document, keep_row=True)
 
     async def _again(self, compared: dict[str, Any]) -> ComparisonDocument:

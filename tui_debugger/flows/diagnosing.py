@@ -30,13 +30,13 @@ class Diagnosing:
     def look_behind(self) -> None:
         """Have the open run diagnosed, unless it is a saved document."""
         state = self.state
-        state.health = Health()
-        if state.a is not None and state.snapshot is None and self.behind is not None:
+        state.opened.health = Health()
+        if state.opened.a is not None and state.opened.snapshot is None and self.behind is not None:
             self.behind(self.diagnose())
 
     async def diagnose(self, steps: tuple[int, ...] = ()) -> None:
         """Diagnose A, or these of its steps; what was known stays on the screen meanwhile."""
-        run, health = self.state.a, self.state.health
+        run, health = self.state.opened.a, self.state.opened.health
         if run is None:
             return
         began = time.monotonic()
@@ -74,7 +74,7 @@ class Diagnosing:
         asked: dict[str, Any] = {"step": ",".join(map(str, steps))} if steps else {}
         if before is not None:
             asked["known"] = {name: before[name] for name in ("findings", "checked", "skipped", "notes")}
-        paths = [run["path"], *self.state.more] if run is self.state.a else [run["path"]]
+        paths = [run["path"], *self.state.opened.more] if run is self.state.opened.a else [run["path"]]
         job = Job("diagnose", {"path": run["path"], "paths": paths, "stream": True, **asked})
         document = await self._errands.engine.run(job, on_event)
         # Steps that come are no new curves: those of the whole run stay.

@@ -50,15 +50,15 @@ class Errands:
         # A record looked at while a replay runs leaves the replay's progress on the screen.
         now = time.monotonic()
         own = Busy(what, is_replay=is_replay, began=now, phase_began=now, now=now)
-        if self.state.busy is None:
-            self.state.busy = own
-            self.state.phases.clear()
+        if self.state.job.busy is None:
+            self.state.job.busy = own
+            self.state.job.phases.clear()
         self.changed(Part.ANSWER)
 
         def on_event(event: Event) -> None:
             if isinstance(event, Partial) and on_part is not None:
                 on_part(event.document)
-            elif self.state.busy is own:
+            elif self.state.job.busy is own:
                 self.take(event)
             else:
                 self.take_log(event)
@@ -66,9 +66,9 @@ class Errands:
         try:
             return await self.engine.run(job, on_event)
         finally:
-            if self.state.busy is own:
+            if self.state.job.busy is own:
                 self._end_phase(own)
-                self.state.busy = self.state.early = None
+                self.state.job.busy = self.state.tensors.early = None
             self.changed(Part.ANSWER)
 
     async def guard(self, work: Awaitable[T]) -> T | None:
@@ -84,7 +84,7 @@ class Errands:
         except RldbgError as error:
             self._fail(error)
             return None
-        self.state.trouble = None
+        self.state.job.trouble = None
         return answer
 
     def _cancelled(self) -> None:
@@ -92,7 +92,7 @@ class Errands:
         self.changed(Part.ANSWER, Part.MATRIX)
 
     def _fail(self, error: RldbgError) -> None:
-        self.state.trouble, self.state.trouble_help = error.message, error.hint or ""
+        self.state.job.trouble, self.state.job.trouble_help = error.message, error.hint or ""
         for line in str(error).splitlines():
             self.log(line)
         self.tell(fmt.error_line(error), "error")
@@ -109,16 +109,16 @@ class Errands:
 
     def take(self, event: Event) -> None:
         state = self.state
-        if isinstance(event, Progress) and state.busy:
-            self._take_progress(state.busy, event)
+        if isinstance(event, Progress) and state.job.busy:
+            self._take_progress(state.job.busy, event)
             self.changed(Part.ANSWER)
         elif isinstance(event, LogLine):
             self.log(event.text)
         elif isinstance(event, Sample):
-            state.samples.append(event)
+            state.job.samples.append(event)
             self.changed(Part.TELEMETRY)
         elif isinstance(event, Partial) and event.document.get("first_divergence"):
-            state.early = event.document["first_divergence"]
+            state.tensors.early = event.document["first_divergence"]
             self.changed(Part.ANSWER)
 
     def _take_progress(self, busy: Busy, event: Progress) -> None:
@@ -131,5 +131,5 @@ class Errands:
 
     def _end_phase(self, busy: Busy) -> None:
         if busy.unit and busy.is_replay:
-            self.state.phases.append((busy.unit, time.monotonic() - busy.phase_began))
-            self.log(f"{busy.unit}: {fmt.seconds(self.state.phases[-1][1])}")
+            self.state.job.phases.append((busy.unit, time.monotonic() - busy.phase_began))
+            self.log(f"{busy.unit}: {fmt.seconds(self.state.job.phases[-1][1])}")

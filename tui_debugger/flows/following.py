@@ -37,19 +37,19 @@ class Following:
     async def follow(self, path: Path) -> None:
         """Look at a run again and again: what has come stands on the screen, and is diagnosed. Until cancelled."""
         state = self.state
-        live = state.live_run = LiveRun(waits=state.a is None)
+        live = state.opened.live_run = LiveRun(waits=state.opened.a is None)
         self._waiting: set[int] = set()
         self._came_at = self._next_look = 0.0
         troubled = ""
         try:
             while True:
                 try:
-                    have = len(state.a["records"]) if state.a is not None else -1
+                    have = len(state.opened.a["records"]) if state.opened.a is not None else -1
                     document = await self._errands.quietly(Job("follow", {"path": str(path), "have": have}))
                     troubled = ""
                     await self._take_more(document, live)
                 except NotADumpError:
-                    live.waits = state.a is None
+                    live.waits = state.opened.a is None
                 except JobCancelledError:
                     pass  # another job was cancelled, and took this look with it
                 except RldbgError as error:
@@ -59,7 +59,7 @@ class Following:
                 self._errands.changed(Part.ANSWER)
                 await asyncio.sleep(POLL_S)
         finally:
-            state.live_run = None
+            state.opened.live_run = None
             self._errands.changed(Part.ANSWER)
 
     async def _take_more(self, document: Document, live: LiveRun) -> None:
@@ -72,41 +72,49 @@ class Following:
     async def _grow(self, run: Document, *, whole: bool) -> None:
         """Take what has come. Who stands on the newest step goes on to the next; nobody else's cursor moves."""
         state = self.state
-        before = state.a
+        before = state.opened.a
         newest = _newest(before)
-        stands_there = before is None or state.scope.step == newest
+        stands_there = before is None or state.opened.scope.step == newest
         records = run["records"] if whole or before is None else [*before["records"], *run["records"]]
-        state.a = cast(RunDocument, {**run, "records": records})
+        state.opened.a = cast(RunDocument, {**run, "records": records})
         known = set(before["steps"] if before else ())
         came = {record["key"]["step"] for record in run["records"]} - {None}
         self._waiting |= came - known if whole else came
         self._came_at = time.monotonic()
         self._errands.changed(Part.RUNS, Part.ANSWER, Part.START)
-        latest = _newest(state.a)
-        if latest is not None and latest != newest and stands_there and state.b is None and state.shows_record:
+        latest = _newest(state.opened.a)
+        if (
+            latest is not None
+            and latest != newest
+            and stands_there
+            and state.opened.b is None
+            and state.tensors.shows_record
+        ):
             await self._go_to_newest(latest)
 
     async def _go_to_newest(self, step: int) -> None:
         state = self.state
-        stage = state.record["key"]["stage"] if state.record else None
-        keys = [(index, record["key"]) for index, record in enumerate(state.a["records"] if state.a else ())]
+        stage = state.tensors.record["key"]["stage"] if state.tensors.record else None
+        keys = [
+            (index, record["key"]) for index, record in enumerate(state.opened.a["records"] if state.opened.a else ())
+        ]
         alike = [index for index, key in keys if key["step"] == step and key["stage"] == stage]
         index = next(iter(alike), None)
         if index is None:
             index = next(index for index, key in keys if key["step"] == step)
-        row = state.row
+        row = state.tensors.row
         await self._looking.show_record(index, row.name if row is not None else None)
 
     def _diagnose_news(self) -> None:
         """Diagnose the steps that are complete, as often as the work they make allows."""
         state, now = self.state, time.monotonic()
-        health = state.health
+        health = state.opened.health
         if self._diagnosing.behind is None or health.doing or now < self._next_look:
             return
-        if health.document is None and not health.trouble and state.a is not None:
+        if health.document is None and not health.trouble and state.opened.a is not None:
             self._diagnosing.behind(self._diagnosing.diagnose())
             return
-        newest = _newest(state.a)
+        newest = _newest(state.opened.a)
         settled = now - self._came_at > SETTLED_S
         ready = tuple(sorted(step for step in self._waiting if settled or step != newest))
         if not ready:

@@ -14,7 +14,7 @@ _PROBLEMS_LOGGED = 50
 
 async def listed_run(errands: Errands, path: Path, run: Document | None = None) -> Document:
     """The records of a dump. `run`: what was listed already."""
-    run = run or await errands.run(Job("open", named(errands.state, str(path))), f"opening {path}")
+    run = run or await errands.run(Job("open", named(errands.state.opened, str(path))), f"opening {path}")
     errands.log(f"{path}: {run_line(run)}")
     problems = run.get("problems") or []
     for problem in problems[:_PROBLEMS_LOGGED]:

@@ -36,14 +36,14 @@ class Looking:
         if index is None:
             return False
         await self.show_record(index, where.get("tensor"))
-        if where.get("sample") is not None and self.state.row is not None and self.state.shows_record:
+        if where.get("sample") is not None and self.state.tensors.row is not None and self.state.tensors.shows_record:
             await self.inspect(token=[where["sample"], where.get("position")])
         return True
 
     def record_at(self, where: Mapping[str, Any]) -> int | None:
         """The record of A that a finding points to: of those that contradict nothing it says, the likest."""
         best: tuple[int, int] | None = None
-        for index, record in enumerate(self.state.a["records"] if self.state.a else ()):
+        for index, record in enumerate(self.state.opened.a["records"] if self.state.opened.a else ()):
             key = record["key"]
             parts = [(key.get(n), where.get(n)) for n in ("step", "micro", "rank", "role", "stage")]
             parts.append((str(record.get("path")), where.get("path")))
@@ -56,14 +56,14 @@ class Looking:
 
     async def _show_record(self, index: int, tensor: str | None) -> None:
         state = self.state
-        assert state.a is not None
-        record = state.a["records"][index]
-        job = Job("record", {**named(state, state.a["path"]), "key": record["key"], "stats": False})
-        state.scope = Scope.of(record["key"])
+        assert state.opened.a is not None
+        record = state.opened.a["records"][index]
+        job = Job("record", {**named(state.opened, state.opened.a["path"]), "key": record["key"], "stats": False})
+        state.opened.scope = Scope.of(record["key"])
         document = await self._errands.guard(self._errands.run(job, f"reading {fmt.scope(record['key'])}"))
         if document is not None:
-            state.show_record(document)
-            state.select_named(tensor)
+            state.tensors.show_record(document)
+            state.tensors.select_named(tensor)
             self._errands.changed(Part.TENSORS, Part.ANSWER, Part.RUNS)
             await self.inspect()
 
@@ -74,51 +74,51 @@ class Looking:
 
         `token` is [sample, position or None] in place of a raw index.
         """
-        self.state.place_asked = at is not None or part is not None or token is not None
-        self.state.here = at
+        self.state.inspection.place_asked = at is not None or part is not None or token is not None
+        self.state.inspection.here = at
         self.closer.give_up()
         params = self._inspection_of_selected(at)
         if params is not None:
             await self._inspections.do(lambda: self._inspect({**params, "part": part, "token": token}))
 
     async def _inspect(self, params: dict[str, Any]) -> None:
-        job = Job("inspect", {**params, "tokens": self.state.sheet == "tokens"})
+        job = Job("inspect", {**params, "tokens": self.state.inspection.sheet == "tokens"})
         document = await self._errands.guard(self._errands.quietly(job))
         if document is not None and not self._inspections.is_superseded:
-            self.state.inspected = document
+            self.state.inspection.document = document
             self._errands.changed(Part.INSPECT)
             await self.closer.look(params["a"], params.get("b"))
 
     async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
         """Two tensors side by side, each from a place of its own on, whatever the list shows."""
-        self.state.place_asked, self.state.here = True, at_a
+        self.state.inspection.place_asked, self.state.inspection.here = True, at_a
         self.closer.give_up()
         params = {"a": a, "b": b, "at": None, "at_a": at_a, "at_b": at_b, "count": WINDOW, "judge": False}
         await self._inspections.do(lambda: self._inspect(params))
 
     async def open_strip(self) -> None:
         """Inspect the place under the strip's cursor."""
-        place, document = self.closer.place, self.state.inspected
+        place, document = self.closer.place, self.state.inspection.document
         if place is not None and document is not None and document["kind"] == "tensor":
-            a, b = inspected_sides(self.state, document)
+            a, b = inspected_sides(self.state.opened, document)
             await self.inspect_places(a, b, place["raw_a"], place["raw_b"])
 
     def _inspection_of_selected(self, at: list[int] | None) -> dict[str, Any] | None:
-        state, row = self.state, self.state.row
+        state, row = self.state, self.state.tensors.row
         if row is None:
-            state.inspected = None
+            state.inspection.document = None
             self._errands.changed(Part.INSPECT)
             return None
         sides = self.sides(row)
         if not sides:
-            state.inspected = {"kind": "note", "entry": dict(row.entry)}
+            state.inspection.document = {"kind": "note", "entry": dict(row.entry)}
             self._errands.changed(Part.INSPECT)
             return None
         if len(sides) == 1:
             return {"a": next(iter(sides.values())), "b": None, "at": at, "count": WINDOW}
         raw = row.entry.get("index") or {}
         if row.is_first:
-            first = self.state.comparison and self.state.comparison["first_divergence"]
+            first = self.state.tensors.comparison and self.state.tensors.comparison["first_divergence"]
             raw = first["index"] if first else raw
         # The verdict is known already: judging the pair again would read the whole micro-batch.
         starts = {"at": at, "at_a": raw.get("raw_a"), "at_b": raw.get("raw_b")}
@@ -127,21 +127,31 @@ class Looking:
     def sides(self, row: TensorRow) -> dict[str, dict[str, Any]]:
         """What names the tensor of a line on either side, for an inspection; empty where nothing can be read."""
         state = self.state
-        if state.shows_record:
+        if state.tensors.shows_record:
             if (
-                state.record is None
-                or state.a is None
+                state.tensors.record is None
+                or state.opened.a is None
                 or row.entry.get("problem")
                 or row.entry.get("value") is not None
             ):
                 return {}
-            return {"a": {**named(state, state.a["path"]), "key": state.record["key"], "name": row.name}}
+            return {
+                "a": {
+                    **named(state.opened, state.opened.a["path"]),
+                    "key": state.tensors.record["key"],
+                    "name": row.name,
+                }
+            }
         # While the comparison still runs, what was judged can be looked at already.
-        runs = (state.comparison["a"], state.comparison["b"]) if state.comparison else (state.a, state.b)
+        runs = (
+            (state.tensors.comparison["a"], state.tensors.comparison["b"])
+            if state.tensors.comparison
+            else (state.opened.a, state.opened.b)
+        )
         paths = {side: run["path"] if run else None for side, run in zip(("a", "b"), runs, strict=True)}
         names = row.entry.get("names") or [row.name, row.name]
         return {
-            side: {**named(state, paths[side]), "key": key, "name": name or row.name}
+            side: {**named(state.opened, paths[side]), "key": key, "name": name or row.name}
             for side, name in zip(("a", "b"), names, strict=True)
             if (key := row.entry.get(f"{side}_key")) is not None
         }

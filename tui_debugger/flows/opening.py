@@ -44,16 +44,18 @@ class Opening:
             more: the other directories of A's run.
         """
         state = self.state
-        state.health, state.trouble = Health(), None
-        state.a_path, state.b_path, state.snapshot, state.saved = a, b, None, None
-        state.more = tuple(map(str, more))
+        state.opened.health, state.job.trouble = Health(), None
+        state.opened.a_path, state.opened.b_path, state.opened.snapshot, state.opened.saved = a, b, None, None
+        state.opened.more = tuple(map(str, more))
         if more:
             self._errands.log(f"{1 + len(more)} paths, one run: rldbg --compare A B compares two")
-        state.a = state.b = state.record = state.comparison = state.inspected = None
-        state.rows, state.shown, state.shows_record = [], [], True
+        state.opened.a = state.opened.b = state.tensors.record = state.tensors.comparison = (
+            state.inspection.document
+        ) = None
+        state.tensors.rows, state.tensors.shown, state.tensors.shows_record = [], [], True
         state.compared, state.tolerance = None, Tolerance()
         self._looking.closer.give_up()
-        state.step_verdicts.clear()
+        state.opened.step_verdicts.clear()
         # A marked tensor says where it lies: it waits for its partner in whatever is opened next.
         state.marks = [mark for mark in state.marks if mark.kind == "tensor"]
         self._errands.changed(Part.START, Part.TENSORS, Part.INSPECT)
@@ -63,18 +65,18 @@ class Opening:
             await self._errands.guard(self._open_snapshot(a))
             self._errands.changed(Part.START)
             return
-        state.a = await self._errands.guard(listed_run(self._errands, a, listed))
+        state.opened.a = await self._errands.guard(listed_run(self._errands, a, listed))
         self._errands.changed(Part.START)
-        if state.a is None:
+        if state.opened.a is None:
             return
-        self._take_settings(state.a)
-        records = state.a.get("records") or []
-        before = remembered.place(a, b, state.more)
+        self._take_settings(state.opened.a)
+        records = state.opened.a.get("records") or []
+        before = remembered.place(a, b, state.opened.more)
         # A record that belongs to no step is rarely what a person came for.
         stepped = (i for i, record in enumerate(records) if record["key"].get("step") is not None)
         first = next(stepped, 0)
         asked = scope or _scope_of(before, records)
-        state.scope = asked or (Scope.of(records[first]["key"]) if records else Scope())
+        state.opened.scope = asked or (Scope.of(records[first]["key"]) if records else Scope())
         self._errands.changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
         if b is not None:
             state.tolerance = Tolerance.restored(before.get("tolerance"))
@@ -91,17 +93,17 @@ class Opening:
         """Open what the user names while something may be open: a path that is no dump leaves that as it is, and what
         was replayed of the former run does not go with the new one."""
         state, listed = self.state, None
-        if state.a is not None and not snapshot.is_document(a):
+        if state.opened.a is not None and not snapshot.is_document(a):
             job = Job("open", {"path": str(a), **({"more": list(map(str, more))} if more else {})})
-            trouble = state.trouble
+            trouble = state.job.trouble
             listed = await self._errands.guard(self._errands.run(job, f"opening {a}"))
             if listed is None:
-                state.trouble = trouble  # of another path than the one that is shown
+                state.job.trouble = trouble  # of another path than the one that is shown
                 self._errands.changed(Part.ANSWER)
                 return
-        if state.replay_dump is not None:
-            state.replay_dump = state.model = None
-        state.matrix, state.cells, state.replayed = Matrix(state.matrix.axes), [], None
+        if state.replay.dump is not None:
+            state.replay.dump = state.replay.model = None
+        state.replay.matrix, state.replay.cells, state.replay.document = Matrix(state.replay.matrix.axes), [], None
         self._errands.changed(Part.MATRIX, Part.FLAGS, Part.TELEMETRY)
         await self.open(a, b, listed=listed, more=more)
 
@@ -109,21 +111,21 @@ class Opening:
         """Show a saved document; what it names is inspected as long as its dumps are still there."""
         state = self.state
         document = snapshot.read(path)
-        state.snapshot, state.saved = path, document
+        state.opened.snapshot, state.opened.saved = path, document
         self._errands.log(f"{path}: a saved {document['kind']} of {document.get('created')}")
         if document["kind"] == "comparison":
-            state.a, state.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
-            state.scope = Scope.of((document.get("first_divergence") or {}).get("a_key") or {})
+            state.opened.a, state.opened.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
+            state.opened.scope = Scope.of((document.get("first_divergence") or {}).get("a_key") or {})
             state.tolerance = Tolerance.of_document(document)
             self._errands.changed(Part.RUNS)
             await self._comparing.show(document)
         elif document["kind"] == "replay":
-            state.matrix.document, state.matrix.cells = document, snapshot.cells_of(document)
+            state.replay.matrix.document, state.replay.matrix.cells = document, snapshot.cells_of(document)
             if (document.get("matrix") or {}).get("axes"):
-                state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
-            state.a = snapshot.plan_as_run(document)
+                state.replay.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
+            state.opened.a = snapshot.plan_as_run(document)
             self._errands.changed(Part.RUNS, Part.MATRIX, Part.ANSWER)
-            state.matrix.is_wanted = True
+            state.replay.matrix.is_wanted = True
             self._errands.changed(Part.MATRIX)
         elif document["kind"] == "parity":
             state.parity = ParityView(document=document, is_wanted=True, is_saved=True)
@@ -131,24 +133,26 @@ class Opening:
         elif document["kind"] == "diagnosis":
             await self._open_diagnosis(document)
         elif document["kind"] == "run":
-            state.a = document
+            state.opened.a = document
             self._errands.changed(Part.RUNS, Part.ANSWER)
         else:
-            state.a = snapshot.record_as_run(document)
-            state.show_record(document)
+            state.opened.a = snapshot.record_as_run(document)
+            state.tensors.show_record(document)
             self._errands.changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
             await self._looking.inspect()
 
     async def _open_diagnosis(self, document: Document) -> None:
         """Show a saved diagnosis; its findings lead into the dump it is of, while that is still there."""
         state = self.state
-        state.health.document = document
+        state.opened.health.document = document
         try:
-            state.a = await self._errands.run(Job("open", {"path": document["path"]}), f"opening {document['path']}")
+            state.opened.a = await self._errands.run(
+                Job("open", {"path": document["path"]}), f"opening {document['path']}"
+            )
         except RldbgError as error:
-            state.a = snapshot.diagnosis_as_run(document)
+            state.opened.a = snapshot.diagnosis_as_run(document)
             self._errands.log(f"only the findings, not what they are of: {error}")
-        state.scope = Scope(next(iter(document["steps"]), None))
+        state.opened.scope = Scope(next(iter(document["steps"]), None))
         self._errands.changed(Part.RUNS, Part.ANSWER, Part.FLAGS)
         self._errands.tell(
             "a saved diagnosis: 7 lists its findings, enter goes to one, E diagnoses again", "information"
@@ -158,31 +162,31 @@ class Opening:
         recorded = settings_known(run.get("flags"))
         for name in IN_PANE:
             # A dump of rows replayed alone must not make every later replay one.
-            if name in recorded and name not in self.state.flags_given and name != "rows_per_forward":
-                self.state.flags[name] = recorded[name]
+            if name in recorded and name not in self.state.replay.flags_given and name != "rows_per_forward":
+                self.state.replay.flags[name] = recorded[name]
 
     def place(self) -> dict[str, Any]:
         """Where the user is, for the next session."""
         state = self.state
-        first = state.comparison["first_divergence"] if state.comparison else None
+        first = state.tensors.comparison["first_divergence"] if state.tensors.comparison else None
         return {
-            "scope": state.scope.params(),
-            "tensor": state.row.name if state.row is not None else None,
+            "scope": state.opened.scope.params(),
+            "tensor": state.tensors.row.name if state.tensors.row is not None else None,
             "first": first and first["name"],
-            "filter": state.filter,
-            "sort": state.sort,
+            "filter": state.tensors.filter,
+            "sort": state.tensors.sort,
             "tolerance": None if state.tolerance.is_table else asdict(state.tolerance),
         }
 
     def _back_to(self, before: remembered.Place) -> None:
         """Select the tensor looked at last time, unless the first divergence is another one now: that is news."""
         state = self.state
-        now = state.comparison["first_divergence"] if state.comparison else None
+        now = state.tensors.comparison["first_divergence"] if state.tensors.comparison else None
         if not before or before.get("first") != (now and now["name"]) or before.get("tensor") is None:
             return
-        index = next((i for i, row in enumerate(state.rows) if row.name == before["tensor"]), None)
-        if index is not None and index != state.selected:
-            state.selected = index
+        index = next((i for i, row in enumerate(state.tensors.rows) if row.name == before["tensor"]), None)
+        if index is not None and index != state.tensors.selected:
+            state.tensors.selected = index
             self._errands.changed(Part.TENSORS, Part.INSPECT)
             self._errands.tell("where you were last time; d goes to the first divergence", "information")
 

@@ -32,7 +32,7 @@ class Parities:
         """
         state = self.state
         view = state.parity = ParityView(request=dict(request), runs=True, is_wanted=True)
-        state.samples.clear()
+        state.job.samples.clear()
         self._errands.changed(Part.PARITY)
         try:
             view.document = await self._errands.guard(self._parity(view))
@@ -70,14 +70,14 @@ class Parities:
         scope = Scope.of(a["key"])
         if a["path"] == b["path"]:
             await self._opening.open(Path(a["path"]), None)
-            records = state.a["records"] if state.a else []
+            records = state.opened.a["records"] if state.opened.a else []
             index = next((i for i, record in enumerate(records) if record["key"] == a["key"]), None)
             if index is not None:
                 await self._looking.show_record(index, a["name"])
         else:
             await self._opening.open(Path(a["path"]), Path(b["path"]), scope)
-            state.select(a["name"], a["key"])
-        if state.a is None:
+            state.tensors.select(a["name"], a["key"])
+        if state.opened.a is None:
             return
         self._errands.changed(Part.TENSORS)
         self._errands.tell("a token of the parity's; P goes back to it", "information")

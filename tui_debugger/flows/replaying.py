@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from replay_core.errors import ModelError, RldbgError
+from replay_core.errors import ChildDiedError, ModelError, RldbgError
 from replay_core.jobs import Document, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import paths, snapshot
@@ -34,28 +34,28 @@ class Replaying:
         state = self.state
         if not self._can_replay():
             return
-        state.cells.clear()
-        state.replayed = None
+        state.replay.cells.clear()
+        state.replay.document = None
         await self._errands.guard(self._replay())
         self._errands.changed(Part.ANSWER, Part.TELEMETRY, Part.FLAGS)
 
     def _can_replay(self) -> bool:
-        if self.state.a is None:
+        if self.state.opened.a is None:
             self._errands.tell(f"{NO_DUMP}, nothing to replay: o opens one", "warning")
             return False
-        self.state.samples.clear()
+        self.state.job.samples.clear()
         return True
 
     async def _replay(self) -> None:
         state = self.state
 
         def take(cell: Document) -> None:
-            state.cells.append(cell)
+            state.replay.cells.append(cell)
             self._errands.log(f"replayed {label(cell)}")
             self._errands.changed(Part.TELEMETRY, Part.FLAGS)
 
-        document = await self._run("replay", f"replaying {Flags.from_mapping(state.flags).label()}", take)
-        state.replayed, state.cells[:] = document, document["cells"]
+        document = await self._run("replay", f"replaying {Flags.from_mapping(state.replay.flags).label()}", take)
+        state.replay.document, state.replay.cells[:] = document, document["cells"]
         baseline, cell = held_to_baseline(document)
         for one in (baseline, cell):
             if one["error"] is not None:
@@ -63,7 +63,7 @@ class Replaying:
         if said := sentence(cell):
             self._errands.log(said)
         if await self.compare_cells(baseline, cell):
-            state.step_verdicts[document["plan"]["step"]] = answer_of(state).word
+            state.opened.step_verdicts[document["plan"]["step"]] = answer_of(state).word
 
     async def _run(self, name: str, what: str, take: Callable[[Document], None], axes: str | None = None) -> Document:
         """One replay job to its end; `take` is given every cell as soon as it is judged.
@@ -72,27 +72,36 @@ class Replaying:
             ModelError: no model is known.
         """
         state = self.state
-        if state.model is None and not (state.a and state.a["models"]):
+        if state.replay.model is None and not (state.opened.a and state.opened.a["models"]):
             raise ModelError(
                 "no model to replay with: the dump names none", hint="press M and give a directory or random:llama-tiny"
             )
         # Of several directories that are one run, a replay reads the one its record lies in.
-        records = state.a["records"] if state.a else []
-        held = (record["path"] for record in records if state.scope.covers(record["key"]))
-        home = folder_of(state, held) if state.more else None
-        out = paths.new_replay_dir(name)
+        records = state.opened.a["records"] if state.opened.a else []
+        held = (record["path"] for record in records if state.opened.scope.covers(record["key"]))
+        home = folder_of(state.opened, held) if state.opened.more else None
         plan = {
-            "dump": str(state.replay_dump or home or (state.a and state.a["path"])), **state.scope.params(),
-            "model": state.model or "checkpoint", "flags": dict(state.flags), "temperature": state.temperature,
-            "seed": state.seed or 0,
+            "dump": str(state.replay.dump or home or (state.opened.a and state.opened.a["path"])),
+            **state.opened.scope.params(), "model": state.replay.model or "checkpoint",
+            "flags": dict(state.replay.flags), "temperature": state.replay.temperature, "seed": state.replay.seed or 0,
         }  # fmt: skip
 
         def take_part(part: Document) -> None:
             if "cell" in part:
                 take(part["cell"])
 
-        job = Job("replay", {"plan": plan, "out": str(out), "matrix": axes})
-        document = await self._errands.run(job, what, is_replay=True, on_part=take_part)
+        def job(**more: bool) -> Job:
+            return Job("replay", {"plan": plan, "out": str(paths.new_replay_dir(name)), "matrix": axes, **more})
+
+        try:
+            document = await self._errands.run(job(), what, is_replay=True, on_part=take_part)
+        except ChildDiedError as error:
+            if axes is not None:  # its cells had children of their own: it is not one of them that died
+                raise
+            # Each in a child of its own, as the command has it: the one that takes its process along is an outcome.
+            self._errands.log(f"{error.message}: once more, every setting in a child of its own")
+            state.replay.cells.clear()
+            document = await self._errands.run(job(is_apart=True), what, is_replay=True, on_part=take_part)
         for note in document["notes"]:
             self._errands.log(note)
             if note.startswith("weights of step"):
@@ -104,22 +113,22 @@ class Replaying:
         state = self.state
         if not self._can_replay():
             return
-        state.matrix = Matrix(state.matrix.axes, runs=True)
+        state.replay.matrix = Matrix(state.replay.matrix.axes, runs=True)
         self._errands.changed(Part.MATRIX)
 
         def take(cell: Document) -> None:
-            state.matrix.cells.append(cell)
+            state.replay.matrix.cells.append(cell)
             self._errands.changed(Part.MATRIX)
 
         try:
             # The axes set what they vary; what they leave alone stays as the flags pane has it.
-            document = await self._errands.guard(self._run("matrix", "matrix", take, state.matrix.axes))
+            document = await self._errands.guard(self._run("matrix", "matrix", take, state.replay.matrix.axes))
         finally:
-            state.matrix.runs = False
+            state.replay.matrix.runs = False
             self._errands.changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
         if document is not None:
-            state.matrix.document, state.matrix.cells = document, list(document["cells"])
-            state.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
+            state.replay.matrix.document, state.replay.matrix.cells = document, list(document["cells"])
+            state.replay.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
 
     async def compare_cells(self, a: Document, b: Document) -> bool:
         """Compare the dumps of two cells and show the divergence list; False where a cell left none."""
@@ -131,9 +140,9 @@ class Replaying:
         document = await self._errands.guard(self._comparing.compared(params, "listing where they differ"))
         if document is None:
             return False
-        if self.state.replayed is None or a not in self.state.cells:
-            self.state.cells = [a, b]
-        self.state.step_verdicts.clear()
+        if self.state.replay.document is None or a not in self.state.replay.cells:
+            self.state.replay.cells = [a, b]
+        self.state.opened.step_verdicts.clear()
         await self._comparing.show(document)
         return True
 
@@ -151,7 +160,7 @@ class Replaying:
         if document is None:
             return
         baseline, cell = held_to_baseline(document)
-        self.state.replay_dump, self.state.model = Path(trained["dump"]), "checkpoint"
+        self.state.replay.dump, self.state.replay.model = Path(trained["dump"]), "checkpoint"
         a, b = (Path(one["dump"]) if one["dump"] else None for one in (baseline, cell))
         await self._opening.open(a, b)
 

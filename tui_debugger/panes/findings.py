@@ -35,12 +35,12 @@ class FindingsPane(Rows):
 
     def show(self, state: State) -> None:
         self._state = state
-        listed = lines(state.health, state.findings(), self._opened)
+        listed = lines(state.opened.health, state.findings(), self._opened)
         counts = [sum(line.severity == level and not line.fold for line in listed if line.kind in _FOUND)
                   for level in ("error", "warning", "info")]  # fmt: skip
         parts = [f"{n} {word}" for n, word in zip(counts, ("error", "warning", "info"), strict=True) if n]
-        if state.health.doing and state.health.document is not None:
-            parts.append(f"again: {state.health.doing}")
+        if state.opened.health.doing and state.opened.health.document is not None:
+            parts.append(f"again: {state.opened.health.doing}")
         write_border(self, subtitle=" · ".join(parts))
         self.set_class(len(listed) > 3, "-more")
         if listed == self._lines and self.count:

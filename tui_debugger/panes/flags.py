@@ -29,20 +29,27 @@ class FlagsPane(Rows):
 
     def show(self, state: State) -> None:
         self._state = state
-        said = (dict(state.flags), state.model, state.scope.step, len(state.cells), id(state.a), self._effective())
+        said = (
+            dict(state.replay.flags),
+            state.replay.model,
+            state.opened.scope.step,
+            len(state.replay.cells),
+            id(state.opened.a),
+            self._effective(),
+        )
         if said != self._said:
             self._said = said
             self.set_count(len(IN_PANE) + 1, self.cursor)
-        write_border(self, subtitle="r replays" if state.a else "")
+        write_border(self, subtitle="r replays" if state.opened.a else "")
 
     @property
     def _before(self) -> dict[str, object]:
         """What the flags stood at before a person changed them."""
-        said = self._state.a["flags"] if self._state.a else None
+        said = self._state.opened.a["flags"] if self._state.opened.a else None
         return {**DEFAULTS, **settings_known(said), "rows_per_forward": None}
 
     def _effective(self) -> dict[str, object]:
-        cells = self._state.cells
+        cells = self._state.replay.cells
         return dict(cells[-1].get("effective") or {}) if len(cells) > 1 else {}
 
     def line(self, row: int, width: int) -> Text:
@@ -50,21 +57,21 @@ class FlagsPane(Rows):
         if row == len(IN_PANE):
             text.append(f"{self._model_key} ", paint(self, "key"))
             text.append(f"{'model':<14}")
-            model = fmt.safe(self._state.model or self._recorded())
-            text.append(fmt.middle(model, max(4, width - 18)), "" if self._state.model else paint(self, "muted"))
+            model = fmt.safe(self._state.replay.model or self._recorded())
+            text.append(fmt.middle(model, max(4, width - 18)), "" if self._state.replay.model else paint(self, "muted"))
             return text
         name, flag = IN_PANE[row], FLAGS[IN_PANE[row]]
-        value = self._state.flags.get(name)
+        value = self._state.replay.flags.get(name)
         text.append(f"{self._keys.get(name) or ' '} ", paint(self, "key"))
         text.append(f"{flag.label:<14}")
         shown = flag.unset if value is None else fmt.setting(value)
-        idle = Flags.from_mapping(self._state.flags).idle(name)
+        idle = Flags.from_mapping(self._state.replay.flags).idle(name)
         changed = value != self._before.get(name)
         text.append(shown, paint(self, "muted") if idle else paint(self, "strong") if changed else "")
         if changed and not idle:
             text.append(" *", paint(self, "key"))
         room = width - text.cell_len
-        why, used = unavailable(name, value, self._state.flags), self._effective().get(flag.effective or "")
+        why, used = unavailable(name, value, self._state.replay.flags), self._effective().get(flag.effective or "")
         if why is not None:
             text.append("  n/a" if room < len(why) + 6 else f"  n/a: {why}", paint(self, "missing"))
         elif idle is not None and room > len(idle) + 3 and changed:
@@ -77,7 +84,9 @@ class FlagsPane(Rows):
         return text
 
     def _recorded(self) -> str:
-        noted = weights_noted(self._state.a["models"] if self._state.a else {}, self._state.scope.step)
+        noted = weights_noted(
+            self._state.opened.a["models"] if self._state.opened.a else {}, self._state.opened.scope.step
+        )
         return noted[1] if noted else f"none recorded: press {self._model_key}"
 
     @on(Rows.Chosen)

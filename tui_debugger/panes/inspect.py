@@ -63,10 +63,10 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         yield Lines(_EMPTY, id="inspect-sheet")
 
     def show(self, state: State) -> None:
-        moved = state.inspected is not self._shown
-        self._state, self._shown = state, state.inspected
-        other = "i: values" if state.sheet == "tokens" else "i: tokens"
-        write_border(self, subtitle=other if state.inspected is not None else "")
+        moved = state.inspection.document is not self._shown
+        self._state, self._shown = state, state.inspection.document
+        other = "i: values" if state.inspection.sheet == "tokens" else "i: tokens"
+        write_border(self, subtitle=other if state.inspection.document is not None else "")
         self._draw()
         if moved:
             self.scroll_home(animate=False)
@@ -75,11 +75,11 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         self._draw()
 
     def _draw(self) -> None:
-        document = self._state.inspected
+        document = self._state.inspection.document
         # The scroll bar comes and goes with what is drawn: its column is never used.
         width = max(24, self.size.width - 3)
         # A narrow screen gives the pane its whole width once it is looked at.
-        self._state.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
+        self._state.inspection.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
         self.query_one("#inspect-sheet", Lines).put(
             Text(_EMPTY, style=paint(self, "muted")) if document is None else self.sheet(document, width)
         )
@@ -87,7 +87,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
     @property
     def text(self) -> str:
         """The sheet as plain text, for copying."""
-        return self.sheet(self._state.inspected, 100).plain if self._state.inspected else ""
+        return self.sheet(self._state.inspection.document, 100).plain if self._state.inspection.document else ""
 
     def sheet(self, document: TensorDocument | FieldNote, width: int) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
@@ -99,27 +99,27 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         for name in dict.fromkeys(names):
             text.append(f"{fmt.middle(name, width)}\n", paint(self, "strong"))
         tokens = document["tokens"]
-        if self._state.sheet == "tokens":
+        if self._state.inspection.sheet == "tokens":
             self._tokens(text, tokens, width)
             return text
         verdict = document["verdict"] or self._entry(document)
-        if self._state.place_asked:
+        if self._state.inspection.place_asked:
             self._facts(text, a, b)
             self._values(text, document, width)
         if verdict:
             self._verdict(text, verdict, width)
         elif b:
             text.append("no verdict: a comparison does not pair these two\n", paint(self, "missing"))
-        if not self._state.place_asked:
+        if not self._state.inspection.place_asked:
             self._facts(text, a, b)
-        closer = self._state.closer
+        closer = self._state.inspection.closer
         if closer is not None and closer["kind"] == "difference":
-            closer_look(self, text, closer, self._state.strip_at, width)
+            closer_look(self, text, closer, self._state.inspection.strip_at, width)
         else:
             self._difference(text, document["difference"], width)
             if closer is not None:
                 closer_state(self, text, closer)
-        if not self._state.place_asked:
+        if not self._state.inspection.place_asked:
             self._values(text, document, width)
         self._stats(text, a, b, width)
         counterpart_lines(self, text, [one for side in (a, b) if side and (one := side.get("counterpart"))])
@@ -129,15 +129,15 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         if document["part"]:
             parts_table(self, text, document["part"], document["part_b"], width)
         else:
-            row = self._state.row
+            row = self._state.tensors.row
             raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
-            raw = self._state.here or raw
+            raw = self._state.inspection.here or raw
             window_table(self, text, document["window"], raw, width, _beside(document["a"], document["b"]))
 
     def _entry(self, document: TensorDocument) -> Mapping[str, Any] | None:
         """The line's own verdict, where the sheet is about that line."""
-        row = self._state.row
-        if row is None or self._state.shows_record:
+        row = self._state.tensors.row
+        if row is None or self._state.tensors.shows_record:
             return None
         names, sides = row.entry.get("names") or [row.name, row.name], (document["a"], document["b"])
         ends = ((name or row.name, row.entry.get(f"{letter}_key")) for name, letter in zip(names, "ab", strict=True))
@@ -177,9 +177,9 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         for i, line in enumerate(fmt.wrapped(reason, width, len(word) + 2)):
             text.append(f"  {line}" if not i else f"\n{line}")
         text.append("\n")
-        row = self._state.row
-        first = self._state.comparison["first_divergence"] if self._state.comparison else None
-        if row is not None and row.is_first and not self._state.shows_record and first and first["origin"]:
+        row = self._state.tensors.row
+        first = self._state.tensors.comparison["first_divergence"] if self._state.tensors.comparison else None
+        if row is not None and row.is_first and not self._state.tensors.shows_record and first and first["origin"]:
             text.append("origin ", paint(self, "muted"))
             text.append(f"{fmt.safe(first['origin'])}\n")
         raw = (verdict.get("index") or {}).get("raw_a")

@@ -96,38 +96,38 @@ class StepsPane(Rows):
 
     def show(self, state: State) -> None:
         """Draw the run; what is open stays open while only verdicts change."""
-        self._verdicts = dict(state.step_verdicts)
+        self._verdicts = dict(state.opened.step_verdicts)
         self._marked = {mark.name for mark in state.marks if mark.kind == "record"}
-        self._health = state.health.at_steps()
-        if state.a is None:
+        self._health = state.opened.health.at_steps()
+        if state.opened.a is None:
             self._drawn, self._records = None, []
-            self._lines, self._peeked = [], state.peeked
+            self._lines, self._peeked = [], state.opened.peeked
             write_border(self, subtitle=f"{len(self._peeked):,} steps, reading" if self._peeked else "")
             self.set_count(len(self._peeked), min(self.cursor, len(self._peeked)))
             return
-        if self._drawn is not state.a or self._filter != state.step_filter:
+        if self._drawn is not state.opened.a or self._filter != state.opened.step_filter:
             drawn = self._drawn
             # A run that is followed grows: what is open stays open, and the cursor where it is.
-            is_new = not (isinstance(drawn, dict) and drawn.get("path") == state.a.get("path"))
-            self._drawn, self._filter = state.a, state.step_filter
+            is_new = not (isinstance(drawn, dict) and drawn.get("path") == state.opened.a.get("path"))
+            self._drawn, self._filter = state.opened.a, state.opened.step_filter
             self._plant(state, is_new=is_new)
         shown, total = sum(len(spot.records) for spot in self._lines if not spot.depth), len(self._records)
         write_border(self, subtitle=f"{shown:,} of {total:,} records" if self._filter else f"{total:,} records")
-        self._follow(state.scope)
+        self._follow(state.opened.scope)
         self.refresh()
 
     def _plant(self, state: State, *, is_new: bool) -> None:
-        assert state.a is not None
-        self._records = list(state.a.get("records") or [])
-        self._wrong = Problems(state.a.get("problems") or [], self._records)
+        assert state.opened.a is not None
+        self._records = list(state.opened.a.get("records") or [])
+        self._wrong = Problems(state.opened.a.get("problems") or [], self._records)
         self._stages = {record["key"].get("stage") for record in self._records if record["key"].get("step") is not None}
         by_step: dict[int | None, list[int]] = {}
-        wanted = _matcher(state.step_filter)
+        wanted = _matcher(state.opened.step_filter)
         for index, record in enumerate(self._records):
             if wanted is None or wanted(self._said(index)):
                 by_step.setdefault(record["key"].get("step"), []).append(index)
         if is_new:
-            self._open = {Scope(step) for step in by_step if len(by_step) == 1 or step == state.scope.step}
+            self._open = {Scope(step) for step in by_step if len(by_step) == 1 or step == state.opened.scope.step}
         here = self.here
         steps = sorted(by_step, key=lambda step: (step is None, step or 0))
         self._lines = []

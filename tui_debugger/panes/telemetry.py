@@ -40,10 +40,10 @@ class TelemetryPane(VerticalScroll, can_focus=True):
     def show(self, state: State) -> None:
         """Draw what a sample changed: it comes every second, and lays out nothing."""
         line = self.query_one(Sparkline)
-        if line.display != (len(state.samples) > 1):
-            line.display = len(state.samples) > 1
-        if state.samples:
-            last = state.samples[-1]
+        if line.display != (len(state.job.samples) > 1):
+            line.display = len(state.job.samples) > 1
+        if state.job.samples:
+            last = state.job.samples[-1]
             self._now.put(
                 Text.assemble(
                     f"{fmt.seconds(last.elapsed_s)}   ",
@@ -53,20 +53,20 @@ class TelemetryPane(VerticalScroll, can_focus=True):
                     no_wrap=True,
                 )
             )  # fmt: skip
-            gpu = [sample.gpu_mib for sample in state.samples if sample.gpu_mib is not None]
-            line.data = gpu or [sample.host_mib for sample in state.samples]
+            gpu = [sample.gpu_mib for sample in state.job.samples if sample.gpu_mib is not None]
+            line.data = gpu or [sample.host_mib for sample in state.job.samples]
             write_border(line, "gpu MiB" if gpu else "host MiB")
         self.query_one("#telemetry-cells", Lines).put(self._cells(state))
 
     def _cells(self, state: State) -> Text:
         text = Text(no_wrap=True)
-        for what, took in state.phases[-4:] if state.busy is not None else ():
+        for what, took in state.job.phases[-4:] if state.job.busy is not None else ():
             text.append(f"{fmt.middle(what, 30):<30} ", paint(self, "muted"))
             text.append(f"{fmt.seconds(took)}\n")
         shown = state.cell
         if shown is not None:
             self._cell(text, shown)
-        held = shown or state.comparison
+        held = shown or state.tensors.comparison
         for sample in (held["segments"] if held else None) or []:
             if not sample["sample"]:
                 text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
@@ -75,7 +75,7 @@ class TelemetryPane(VerticalScroll, can_focus=True):
                 f"{sample['sample']!s:>6}  {sample['tokens']!s:>6}  {(worst and worst['position'])!s:>11}"
                 f"  {fmt.number(worst and worst['rel_l2'], 3):>7}\n"
             )
-        for cell in state.cells:
+        for cell in state.replay.cells:
             if cell is not shown:
                 self._cell(text, cell)
         return text

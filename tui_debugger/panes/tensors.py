@@ -47,20 +47,22 @@ class TensorRows(Rows):
 
     def show(self, state: State) -> None:
         """Draw the list; while a comparison runs it only grows, and what stands there is not drawn again."""
-        grows = state.live and state.rows is self._rows and state.shown is self._shown
+        grows = state.tensors.live and state.tensors.rows is self._rows and state.tensors.shown is self._shown
         before = self._comparing, self._with_key, self._marked
-        if state.rows is not self._rows and state.shows_record:
+        if state.tensors.rows is not self._rows and state.tensors.shows_record:
             # Columns that say nothing of any tensor leave their room to the names.
-            self._filled = {name for name, _ in _SPARE if any(self._cell(row, name) for row in state.rows)}
-        self._rows, self._shown = state.rows, state.shown
-        self._comparing = not state.shows_record
-        self.empty = _FILTERED if state.rows else _COMPARING if state.live else _NO_ROWS
-        self._with_key = self._comparing and state.several_records
-        here = {str(path) for path in (state.a_path, state.b_path)} | ({state.a["path"]} if state.a else set())
-        if state.comparison:
-            here |= {state.comparison["a"]["path"], state.comparison["b"]["path"]}
+            self._filled = {name for name, _ in _SPARE if any(self._cell(row, name) for row in state.tensors.rows)}
+        self._rows, self._shown = state.tensors.rows, state.tensors.shown
+        self._comparing = not state.tensors.shows_record
+        self.empty = _FILTERED if state.tensors.rows else _COMPARING if state.tensors.live else _NO_ROWS
+        self._with_key = self._comparing and state.tensors.several_records
+        here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
+            {state.opened.a["path"]} if state.opened.a else set()
+        )
+        if state.tensors.comparison:
+            here |= {state.tensors.comparison["a"]["path"], state.tensors.comparison["b"]["path"]}
         self._marked = {mark.name for mark in state.marks if mark.kind == "tensor" and mark.what.get("path") in here}
-        place = _place(self._shown, state.selected)
+        place = _place(self._shown, state.tensors.selected)
         if grows and before == (self._comparing, self._with_key, self._marked):
             self.grow(len(self._shown), place)
         else:
@@ -189,19 +191,19 @@ class TensorsPane(Vertical):
         if self.starts:
             return
         name = pane_title("tensors")
-        if state.shows_record:
-            title = f"{name} · of {state.scope}" if state.record and str(state.scope) else name
-        elif state.live:
+        if state.tensors.shows_record:
+            title = f"{name} · of {state.opened.scope}" if state.tensors.record and str(state.opened.scope) else name
+        elif state.tensors.live:
             title = f"{name} · as they are judged"
         else:
-            title = f"{name} · {'in ' if state.sort == SORTS[0] else ''}{state.sort}"
-        left_out = len(state.rows) - len(state.shown)
-        if state.filter_error:
-            under = f"not a regular expression: {state.filter_error}"
+            title = f"{name} · {'in ' if state.tensors.sort == SORTS[0] else ''}{state.tensors.sort}"
+        left_out = len(state.tensors.rows) - len(state.tensors.shown)
+        if state.tensors.filter_error:
+            under = f"not a regular expression: {state.tensors.filter_error}"
         elif left_out:
-            under = f"{len(state.shown):,} of {len(state.rows):,} shown"
+            under = f"{len(state.tensors.shown):,} of {len(state.tensors.rows):,} shown"
         else:
-            under = f"{len(state.rows):,}" if state.rows else ""
+            under = f"{len(state.tensors.rows):,}" if state.tensors.rows else ""
         write_border(self, title, under)
 
     def ask_filter(self, text: str) -> None:

@@ -166,7 +166,7 @@ class DebuggerScreen(KeyedScreen):
                 self._inspect.show(state)
             if parts & {Part.FLAGS, Part.TELEMETRY, Part.RUNS}:
                 self._flags.show(state)
-            if Part.TELEMETRY in parts or (Part.TENSORS in parts and not state.live):
+            if Part.TELEMETRY in parts or (Part.TENSORS in parts and not state.tensors.live):
                 self._telemetry.show(state)
         on_top = self.app.screen
         if on_top is not self and isinstance(on_top, Overlay):
@@ -175,7 +175,10 @@ class DebuggerScreen(KeyedScreen):
     def _can_wait(self, parts: set[Part]) -> set[Part]:
         """What of these a running job changes many times a second."""
         state, now = self.state, time.monotonic()
-        theirs = parts & {*({Part.TENSORS} if state.live else ()), *({Part.ANSWER} if state.busy is not None else ())}
+        theirs = parts & {
+            *({Part.TENSORS} if state.tensors.live else ()),
+            *({Part.ANSWER} if state.job.busy is not None else ()),
+        }
         if not theirs or now - self._job_drawn < _LIVE_S:
             return theirs
         self._job_drawn = now
@@ -197,8 +200,8 @@ class DebuggerScreen(KeyedScreen):
 
     def _show_start(self) -> None:
         state = self.state
-        pane, failed = self.query_one(TensorsPane), state.a is None and state.trouble is not None
-        is_open = state.a_path is not None and not failed
+        pane, failed = self.query_one(TensorsPane), state.opened.a is None and state.job.trouble is not None
+        is_open = state.opened.a_path is not None and not failed
         if pane.starts == (not is_open):
             return
         if not is_open:
@@ -221,21 +224,21 @@ class DebuggerScreen(KeyedScreen):
     def do_back(self) -> None:
         if self.panes.alone:
             self.panes.do_maximise()
-        elif self.state.filter:
+        elif self.state.tensors.filter:
             self.search.set_filter("")
             self.query_one(TensorsPane).close_filter(hide=True)
-        elif self.state.step_filter:
-            self.state.step_filter = ""
+        elif self.state.opened.step_filter:
+            self.state.opened.step_filter = ""
             self.redraw(Part.RUNS)
         elif self.panes.active != "tensors":
             self.panes.focus("tensors")
-        elif not self.state.tolerance.is_table and self.state.busy is None:
+        elif not self.state.tolerance.is_table and self.state.job.busy is None:
             self.requests.judge_by(Tolerance())
             if self.state.compared is not None:
                 self.stage.say("judged by the table's own tolerances again")
 
     def do_quit(self) -> None:
-        busy = self.state.busy
+        busy = self.state.job.busy
         if busy is not None and busy.is_replay and not self._quit_asked:
             self._quit_asked = True
             self.stage.say("a replay runs: q again quits, ctrl+c cancels it", "warning")
@@ -246,7 +249,7 @@ class DebuggerScreen(KeyedScreen):
 
     @on(TensorHighlighted)
     def _tensor_highlighted(self, event: TensorHighlighted) -> None:
-        self.state.selected = event.index
+        self.state.tensors.selected = event.index
         self.stage.work(self.session.looking.inspect(), "inspect")
 
     @on(TensorOpened)
@@ -256,12 +259,12 @@ class DebuggerScreen(KeyedScreen):
     @on(RecordHighlighted)
     def _record_highlighted(self, event: RecordHighlighted) -> None:
         # With a pair open the list stays on the comparison until enter asks for another.
-        if self.state.b is None and event.index is not None:
+        if self.state.opened.b is None and event.index is not None:
             self.stage.work(self.session.looking.show_record(event.index), "look")
 
     @on(RecordOpened)
     def _record_opened(self, event: RecordOpened) -> None:
-        if self.state.b is not None and self.state.snapshot is None:
+        if self.state.opened.b is not None and self.state.opened.snapshot is None:
             self.stage.work(self.session.comparing.compare(event.scope), "job")
         elif event.index is not None:
             self.stage.work(self.session.looking.show_record(event.index), "look")
@@ -299,4 +302,4 @@ class DebuggerScreen(KeyedScreen):
     def _filter_closed(self, event: FilterClosed) -> None:
         if not event.keep:
             self.search.set_filter("")
-        self.query_one(TensorsPane).close_filter(hide=not (event.keep and self.state.filter))
+        self.query_one(TensorsPane).close_filter(hide=not (event.keep and self.state.tensors.filter))

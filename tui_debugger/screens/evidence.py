@@ -76,7 +76,7 @@ class EvidenceScreen(ModalScreen[None]):
         if finding["evidence"]:
             narrow = self.app.size.width < _NARROW
             parts += [self._heading("Evidence"), self._narrow_evidence() if narrow else self._evidence()]
-        downstream = [one for one in self._stage.state.health.findings if one["echo_of"] == finding["id"]]
+        downstream = [one for one in self._stage.state.opened.health.findings if one["echo_of"] == finding["id"]]
         if downstream:
             parts.append(self._heading("What follows from it"))
             parts += [Text(f"  {one['id']} {fmt.safe(one['claim'])}") for one in downstream]

@@ -27,7 +27,7 @@ class Examining:
     # ── findings ─────────────────────────────────────────────────────────────────────────────────
 
     def do_diagnose(self) -> None:
-        if self._state.a is None:
+        if self._state.opened.a is None:
             self._stage.say(f"{NO_DUMP}: o opens one")
             return
         self._stage.work(self._session.diagnosing.diagnose(), "diagnose")
@@ -35,11 +35,11 @@ class Examining:
     def do_finding(self) -> None:
         pane = self._stage.panes.pane
         finding = cast("FindingsPane", pane).finding if pane is not None and pane.id == "findings" else None
-        self.show_finding(finding or self._state.health.worst)
+        self.show_finding(finding or self._state.opened.health.worst)
 
     def show_finding(self, finding: Mapping[str, Any] | None) -> None:
         if finding is None:
-            self._stage.say(self._state.health.note() or "nothing diagnosed yet: o opens a dump or a log")
+            self._stage.say(self._state.opened.health.note() or "nothing diagnosed yet: o opens a dump or a log")
             return
         from tui_debugger.screens.evidence import EvidenceScreen  # nobody waits for it who finds nothing wrong
 
@@ -62,7 +62,7 @@ class Examining:
         if any(place.get(name) is not None for name in ("step", "path")) and await self._session.looking.show_place(
             place
         ):
-            named = self._state.row is not None and place.get("tensor") is not None
+            named = self._state.tensors.row is not None and place.get("tensor") is not None
             self._stage.panes.focus("inspect" if named and place.get("sample") is not None else "tensors")
             self._stage.redraw(Part.TENSORS, Part.RUNS)
         else:
@@ -79,7 +79,7 @@ class Examining:
         asked = parsed(command)
         state = self._state
         self._stage.come_to_front()
-        if asked is None or state.a is None:
+        if asked is None or state.opened.a is None:
             return False
         verb, words, options = asked
         if verb == "compare" and len(words) > 1:
@@ -90,18 +90,18 @@ class Examining:
         numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdigit()}
         index = self._session.looking.record_at(numbers) if numbers else None
         if index is not None:
-            state.scope = Scope.of(state.a["records"][index]["key"])
+            state.opened.scope = Scope.of(state.opened.a["records"][index]["key"])
         for name, value in flags_of(options).items():
-            state.flags[name] = value
+            state.replay.flags[name] = value
         if "temperature" in options:
-            state.temperature = float(options["temperature"])
+            state.replay.temperature = float(options["temperature"])
         model = options.get("model", "")
         if model and not model.isupper():
-            state.model = model
+            state.replay.model = model
         self._stage.redraw(Part.FLAGS)
         if "matrix" in options:
             self._requests.do_matrix()
-        elif state.model is None and not state.a.get("models"):
+        elif state.replay.model is None and not state.opened.a.get("models"):
             self._stage.ask("Model to replay with", "a directory, a cached hub id, or random:llama-tiny",
                       self._replay_with, path=True)  # fmt: skip
         else:
@@ -109,7 +109,7 @@ class Examining:
         return True
 
     def _replay_with(self, model: str) -> None:
-        self._state.model = model
+        self._state.replay.model = model
         self._requests.do_replay()
 
     # ── trends ───────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +117,7 @@ class Examining:
     def do_trends(self) -> None:
         from tui_debugger.screens.trends import TrendsScreen  # as late as the others
 
-        if self._state.a is None:
+        if self._state.opened.a is None:
             self._stage.say("no run is open: o opens a dump or a log")
             return
         self._stage.put_on_top(TrendsScreen(self._stage))
@@ -126,17 +126,17 @@ class Examining:
 
     def do_follow(self) -> None:
         state = self._state
-        if state.live_run is not None:
+        if state.opened.live_run is not None:
             self._stage.cancel("follow")
             self._stage.say("no longer followed")
-        elif state.a_path is None or state.snapshot is not None:
+        elif state.opened.a_path is None or state.opened.snapshot is not None:
             self._stage.say("no run is open that could grow: o opens one")
-        elif state.more:
+        elif state.opened.more:
             self._stage.say(
-                f"a run in {1 + len(state.more)} directories is not followed: rldbg --follow with one of them"
+                f"a run in {1 + len(state.opened.more)} directories is not followed: rldbg --follow with one of them"
             )
         else:
-            self.follow(state.a_path)
+            self.follow(state.opened.a_path)
 
     def follow(self, path: Path) -> None:
         self._stage.work(self._session.following.follow(path), "follow")

@@ -16,8 +16,8 @@ class Marking:
 
     def do_mark(self) -> None:
         screen, active = self._stage.screen, self._stage.panes.active
-        row, spot = self._state.row, screen.query_one(StepsPane).here
-        if active == "steps" and spot is not None and self._state.a is not None:
+        row, spot = self._state.tensors.row, screen.query_one(StepsPane).here
+        if active == "steps" and spot is not None and self._state.opened.a is not None:
             self._mark(Mark("record", str(spot.scope), spot.scope.params()))
         elif active == "steps":
             self._stage.say("nothing to mark: o opens a dump")

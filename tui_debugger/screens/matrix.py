@@ -117,7 +117,7 @@ class MatrixScreen(Overlay):
 
     @property
     def matrix(self) -> Matrix:
-        return self.stage.state.matrix
+        return self.stage.state.replay.matrix
 
     def compose(self) -> ComposeResult:
         yield Static("", markup=False, id="matrix-title")
@@ -140,14 +140,14 @@ class MatrixScreen(Overlay):
         title = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         one = self.matrix.is_one_replay
         title.append(" replay " if one else " matrix ", paint(self, "key"))
-        where = f" · {state.scope}" if str(state.scope) else ""
+        where = f" · {state.opened.scope}" if str(state.opened.scope) else ""
         cells = self.matrix.cells
         asked = ", ".join(label(cell) for cell in cells if cell["part"] == "cell") if one else self.matrix.axes
         title.append(f"{asked}{where}", paint(self, "muted"))
         self.query_one("#matrix-title", Static).update(title)
         self.query_one("#matrix-answer", Static).update(self._answer())
         self._show_cell(rows.cursor)
-        self.query_one(KeyBar).show("matrix", state.busy is not None)
+        self.query_one(KeyBar).show("matrix", state.job.busy is not None)
 
     def _answer(self) -> Text:
         """The answer first: what breaks agreement, what does not run, or how far it is."""
@@ -156,12 +156,12 @@ class MatrixScreen(Overlay):
         if matrix.runs:
             text.append(" RUN ", paint(self, "key"))
             total = Axes.parse(matrix.axes).size + 1
-            text.append(f" {len(matrix.cells)} of {total} cells · {state.busy or 'starting'}")
+            text.append(f" {len(matrix.cells)} of {total} cells · {state.job.busy or 'starting'}")
             return text
-        if state.trouble and matrix.document is None:
+        if state.job.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))
-            return text.append(f" {fmt.safe(state.trouble)}")
-        if not matrix.cells and state.a is None:
+            return text.append(f" {fmt.safe(state.job.trouble)}")
+        if not matrix.cells and state.opened.a is None:
             text.append(" READY ", paint(self, "muted"))
             return text.append(f" {NO_DUMP}: esc, then o opens one")
         if not matrix.cells:
@@ -231,8 +231,8 @@ class MatrixScreen(Overlay):
 
     def do_run_matrix(self) -> None:
         state = self.stage.state
-        if state.busy is not None:
-            self.stage.say(f"{state.busy} · ctrl+c cancels")
+        if state.job.busy is not None:
+            self.stage.say(f"{state.job.busy} · ctrl+c cancels")
             return
         self.stage.work(self.stage.session.replaying.run_matrix(), "job")
 

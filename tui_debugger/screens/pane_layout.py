@@ -51,7 +51,7 @@ class PaneLayout:
         """Draw the key bar: the keys that matter where the focus is."""
         starts = self.active == "tensors" and self._screen.query_one(StartList).display
         bar = "start" if starts else self.active
-        self._screen.query_one(KeyBar).show(bar, self._state.busy is not None, not self._state.shows_record)
+        self._screen.query_one(KeyBar).show(bar, self._state.job.busy is not None, not self._state.tensors.shows_record)
 
     def follow_focus(self) -> None:
         """The pane that holds the focused widget is the active one."""

@@ -226,9 +226,9 @@ class ParityScreen(Overlay):
         for part in self.query(Sheet):
             part.show(view)
         self.query_one(WorstRows).show(view)
-        self.query_one(ParityAnswer).show(view.answer(state.busy))
+        self.query_one(ParityAnswer).show(view.answer(state.job.busy))
         self.query_one("#parity-title", Static).update(self._title_line())
-        self.query_one(KeyBar).show("parity", state.busy is not None)
+        self.query_one(KeyBar).show("parity", state.job.busy is not None)
 
     def _title_line(self) -> Text:
         view = self.view
@@ -315,8 +315,8 @@ class ParityScreen(Overlay):
 
     def do_run_parity(self) -> None:
         stage = self.stage
-        if stage.state.busy is not None:
-            stage.say(f"{stage.state.busy} · ctrl+c cancels")
+        if stage.state.job.busy is not None:
+            stage.say(f"{stage.state.job.busy} · ctrl+c cancels")
         elif not self.view.request:
             stage.say("a saved document is not run again: rldbg parity CONFIG_A CONFIG_B")
         else:
@@ -337,7 +337,7 @@ class ParityScreen(Overlay):
         self.stage.work(self.stage.screen.taking.write(documents, "nothing to export yet"), "export")
 
     def do_copy(self) -> None:
-        answer = self.view.answer(self.stage.state.busy)
+        answer = self.view.answer(self.stage.state.job.busy)
         self.stage.screen.taking.copy(" · ".join([answer.sentence, *answer.notes]))
 
     def do_open_log(self) -> None:

@@ -20,14 +20,14 @@ class Requests:
         self._stage, self._session, self._state = stage, stage.session, stage.state
 
     def do_compare(self) -> None:
-        if self._state.a is None and self._state.busy is None:
+        if self._state.opened.a is None and self._state.job.busy is None:
             self._stage.say(f"{NO_DUMP}: o opens one, c then compares it")
             return
 
         def go(text: str) -> None:
             self._stage.work(self._session.comparing.compare_with(Path(text).expanduser()), "job")
 
-        value = str(self._state.b_path or "")
+        value = str(self._state.opened.b_path or "")
         self._stage.ask("Compare with", "a dump: directory or file", go, value, path=True)
 
     def do_open_dump(self) -> None:
@@ -38,16 +38,16 @@ class Requests:
 
     def do_model(self) -> None:
         def go(text: str) -> None:
-            self._state.model = text
+            self._state.replay.model = text
             self._stage.redraw(Part.FLAGS)
 
         hint = "a directory, a cached hub id, or random:llama-tiny"
-        self._stage.ask("Model to replay with", hint, go, self._state.model or "", path=True)
+        self._stage.ask("Model to replay with", hint, go, self._state.replay.model or "", path=True)
 
     def do_tolerance(self) -> None:
         session = self._session
-        if session.state.comparison is None and session.state.busy is None:
-            self._stage.say(NEXT if session.state.a is not None else f"{NO_DUMP}: o opens one")
+        if session.state.tensors.comparison is None and session.state.job.busy is None:
+            self._stage.say(NEXT if session.state.opened.a is not None else f"{NO_DUMP}: o opens one")
             return
 
         def go(text: str) -> None:
@@ -69,7 +69,7 @@ class Requests:
         self.judge_by(tolerance)
 
     def judge_by(self, tolerance: Tolerance) -> None:
-        busy = self._state.busy
+        busy = self._state.job.busy
         if busy is not None and self._session.comparing.judging_by is None:
             self._stage.say(f"{busy} · ctrl+c cancels")
             return
@@ -80,11 +80,11 @@ class Requests:
     def do_parity(self) -> None:
         state = self._state
         if state.parity.document is None and not state.parity.runs:
-            if state.a_path is None or state.snapshot is not None:
+            if state.opened.a_path is None or state.opened.snapshot is not None:
                 self._stage.say("open the dumps of two critics first: o, then c")
                 return
-            b = state.b_path or state.a_path
-            request = {"recorded": True, "a": str(state.a_path), "b": str(b)}
+            b = state.opened.b_path or state.opened.a_path
+            request = {"recorded": True, "a": str(state.opened.a_path), "b": str(b)}
             self._stage.work(self._session.parities.run(request), "job")
             return
         self.show_parity()
@@ -97,9 +97,9 @@ class Requests:
 
     def do_step(self) -> None:
         state = self._state
-        steps = state.a["steps"] if state.a else []
+        steps = state.opened.a["steps"] if state.opened.a else []
         if not steps:
-            self._stage.say("the run has no steps" if state.a else f"{NO_DUMP}: o opens one")
+            self._stage.say("the run has no steps" if state.opened.a else f"{NO_DUMP}: o opens one")
             return
 
         def go(text: str) -> None:
@@ -113,19 +113,19 @@ class Requests:
     def go_to_step(self, step: int) -> bool:
         """Compare a step of a pair, or show the first record of a run's; False where there is none."""
         state = self._state
-        records = state.a["records"] if state.a else []
+        records = state.opened.a["records"] if state.opened.a else []
         index = next((i for i, record in enumerate(records) if record["key"]["step"] == step), None)
         if index is None:
             return False
-        if state.b is not None:
+        if state.opened.b is not None:
             self._stage.work(self._session.comparing.compare(Scope(step)), "job")
         else:
             self._stage.work(self._session.looking.show_record(index), "look")
         return True
 
     def do_replay(self) -> None:
-        if self._state.busy is not None:
-            self._stage.say(f"{self._state.busy} · ctrl+c cancels")
+        if self._state.job.busy is not None:
+            self._stage.say(f"{self._state.job.busy} · ctrl+c cancels")
             return
         self._stage.work(self._session.replaying.replay(), "job")
 
@@ -135,24 +135,24 @@ class Requests:
         self._stage.put_on_top(MatrixScreen(self._stage))
 
     def do_flag(self, name: str) -> None:
-        flag, value = FLAGS[name], self._state.flags.get(name)
+        flag, value = FLAGS[name], self._state.replay.flags.get(name)
         settings = flag.turns or flag.values
         at = settings.index(value) if value in settings else -1
-        now = self._state.flags[name] = settings[(at + 1) % len(settings)]
+        now = self._state.replay.flags[name] = settings[(at + 1) % len(settings)]
         self._stage.redraw(Part.FLAGS)
         from replay_core.replay.forecast import unavailable  # comes with the flags pane, after the first paint
 
-        why = unavailable(name, now, self._state.flags)
+        why = unavailable(name, now, self._state.replay.flags)
         if why is not None:
             self._stage.say(f"{flag.label} {now} cannot run here: {why}", "warning", 3)
         elif self._stage.panes.active != "flags" and not self._stage.screen.query_one("#flags").region:
             self._stage.say(f"{flag.label}: {flag.unset if now is None else now}", seconds=2)
 
     def do_cancel(self) -> None:
-        if self._state.busy is None and self._state.health.doing:
+        if self._state.job.busy is None and self._state.opened.health.doing:
             self._stage.cancel("diagnose")
             return
-        if self._state.busy is None:
+        if self._state.job.busy is None:
             self._stage.say("nothing runs; q quits")
         self._stage.cancel("job", "judge")
         self._session.comparing.judging_by = None  # of a judging that had not begun nobody else would say so

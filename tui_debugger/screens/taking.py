@@ -30,10 +30,10 @@ class Taking:
 
     def do_export(self) -> None:
         findings, state = self._stage.panes.active == "findings", self._state
-        if not (state.live and state.busy is not None):
+        if not (state.tensors.live and state.job.busy is not None):
             self._stage.work(self._export(findings), "export")
             return
-        self._stage.say(f"{state.busy} · written when it has ended")
+        self._stage.say(f"{state.job.busy} · written when it has ended")
         if not self._export_waits:
             self._export_waits = True
             self._stage.work(self._export_when_ended(findings), "export")
@@ -42,12 +42,12 @@ class Taking:
         state, idle = self._state, 0
         try:
             # Between the end of the job and its answer on the screen nothing is busy for a moment.
-            while state.live and idle < _IDLE_LOOKS:
-                idle = 0 if state.busy is not None else idle + 1
+            while state.tensors.live and idle < _IDLE_LOOKS:
+                idle = 0 if state.job.busy is not None else idle + 1
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._export_waits = False
-        if state.live:
+        if state.tensors.live:
             self._stage.say("the comparison did not come to its end: nothing was written", "warning")
         else:
             await self._export(findings)
@@ -83,7 +83,7 @@ class Taking:
         self._stage.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
 
     def do_open_log(self) -> None:
-        self.show_log(self._state.cells[-1]["log"] if self._state.cells else None)
+        self.show_log(self._state.replay.cells[-1]["log"] if self._state.replay.cells else None)
 
     def show_log(self, path: str | None = None) -> None:
         """A log over the whole screen: of a file, or of this session."""

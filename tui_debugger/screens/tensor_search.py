@@ -18,43 +18,47 @@ class TensorSearch:
 
     def do_first(self) -> None:
         state = self._state
-        if state.comparison is None:
+        if state.tensors.comparison is None:
             self._stage.say(NEXT)
             return
-        if state.shows_record:
-            state.show_comparison(state.comparison, None)
-        index = state.first()
+        if state.tensors.shows_record:
+            state.tensors.show_comparison(state.tensors.comparison, None)
+        index = state.tensors.first()
         if index is None:
             self._stage.say("nothing diverges")
-            index = state.selected
-        elif index not in state.shown:
+            index = state.tensors.selected
+        elif index not in state.tensors.shown:
             self.set_filter("")
         self.select(index)
         self._stage.panes.focus("tensors")
 
     def do_diverging(self, direction: str) -> None:
-        index = self._state.diverging(self._state.selected, 1 if direction == "next" else -1)
+        index = self._state.tensors.diverging(self._state.tensors.selected, 1 if direction == "next" else -1)
         if index is None:
-            compared = self._state.comparison is not None
-            self._stage.say(f"no {direction} diverging tensor" if compared and not self._state.shows_record else
+            compared = self._state.tensors.comparison is not None
+            self._stage.say(f"no {direction} diverging tensor" if compared and not self._state.tensors.shows_record else
                      "these are one record's tensors: v goes back to the comparison" if compared else NEXT)  # fmt: skip
             return
         self.select(index)
 
     def select(self, index: int) -> None:
-        self._state.selected = index
+        self._state.tensors.selected = index
         self._stage.redraw(Part.TENSORS)
         self._stage.work(self._session.looking.inspect(), "inspect")
 
     def do_view(self) -> None:
         state = self._state
-        if state.shows_record and state.comparison is not None:
-            state.show_comparison(state.comparison)
-        elif not state.shows_record and state.record is not None and Scope.of(state.record["key"]) == state.scope:
-            state.show_record(state.record)
-        elif not state.shows_record and state.a and state.a.get("records"):
-            keys = [record["key"] for record in state.a["records"]]
-            here = next((i for i, key in enumerate(keys) if key.get("step") == state.scope.step), 0)
+        if state.tensors.shows_record and state.tensors.comparison is not None:
+            state.tensors.show_comparison(state.tensors.comparison)
+        elif (
+            not state.tensors.shows_record
+            and state.tensors.record is not None
+            and Scope.of(state.tensors.record["key"]) == state.opened.scope
+        ):
+            state.tensors.show_record(state.tensors.record)
+        elif not state.tensors.shows_record and state.opened.a and state.opened.a.get("records"):
+            keys = [record["key"] for record in state.opened.a["records"]]
+            here = next((i for i, key in enumerate(keys) if key.get("step") == state.opened.scope.step), 0)
             self._stage.work(self._session.looking.show_record(here), "look")
             return
         else:
@@ -70,7 +74,7 @@ class TensorSearch:
         self._session.looking.closer.move(1 if direction == "right" else -1)
 
     def do_at(self) -> None:
-        if self._state.inspected is None:
+        if self._state.inspection.document is None:
             self._stage.say("no tensor is selected: there are no values to go to")
             return
 
@@ -92,13 +96,13 @@ class TensorSearch:
         self._stage.work(self._session.looking.closer.turn(), "inspect")
 
     def do_sheet(self) -> None:
-        self._state.sheet = "tokens" if self._state.sheet == "values" else "values"
+        self._state.inspection.sheet = "tokens" if self._state.inspection.sheet == "values" else "values"
         self._stage.work(self._session.looking.inspect(), "inspect")
 
     def do_sort(self) -> None:
-        self._state.sort = SORTS[(SORTS.index(self._state.sort) + 1) % len(SORTS)]
-        self._stage.say(f"sorted: {self._state.sort}")
-        self.set_filter(self._state.filter)
+        self._state.tensors.sort = SORTS[(SORTS.index(self._state.tensors.sort) + 1) % len(SORTS)]
+        self._stage.say(f"sorted: {self._state.tensors.sort}")
+        self.set_filter(self._state.tensors.filter)
 
     def do_open(self) -> None:
         """Enter in the inspector: to the stretch under the strip's cursor."""
@@ -111,26 +115,26 @@ class TensorSearch:
     def do_filter(self) -> None:
         if self._stage.panes.active == "steps":
             hint = "a regular expression, e.g. PROBLEM, DIFF, rank 1, micro 3, modules; empty shows all"
-            self._stage.ask("Filter the records", hint, self._filter_steps, self._state.step_filter)
+            self._stage.ask("Filter the records", hint, self._filter_steps, self._state.opened.step_filter)
             return
         self._stage.panes.focus("tensors")
-        self._stage.screen.query_one(TensorsPane).ask_filter(self._state.filter)
+        self._stage.screen.query_one(TensorsPane).ask_filter(self._state.tensors.filter)
 
     def _filter_steps(self, text: str) -> None:
-        self._state.step_filter = text
+        self._state.opened.step_filter = text
         self._stage.redraw(Part.RUNS)
 
     def set_filter(self, text: str) -> None:
-        self._state.filter = text
+        self._state.tensors.filter = text
         self._stage.work(self._refilter(), "filter")
 
     async def _refilter(self) -> None:
-        state, rows = self._state, self._state.rows
-        wanted, looked_at = state.wanted(), len(rows)
-        hits = await shown(rows, wanted if state.filter else None, state.sort)
-        if rows is not state.rows:
+        state, rows = self._state, self._state.tensors.rows
+        wanted, looked_at = state.tensors.wanted(), len(rows)
+        hits = await shown(rows, wanted if state.tensors.filter else None, state.tensors.sort)
+        if rows is not state.tensors.rows:
             return  # another list came meanwhile, and was filtered as a whole
-        state.shown = [*hits, *matching(rows, wanted, looked_at, len(rows))]  # with what was judged meanwhile
-        if state.shown and state.row is not None and not state.row_is_shown():
-            self.select(state.shown[0])
+        state.tensors.shown = [*hits, *matching(rows, wanted, looked_at, len(rows))]  # with what was judged meanwhile
+        if state.tensors.shown and state.tensors.row is not None and not state.tensors.row_is_shown():
+            self.select(state.tensors.shown[0])
         self._stage.redraw(Part.TENSORS)

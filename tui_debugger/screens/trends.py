@@ -127,10 +127,10 @@ class TrendsScreen(Overlay):
         if not self.query(PlotPanel):
             return  # news came before it was composed: mounting draws them
         state = self.stage.state
-        health = state.health
+        health = state.opened.health
         self.query_one(TitleLine).show(state)
         self.query_one(Headline).show(state)
-        self.query_one(KeyBar).show("trends", state.busy is not None)
+        self.query_one(KeyBar).show("trends", state.job.busy is not None)
         rows = self.query_one(TrendRows)
         if self._drawn is not health.document or not health.document:
             grown = self._drawn is not None
@@ -143,7 +143,7 @@ class TrendsScreen(Overlay):
 
     def _draw_findings(self) -> None:
         """What else was found, where the screen is tall."""
-        health = self.stage.state.health
+        health = self.stage.state.opened.health
         at_top = health.worst
         listed = [one for one in causes(health.findings) if one != at_top]
         room = _FINDINGS if self.has_class("-tall") else 1
@@ -242,7 +242,7 @@ class TrendsScreen(Overlay):
         self._go()
 
     def do_finding(self) -> None:
-        self.stage.screen.examining.show_finding(self.stage.state.health.worst)
+        self.stage.screen.examining.show_finding(self.stage.state.opened.health.worst)
 
     def do_trends(self) -> None:
         self.app.pop_screen()

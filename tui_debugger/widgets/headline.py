@@ -38,10 +38,10 @@ class TitleLine(Fixed):
     def _draw(self) -> None:
         state, width = self._state, self.size.width
         text = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
-        names, tail = self._names(), str(state.scope)
+        names, tail = self._names(), str(state.opened.scope)
         judged = self._judged()
-        if state.live_run is not None:
-            tail = f"{tail} · {state.live_run}" if tail else str(state.live_run)
+        if state.opened.live_run is not None:
+            tail = f"{tail} · {state.opened.live_run}" if tail else str(state.opened.live_run)
         whole = width - 8 - len(tail) - len(judged) - 5 * len(names)
         # A short name leaves its room to the long one.
         spare = max(0, whole // max(1, len(names)) - min((len(name) for _, name in names), default=0))
@@ -61,27 +61,27 @@ class TitleLine(Fixed):
         """Which tolerance is in force: words, and a colour where it is not the table's."""
         state = self._state
         if state.tolerance.is_table:
-            shown = None if state.shows_record else state.comparison
+            shown = None if state.tensors.shows_record else state.tensors.comparison
             # An older document does not say what it was judged by.
-            saved: object = state.saved
+            saved: object = state.opened.saved
             has = shown is not None and (shown is not saved or "tolerance" in shown)
             return " · judged by the table" if has else ""
         return f" · JUDGED BY {state.tolerance}"
 
     def _names(self) -> list[tuple[str, str]]:
         state = self._state
-        compared = None if state.shows_record else state.comparison
+        compared = None if state.tensors.shows_record else state.tensors.comparison
         if compared and (labels := _settings(compared)):
             return [("A", labels[0]), ("B", labels[1])]
-        if state.b_path is not None:
-            names = [str(state.a_path), str(state.b_path)]
+        if state.opened.b_path is not None:
+            names = [str(state.opened.a_path), str(state.opened.b_path)]
             common = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
             shown = [os.path.relpath(name, common) if len(common) > 1 else name for name in names]
             if "." in shown:
                 shown = [os.path.basename(name) for name in names]
             return [("A", shown[0]), ("B", shown[1])]
-        others = "".join(f" + {os.path.basename(os.path.normpath(path))}" for path in state.more)
-        return [("A", f"{state.a_path}{others}")] if state.a_path else []
+        others = "".join(f" + {os.path.basename(os.path.normpath(path))}" for path in state.opened.more)
+        return [("A", f"{state.opened.a_path}{others}")] if state.opened.a_path else []
 
 
 def _settings(comparison: ComparisonDocument) -> tuple[str, str] | None:

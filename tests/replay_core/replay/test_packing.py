@@ -1,8 +1,12 @@
 import numpy as np
 
+from replay_core.compare import compare_runs
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import arrange
 from tests.replay_core.replay.conftest import ROWS, small_batch
+from tests.replay_core.replay.test_run import run_of
 
 LENGTHS = [tokens for _, tokens, _ in ROWS]
 
@@ -62,3 +66,22 @@ def test_the_response_mask_goes_with_the_tokens():
     packed = arrange(batch, Flags(packing=True))
     assert packed.response_mask.shape == (1, sum(LENGTHS))
     assert packed.response_mask.sum() == batch.response_BS.sum()
+
+
+def test_a_packed_replay_is_diagnosed_and_compared_like_its_padded_twin(ask):
+    cells = ask("packing=on", plan={"model": "random:llama-tiny", "capture": "none"})["cells"]
+    padded, packed = map(run_of, cells[-2:])
+    shapes = [run.select(stage="batch_inputs")[0].get("input_ids").shape for run in (padded, packed)]
+    assert shapes == [(3, 24), (1, sum(LENGTHS))]
+    (a,), (b,) = Case(padded).batches(), Case(packed).batches()
+    assert a.lengths_B.tolist() == b.lengths_B.tolist() == LENGTHS
+    np.testing.assert_array_equal(a.tokens_N, b.tokens_N)
+    np.testing.assert_array_equal(a.trained_N, b.trained_N)
+    logprobs_a, logprobs_b = a.column("policy_logprobs"), b.column("policy_logprobs")
+    np.testing.assert_array_equal(logprobs_a.said_N, logprobs_b.said_N)
+    np.testing.assert_allclose(logprobs_a.values_N[a.trained_N], logprobs_b.values_N[a.trained_N], atol=1e-5)
+    found = [[(one.id, one.severity, one.claim) for one in diagnose(Case(run)).findings] for run in (padded, packed)]
+    assert found[0] == found[1]
+    verdicts = {row.name: row.verdict.value for row in compare_runs(padded, packed).tensors}
+    assert verdicts["input_ids"] == verdicts["response_mask"] == "SAME"
+    assert set(verdicts.values()) <= {"SAME", "CLOSE"}, verdicts

@@ -79,3 +79,31 @@ def test_rows_that_are_not_one_sample_and_one_padding_id_tell_no_padding(row: li
     assert not grid.padding_known
     assert among(grid, [np.array([11, 12])]) is None
     assert among(samples_with(input_ids=[[9, 9, 11, 12]]), [np.array([11, 12])]) is not None
+
+
+RIGHT = [[5, 6, 7, 8, 9, 0], [1, 2, 3, 0, 0, 0]]
+TAIL = ref("response_mask", [[1, 1, 1], [0, 0, 1]])
+HEAD = ref("response_mask", [[1, 1, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "values"),
+    [
+        # Rows that begin with the response, of a grid padded on the right.
+        (RIGHT, HEAD, [[-1, -2, -3], [-4, 0, 0]]),
+        (RIGHT, ref("response_mask", [[0, 0, 1, 1, 1, 0], [0, 0, 1, 0, 0, 0]]), [[-1, -2, -3], [-4, 0, 0]]),
+        # The last columns of a grid padded on the left, or of prompts left and responses right.
+        ([[0, 5, 6, 7, 8, 9], [0, 0, 0, 1, 2, 3]], TAIL, [[-1, -2, -3], [0, 0, -4]]),
+        ([[0, 5, 6, 7, 8, 9], [0, 1, 2, 3, 0, 0]], HEAD, [[-1, -2, -3], [-4, 0, 0]]),
+    ],
+    ids=["head, own mask", "head, whole mask", "left", "prompts left, responses right"],
+)  # fmt: skip
+def test_response_rows_of_no_stated_place_follow_the_records_own_masks(ids: Any, mask: TensorRef, values: Any) -> None:
+    logprobs = ref("old_logprobs", np.array(values, float))
+    fields = [ref("input_ids", ids), ref("attention_mask", np.array(ids) != 0), mask, logprobs]
+    batch = Batch(record_with(*fields), fields)
+    said, generated = batch.values(logprobs), batch.generated_N
+    assert said is not None
+    assert generated is not None
+    assert generated.tolist() == [False, False, True, True, True, False, False, True]
+    assert said.values_N[generated].tolist() == [-1, -2, -3, -4]

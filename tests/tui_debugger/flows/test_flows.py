@@ -41,50 +41,50 @@ async def test_opening_a_dump_shows_its_first_record_and_inspects_a_tensor() -> 
     heard = Heard()
     await heard.session.opening.open(A, None)
     assert heard.engine.kinds()[:3] == ["open", "record", "inspect"]
-    assert heard.state.shows_record
-    assert heard.state.inspected is not None
+    assert heard.state.tensors.shows_record
+    assert heard.state.inspection.document is not None
     assert heard.changed >= {Part.START, Part.RUNS, Part.TENSORS, Part.INSPECT}
 
 
 async def test_opening_a_pair_stops_at_the_first_step_that_diverges_and_selects_its_first_divergence() -> None:
     heard = Heard()
     await heard.session.opening.open(A, B)
-    assert heard.state.step_verdicts == {heard.state.scope.step: "DIFF"}
-    assert heard.state.row is not None
-    assert heard.state.row.is_first
-    assert heard.state.busy is None
+    assert heard.state.opened.step_verdicts == {heard.state.opened.scope.step: "DIFF"}
+    assert heard.state.tensors.row is not None
+    assert heard.state.tensors.row.is_first
+    assert heard.state.job.busy is None
 
 
 async def test_a_path_that_is_no_dump_leaves_what_is_open_as_it_is() -> None:
     heard = Heard()
     await heard.session.opening.open(A, None)
-    before = heard.state.a
+    before = heard.state.opened.a
     await heard.session.opening.open_another(A.parent / "nothing")
-    assert heard.state.a is before
-    assert heard.state.trouble is None
+    assert heard.state.opened.a is before
+    assert heard.state.job.trouble is None
     assert [severity for severity, _ in heard.told] == ["error"]
 
 
 async def test_an_error_is_shown_and_the_session_goes_on() -> None:
     heard = Heard(compare=DumpError("the file ends early", file="/runs/x.pt"))
     await heard.session.opening.open(A, B)
-    assert heard.state.trouble == "the file ends early"
-    assert heard.state.comparison is None
+    assert heard.state.job.trouble == "the file ends early"
+    assert heard.state.tensors.comparison is None
     heard.engine.answers.clear()
     await heard.session.comparing.compare(Scope(0))
-    assert heard.state.trouble is None
-    assert heard.state.comparison is not None
+    assert heard.state.job.trouble is None
+    assert heard.state.tensors.comparison is not None
 
 
 async def test_judging_by_another_tolerance_reads_nothing_and_keeps_the_row() -> None:
     heard = Heard()
     await heard.session.opening.open(A, B)
-    row, jobs = heard.state.selected, len(heard.engine.jobs)
+    row, jobs = heard.state.tensors.selected, len(heard.engine.jobs)
     await heard.session.comparing.judge_by(Tolerance(atol=2.0))
     assert heard.engine.kinds()[jobs] == "rejudge"
     assert "compare" not in heard.engine.kinds()[jobs:]
     assert heard.state.tolerance == Tolerance(atol=2.0)
-    assert heard.state.selected == row
+    assert heard.state.tensors.selected == row
 
 
 async def test_a_tolerance_that_cannot_be_judged_by_leaves_the_former_in_force() -> None:
@@ -109,13 +109,13 @@ async def test_a_diagnosis_that_is_cancelled_says_so_and_keeps_what_was_known() 
     heard = Heard()
     await heard.session.opening.open(A, None)
     await heard.session.diagnosing.diagnose()
-    known = heard.state.health.document
+    known = heard.state.opened.health.document
     assert known is not None
     heard.engine.answers["diagnose"] = JobCancelledError("cancelled")
     await heard.session.diagnosing.diagnose()
-    assert heard.state.health.document is known
-    assert heard.state.health.trouble == "cancelled, E begins again"
-    assert not heard.state.health.doing
+    assert heard.state.opened.health.document is known
+    assert heard.state.opened.health.trouble == "cancelled, E begins again"
+    assert not heard.state.opened.health.doing
 
 
 async def test_values_that_two_critics_recorded_become_the_parity_that_is_shown() -> None:
@@ -130,21 +130,21 @@ async def test_a_second_job_leaves_the_progress_of_the_first_on_the_screen() -> 
     heard = Heard()
     heard.engine.gate = asyncio.Event()
     first = asyncio.create_task(heard.session.parities.run({"recorded": True, "a": str(A), "b": str(B)}))
-    while heard.state.busy is None or not heard.state.busy.unit:
+    while heard.state.job.busy is None or not heard.state.job.busy.unit:
         await asyncio.sleep(0)
-    busy = heard.state.busy
+    busy = heard.state.job.busy
     await heard.session.opening.open(A, None)
-    assert heard.state.busy is busy
+    assert heard.state.job.busy is busy
     assert str(busy) == "reading values: 1 of 3 batches"
     heard.engine.gate.set()
     await first
-    assert heard.state.busy is None
+    assert heard.state.job.busy is None
 
 
 async def test_progress_of_nothing_that_runs_is_let_go() -> None:
     heard = Heard()
     heard.session.errands.take(Progress(1, 2, "tensors"))
-    assert heard.state.busy is None
+    assert heard.state.job.busy is None
     assert Part.ANSWER not in heard.changed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.tui_debugger.driving import opened, rest, screen, until
+from replay_core.desk import perform
+from replay_core.errors import ChildDiedError
+from replay_core.executors.in_process import InProcess
+from replay_core.jobs import Document, Job, OnEvent, ignore, is_coordinating
+from tests.tui_debugger.driving import A, opened, press, rest, screen, until
+from tests.tui_debugger.scripted import ScriptedEngine, replayed
 from tui_debugger.answer import answer_of
 from tui_debugger.app import RldbgApp
 from tui_debugger.commands.replay import command
@@ -17,6 +23,8 @@ from tui_debugger.engine import ChildEngine
 
 #: What a replay may take on a box that others use too: a bound, not a pause.
 _LIMIT_S = 300
+#: Where the cells of a test run: in real children, or in this very process.
+HERE = InProcess(perform)
 #: What differs from run to run, or says where it was written.
 _OF_THIS_RUN = {"created", "is_warm", "time", "memory", "dump", "log", "room_mib", "baseline_dump", "cold_compile"}
 
@@ -28,6 +36,28 @@ SINGLE = {
     "bf16, samples that see each other": (["--packing", "--dtype", "bf16", "--debug-fault", "foreign_key"], False),
     "random weights": (["--model", "random:llama-tiny", "--packing"], True),
 }
+
+#: A model of the trainer's own: in a pack, one token of the second sample comes out off by .30.
+FACTORY = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+def off_by_a_token(_norm, _inputs, hidden_BSD):
+    if hidden_BSD.shape[1] <= 24:
+        return hidden_BSD
+    spoilt = hidden_BSD.clone()
+    token_D = spoilt[0, 20]
+    aside_D = torch.roll(token_D, 1) * torch.where(torch.arange(token_D.numel()) % 2 == 0, 1, -1)
+    spoilt[0, 20] += 0.30 * token_D.norm() * aside_D / aside_D.norm()
+    return spoilt
+
+def build():
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2))
+    model.model.norm.register_forward_hook(off_by_a_token)
+    return model
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +90,24 @@ def engine() -> ChildEngine:
     return ChildEngine()
 
 
+class EngineHere:
+    """Does the jobs in this very process: what the children do, without their start."""
+
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+        return perform(job, on_event)
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> EngineHere:
+    """Screen and command without children of their own."""
+    monkeypatch.setattr("tui_debugger.commands.replay.ChildRunner", lambda **_kept: contextlib.nullcontext(HERE))
+    return EngineHere()
+
+
 def compared(document: Any) -> Any:
     """The document without what belongs to one run of it."""
     if isinstance(document, dict):
@@ -78,12 +126,71 @@ def commanded(*arguments: object) -> tuple[dict[str, Any], int]:
 async def pressed(app: RldbgApp, pilot: Any, document: dict[str, Any]) -> dict[str, Any]:
     """The document that the screen shows once `r` has run the plan of another one."""
     state, plan = app.session.state, document["plan"]
-    state.flags, state.model = dict(plan["flags"]), plan["model"]
-    state.replayed = None
+    state.replay.flags, state.replay.model = dict(plan["flags"]), plan["model"]
+    state.replay.document = None
     await pilot.press("r")
-    await until(pilot, lambda: state.replayed is not None and state.busy is None, "the replay", _LIMIT_S)
+    await until(pilot, lambda: state.replay.document is not None and state.job.busy is None, "the replay", _LIMIT_S)
     await rest(app, pilot)
-    return dict(state.replayed or {})
+    return dict(state.replay.document or {})
+
+
+@pytest.mark.parametrize("name", ["packed without its mask", "random weights"])
+async def test_screen_and_command_answer_alike(dump: Path, here: EngineHere, name: str) -> None:
+    options, agrees = SINGLE[name]
+    document, code = commanded(dump, *options)
+    assert document["cells"][-1]["agreement"]["agrees"] is agrees
+    async with opened(dump, engine=here) as (app, pilot):
+        assert compared(await pressed(app, pilot, document)) == compared(document)
+        assert (answer_of(app.session.state).token == "first") == bool(code), screen(app)
+
+
+async def test_one_sample_off_is_listed_by_both(
+    dump: Path, here: EngineHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model_that_slips.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    document, code = commanded(dump, "--model", "factory:model_that_slips:build", "--packing", "--dtype", "bf16")
+    cell = document["cells"][-1]
+    first, counts = cell["agreement"]["first_divergence"], cell["agreement"]["counts"]
+    assert (cell["agreement"]["off"], counts["DIFF"], code) == ([1], 1, 1)
+    assert first["metrics"]["worst_token"]["rel_l2"] == pytest.approx(0.30, abs=0.01)
+    assert first["metrics"]["rel_l2"] < 0.05, "the tensor as a whole would pass"
+    async with opened(dump, engine=here) as (app, pilot):
+        assert compared(await pressed(app, pilot, document)) == compared(document)
+        assert answer_of(app.session.state).token == "first", screen(app)
+        assert "norm.output" in screen(app)
+
+
+async def test_a_dead_child_is_asked_again_with_every_setting_apart() -> None:
+    def answer(job: Job) -> Document:
+        if not job.params.get("is_apart"):
+            Path(job.params["out"]).mkdir(parents=True)
+            raise ChildDiedError("the child process was killed by SIGKILL (9) before it answered")
+        return replayed(job.params["plan"]["flags"])
+
+    engine = ScriptedEngine(replay=answer)
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "r")
+        first, again = [job for job in engine.jobs if job.kind == "replay"]
+        assert first.params["plan"] == again.params["plan"]
+        assert first.params["out"] != again.params["out"], "no cell is written where one was"
+        assert (is_coordinating(first), is_coordinating(again)) == (False, True)
+        assert app.session.state.replay.document is not None
+
+
+@pytest.mark.slow
+async def test_a_model_that_takes_its_process_along_is_one_crashed_cell(dump: Path, engine: ChildEngine) -> None:
+    document, code = commanded(dump, "--packing", "--debug-fault", "abort")
+    assert code == 4
+    assert [cell["outcome"] for cell in document["cells"]] == ["ran", "ran", "crashed"]
+    async with opened(dump, engine=engine) as (app, pilot):
+        shown = await pressed(app, pilot, document)
+        for one in (shown, document):
+            assert "faults.py" in Path(one["cells"][-1]["log"]).read_text(), "the log holds the stack"
+            assert "last lines" in one["cells"][-1]["error"].pop("found"), "times and addresses stand in it"
+        assert compared(shown) == compared(document)
+        assert app.session.state.replay.cells == shown["cells"]
+        assert "crashed: the child process was killed by SIGABRT" in (app.session.state.trouble or "")
 
 
 @pytest.mark.slow
@@ -108,10 +215,10 @@ async def test_the_matrix_of_the_screen_is_that_of_the_command(dump: Path, engin
     assert code == 1
     assert document["matrix"]["breaking"] == [{"packing": True, "block_mask": False}]
     async with opened(dump, engine=engine) as (app, pilot):
-        app.session.state.matrix.axes = " ".join(axes)
+        app.session.state.replay.matrix.axes = " ".join(axes)
         await pilot.press("m", "r")
-        await until(pilot, lambda: app.session.state.matrix.document is not None, "the matrix", _LIMIT_S)
-        assert compared(app.session.state.matrix.document) == compared(document)
+        await until(pilot, lambda: app.session.state.replay.matrix.document is not None, "the matrix", _LIMIT_S)
+        assert compared(app.session.state.replay.matrix.document) == compared(document)
         await rest(app, pilot)
 
 

@@ -44,6 +44,6 @@ async def test_a_corrected_tolerance_is_the_one_in_force() -> None:
 async def test_escape_still_leaves_a_filter() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "slash", "m", "l", "p")
-        assert app.session.state.filter == "mlp"
+        assert app.session.state.tensors.filter == "mlp"
         await press(app, pilot, "escape")
-        assert app.session.state.filter == ""
+        assert app.session.state.tensors.filter == ""
