@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from replay_core.documents.comparison import ComparisonDocument
+from replay_core.documents.replay import CapturedDigests, CellEntry, ReplayDocument
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 
 
-def label(cell: Mapping[str, Any]) -> str:
+def label(cell: CellEntry) -> str:
     """Its settings for a person: `packed, no block mask, sdpa`."""
-    if cell.get("part") == "recording":
+    if cell["part"] == "recording":
         return "the recording"
     try:
-        said = Flags.from_mapping(cell.get("flags") or {}).label()
+        said = Flags.from_mapping(cell["flags"]).label()
     except RldbgError:  # flags of another rldbg
-        said = fmt.flags(cell.get("flags"))
-    return f"reference: {said}" if cell.get("part") == "reference" else said
+        said = fmt.flags(cell["flags"])
+    return f"reference: {said}" if cell["part"] == "reference" else said
 
 
-def held_to_baseline(document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def held_to_baseline(document: ReplayDocument) -> tuple[CellEntry, CellEntry]:
     """(the baseline, the cell that was asked for, or the last beside it where that is the baseline itself)."""
     baseline = document["cells"][document["baseline"]]
     others = [cell for number, cell in enumerate(document["cells"]) if number != document["baseline"]]
@@ -29,13 +28,14 @@ def held_to_baseline(document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     return baseline, (asked or others)[-1]
 
 
-def recording_parts(document: Mapping[str, Any]) -> str:
+def recording_parts(document: ReplayDocument) -> str:
     """How what the trainer recorded is not what each row alone computes; empty where it is, or nothing tells."""
-    held = document["cells"][document["baseline"]].get("recorded") or []
+    held = document["cells"][document["baseline"]]["recorded"]
     # The first of several models to be ranked is no answer of its own.
-    if not held or document.get("ranking") or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
+    if not held or document["ranking"] or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
         return ""
     at = held[0]["at"]
+    assert at is not None
     return (
         f"{held[0]['field']} is not what each row alone computes: {held[0]['reason']}; "
         f"worst at sample {at['sample']} position {at['position']}: recorded {fmt.number(at['recorded'], 5)}, "
@@ -43,7 +43,7 @@ def recording_parts(document: Mapping[str, Any]) -> str:
     )
 
 
-def sentence(cell: Mapping[str, Any]) -> str:
+def sentence(cell: CellEntry) -> str:
     """In one line; empty where whole tensors were captured, or nothing was held to digests."""
     told = _told(cell)
     if told is None:
@@ -61,27 +61,25 @@ def sentence(cell: Mapping[str, Any]) -> str:
     return fmt.safe(f"{said}{seen}")
 
 
-def stated(comparison: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+def stated(comparison: ComparisonDocument, cell: CellEntry | None) -> ComparisonDocument:
     """The comparison of a cell, with what was seen as digests only counted as skipped: it is never called agreement."""
-    told = _told(cell)
-    if told is None or not told["not_in_full"]:
+    told = None if cell is None else _told(cell)
+    if cell is None or told is None or not told["not_in_full"]:
         return comparison
     counts, rest = comparison["counts"], told["not_in_full"]
-    return {
-        **comparison,
-        "counts": {**counts, "total": counts["total"] + rest, "skipped": counts.get("skipped", 0) + rest},
-        "problems": [*comparison.get("problems", []), {"where": str(cell.get("dump")), "what": sentence(cell)}],
-    }
+    held = comparison.copy()
+    held["counts"] = {**counts, "total": counts["total"] + rest, "skipped": counts["skipped"] + rest}
+    held["problems"] = [*comparison["problems"], {"where": str(cell["dump"]), "what": sentence(cell)}]
+    return held
 
 
-def dump_beside(cell: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def dump_beside(cell: CellEntry, other: CellEntry) -> str | None:
     """The dump of `cell` to hold against that of `other`: the baseline has one with the modules that `other` has."""
     told = _told(other)
-    if cell.get("part") == "reference" and told is not None and told["baseline_dump"]:
-        return str(told["baseline_dump"])
-    return cell.get("dump")
+    if cell["part"] == "reference" and told is not None and told["baseline_dump"]:
+        return told["baseline_dump"]
+    return cell["dump"]
 
 
-def _told(cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    told: Mapping[str, Any] | None = (cell.get("capture") or {}).get("hashes")
-    return told
+def _told(cell: CellEntry) -> CapturedDigests | None:
+    return cell["capture"]["hashes"] if cell["capture"] else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
 from replay_core.errors import RldbgError
 
 #: Verdict words in the order a reader cares about them.
@@ -217,22 +218,21 @@ def counts(value: Mapping[str, Any]) -> str:
     return f"{' · '.join(parts)} of {value.get('total', 0)}"
 
 
-def comparison_answer(document: Mapping[str, Any]) -> Answer:
+def comparison_answer(document: ComparisonDocument) -> Answer:
     """The first line of a comparison."""
-    totals = document.get("counts") or {}
-    first = document.get("first_divergence")
+    totals = document["counts"]
+    first = document["first_divergence"]
     if first:
         return first_answer(first, totals)
-    compared = sum(totals.get(word, 0) for word in ("SAME", "CLOSE", "PADDING"))
+    compared = totals["SAME"] + totals["CLOSE"] + totals["PADDING"]
     if not compared:
         return Answer("NONE", "missing", "nothing could be compared", [], _remarks(document, totals))
-    left_out = totals.get("MISSING", 0) + totals.get("skipped", 0)
-    coverage = document.get("coverage") or {}
-    unread, absent = coverage.get("records_unreadable", 0), coverage.get("numbers_absent", 0)
-    word = "SAME" if compared == totals.get("SAME", 0) else "CLOSE"
-    rows = [row for row in document.get("tensors") or [] if row.get("verdict") == "SAME"]
+    left_out = totals["MISSING"] + totals["skipped"]
+    unread, absent = document["coverage"]["records_unreadable"], document["coverage"].get("numbers_absent", 0)
+    word = "SAME" if compared == totals["SAME"] else "CLOSE"
+    rows = [row for row in document["tensors"] if row["verdict"] == "SAME"]
     # 0 equals -0 and a cast may lose nothing: that is the same number in other bits.
-    bitwise = len(rows) == compared and all(row.get("reason") == "bitwise equal" for row in rows)
+    bitwise = len(rows) == compared and all(row["reason"] == "bitwise equal" for row in rows)
     phrase = "everything SAME or CLOSE" if word == "CLOSE" else f"everything {'bitwise ' if bitwise else ''}SAME"
     facts = [f"{compared:,} compared"]
     if left_out or unread or absent:
@@ -265,14 +265,14 @@ def first_answer(
     return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, notes)
 
 
-def _remarks(document: Mapping[str, Any], totals: Mapping[str, Any]) -> list[str]:
+def _remarks(document: ComparisonDocument, totals: VerdictCounts) -> list[str]:
     parts = [counts(totals)]
-    difference = document.get("first_difference")
+    difference = document["first_difference"]
     if difference:
-        where = " · ".join(part for part in (difference["name"], place(difference.get("index"))) if part)
-        values = f"a={number(difference.get('a'), 3)} b={number(difference.get('b'), 3)}"
+        where = " · ".join(part for part in (difference["name"], place(difference["index"])) if part)
+        values = f"a={number(difference['a'], 3)} b={number(difference['b'], 3)}"
         parts.append(f"bitwise they part first at {where} · {values}")
-    problems = document.get("problems") or []
+    problems = document["problems"]
     if problems:
-        parts.append(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}: {problems[0].get('what', '')}")
+        parts.append(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}: {problems[0]['what']}")
     return parts

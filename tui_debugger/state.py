@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from replay_core.documents.difference import DifferenceDocument
+from replay_core.documents.replay import CellEntry, ReplayDocument
 from replay_core.documents.run import RunDocument
+from replay_core.documents.tensor import TensorDocument
 from replay_core.jobs import Document, Sample
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
@@ -72,8 +75,8 @@ class Matrix:
     """The cells of a matrix, while it runs and after."""
 
     axes: str = MATRIX
-    cells: list[Document] = field(default_factory=list)
-    document: Document | None = None
+    cells: list[CellEntry] = field(default_factory=list)
+    document: ReplayDocument | None = None
     """The whole replay document, once every cell has run."""
     runs: bool = False
     total: int = 0
@@ -84,13 +87,13 @@ class Matrix:
     @property
     def is_one_replay(self) -> bool:
         """Whether its cells are those of one replay that was opened from a file: no axes were asked for."""
-        return self.document is not None and not self.document.get("matrix")
+        return self.document is not None and not self.document["matrix"]
 
     @property
-    def baseline(self) -> Document | None:
+    def baseline(self) -> CellEntry | None:
         if self.document is not None:
-            return dict(self.cells[self.document["baseline"]])
-        return next((cell for cell in self.cells if cell.get("part") == "reference"), None)
+            return self.cells[self.document["baseline"]]
+        return next((cell for cell in self.cells if cell["part"] == "reference"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,20 @@ class Busy:
             return ""
         rate = self.done / spent
         return f" · {fmt.number(rate, 3)}/s · {fmt.seconds((self.total - self.done) / rate)} left"
+
+
+class FieldNote(TypedDict):
+    """In place of an inspection: a line of the list of which there is nothing to read."""
+
+    kind: Literal["note"]
+    entry: Mapping[str, Any]
+
+
+class NoDifference(TypedDict):
+    """In place of how a pair's differences are spread: it is being read, or what is wrong."""
+
+    kind: Literal["reading", "problem"]
+    message: str
 
 
 @dataclass(slots=True)
@@ -170,14 +187,14 @@ class Opened:
 class Inspection:
     """The tensor, or pair of tensors, that is looked into."""
 
-    document: Document | None = None
+    document: TensorDocument | FieldNote | None = None
     sheet: str = "values"
     here: list[int] | None = None
     """The place of the tensor that was asked for."""
     place_asked: bool = False
     """The user asked for a place of the tensor: its values come before anything else."""
-    closer: Document | None = None
-    """How the pair's differences are spread; or kind `reading`, or kind `problem`."""
+    closer: DifferenceDocument | NoDifference | None = None
+    """How the pair's differences are spread; or why they are not known yet, or cannot be."""
     strip_axis: str = "row"
     strip_cells: int = 64
     strip_at: int | None = None
@@ -208,9 +225,9 @@ class ReplaySetup:
     """The recording a replay takes its micro-batch from, when it is not A."""
     temperature: float | None = None
     seed: int | None = None
-    cells: list[Document] = field(default_factory=list)
+    cells: list[CellEntry] = field(default_factory=list)
     """Of the last replay, as they end; or the two of a matrix that are compared."""
-    document: Document | None = None
+    document: ReplayDocument | None = None
     """The whole document of the last replay."""
     matrix: Matrix = field(default_factory=Matrix)
 
@@ -239,13 +256,15 @@ class State:
         return any(mark.kind == kind and mark.name == name for mark in self.marks)
 
     @property
-    def cell(self) -> Document | None:
+    def cell(self) -> CellEntry | None:
         """The cell of a replay whose comparison with its baseline is on the screen."""
         shown = self.compared or {}
         for cells in (self.replay.cells, self.replay.matrix.cells):
-            baseline: Document = next((cell for cell in cells if cell.get("part") == "reference"), {})
+            baseline = next((cell for cell in cells if cell["part"] == "reference"), None)
             for cell in cells:
-                if cell.get("dump") == shown.get("b") and dump_beside(baseline, cell) == shown.get("a", ""):
+                if cell["dump"] != shown.get("b") or baseline is None:
+                    continue
+                if dump_beside(baseline, cell) == shown.get("a", ""):
                     return cell
         return None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from replay_core.documents.difference import DifferenceDocument, StripCell, StripPlace
+from replay_core.documents.tensor import TensorDocument
 from replay_core.errors import RldbgError
-from replay_core.jobs import Document, Job, ignore
+from replay_core.jobs import Job, ignore
 from tui_debugger.flows.errands import Errands
 from tui_debugger.state import Opened, Part
 from tui_debugger.together import named
@@ -21,7 +23,7 @@ class Closer:
 
     def __init__(self, errands: Errands) -> None:
         self._errands, self.state = errands, errands.state
-        self._asked: asyncio.Future[Document] | None = None
+        self._asked: asyncio.Future[DifferenceDocument] | None = None
 
     def give_up(self) -> None:
         if self._asked is not None:
@@ -37,7 +39,7 @@ class Closer:
         job = Job(
             "difference", {"a": a, "b": b, "axis": state.inspection.strip_axis, "cells": state.inspection.strip_cells}
         )
-        state.inspection.closer = {"kind": "reading"}
+        state.inspection.closer = {"kind": "reading", "message": ""}
         self._errands.changed(Part.INSPECT)
         asked = self._asked = asyncio.ensure_future(self._errands.engine.run(job, ignore))
         try:
@@ -59,36 +61,42 @@ class Closer:
         state.inspection.strip_axis = AXES[1 - AXES.index(state.inspection.strip_axis)]
         document = state.inspection.document
         self.give_up()
-        if document is not None and document.get("b"):
+        if document is not None and document["kind"] == "tensor" and document["b"]:
             await self.look(*inspected_sides(state.opened, document))
 
     def move(self, by: int) -> None:
         """Move the strip's cursor; the first move stands on the stretch that differs most."""
-        strip = (self.state.inspection.closer or {}).get("strip") or []
+        strip = self.strip
         if not strip:
             return
         here = self.state.inspection.strip_at
         if here is None:
-            here = max(range(len(strip)), key=lambda cell: _far(strip[cell].get("rel_l2")))
+            here = max(range(len(strip)), key=lambda cell: _far(strip[cell]["rel_l2"]))
         else:
             here = max(0, min(len(strip) - 1, here + by))
         self.state.inspection.strip_at = here
         self._errands.changed(Part.INSPECT)
 
     @property
-    def place(self) -> dict[str, Any] | None:
-        """Where in the stretch under the cursor |d| is greatest: `raw_a`, `raw_b`."""
-        strip = (self.state.inspection.closer or {}).get("strip") or []
-        at = self.state.inspection.strip_at
-        found = strip[at].get("at") if at is not None and at < len(strip) else None
-        return dict(found) if found else None
+    def strip(self) -> list[StripCell]:
+        found = self.state.inspection.closer
+        return found["strip"] if found is not None and found["kind"] == "difference" else []
+
+    @property
+    def place(self) -> StripPlace | None:
+        """Where in the stretch under the cursor |d| is greatest."""
+        strip, at = self.strip, self.state.inspection.strip_at
+        return strip[at]["at"] if at is not None and at < len(strip) else None
 
 
 def _far(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else float("inf") if value == "inf" else -1.0
 
 
-def inspected_sides(opened: Opened, document: Document) -> tuple[dict[str, Any], dict[str, Any]]:
+def inspected_sides(opened: Opened, document: TensorDocument) -> tuple[dict[str, Any], dict[str, Any]]:
     """What names the two inspected tensors."""
-    a, b = ({name: document[side][name] for name in ("path", "key", "name")} for side in ("a", "b"))
-    return {**a, **named(opened, a["path"])}, {**b, **named(opened, b["path"])}
+    a, b = (
+        {"key": side["key"], "name": side["name"], **named(opened, side["path"])}
+        for side in (document["a"], document["b"] or document["a"])
+    )
+    return a, b

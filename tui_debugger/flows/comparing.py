@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from replay_core.documents.comparison import ComparisonDocument, PairEntry
 from replay_core.errors import RequestError
-from replay_core.jobs import Document, Job, Partial
+from replay_core.jobs import Job, Partial, Piece
 from tui_debugger import format as fmt
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
 from tui_debugger.cells import stated
@@ -53,7 +54,7 @@ class Comparing:
             if document is None or document.get("first_divergence"):
                 break
 
-    async def compare(self, scope: Scope) -> Document | None:
+    async def compare(self, scope: Scope) -> ComparisonDocument | None:
         """Compare one scope of the open pair and select its first divergence."""
         state = self.state
         if state.opened.a is None or state.opened.b is None:
@@ -79,15 +80,15 @@ class Comparing:
             state.opened.step_verdicts.clear()
             await self.show(document)
 
-    async def compared(self, params: dict[str, Any], what: str) -> Document:
+    async def compared(self, params: dict[str, Any], what: str) -> ComparisonDocument:
         """A comparison whose rows come as they are judged: a hundred thousand in one piece would stop the keys."""
         state = self.state
-        final: list[Document] = []
+        final: list[PairEntry] = []
         state.compared = None
         state.tensors.begin_live()
         self._errands.changed(Part.TENSORS)
 
-        def take(part: Document) -> None:
+        def take(part: Piece) -> None:
             if part.get("first_divergence"):
                 self._errands.take(Partial(part))
             elif "rows" in part:
@@ -103,14 +104,15 @@ class Comparing:
             return await self._rejudged(params)
         return self._whole(document, final)
 
-    def _whole(self, document: Document, tensors: list[Document]) -> Document:
+    def _whole(self, document: ComparisonDocument, tensors: list[PairEntry]) -> ComparisonDocument:
         """With the rows that came ahead of it. No tolerance makes up for what a cell kept as digests alone."""
-        return stated({**document, "tensors": tensors or document.get("tensors") or []}, self.state.cell or {})
+        document["tensors"] = tensors or document["tensors"]
+        return stated(document, self.state.cell)
 
-    async def show(self, document: Document, *, keep_row: bool = False) -> None:
+    async def show(self, document: ComparisonDocument, *, keep_row: bool = False) -> None:
         state = self.state
         here = state.tensors.selected if keep_row and not state.tensors.shows_record else None
-        entries = document.get("tensors") or []
+        entries = document["tensors"]
         own = Busy("listing what was compared", unit=f"{len(entries):,} tensors")
         if state.job.busy is None and len(entries) > AT_ONCE:
             state.job.busy = own  # nothing is answered yet: the answer says so
@@ -175,7 +177,7 @@ class Comparing:
         state.opened.judged(state.opened.scope, fmt.comparison_answer(document).word)
         await self.show(document, keep_row=True)
 
-    async def _again(self, compared: dict[str, Any]) -> Document:
+    async def _again(self, compared: dict[str, Any]) -> ComparisonDocument:
         try:
             return await self._rejudged(compared)
         except RequestError as error:
@@ -185,12 +187,12 @@ class Comparing:
             self._errands.log("the figures are gone: comparing again")
             return await self.compared(compared, f"comparing by {self.state.tolerance}")
 
-    async def _rejudged(self, compared: dict[str, Any]) -> Document:
+    async def _rejudged(self, compared: dict[str, Any]) -> ComparisonDocument:
         """The same comparison under the tolerance in force."""
-        final: list[Document] = []
+        final: list[PairEntry] = []
         tolerance = self.state.tolerance
 
-        def take(part: Document) -> None:
+        def take(part: Piece) -> None:
             final.extend(part.get("tensors") or [])
 
         params = {"a": compared["a"], "b": compared["b"], **tolerance.params(), "stream": True}

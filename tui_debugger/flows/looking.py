@@ -99,7 +99,7 @@ class Looking:
     async def open_strip(self) -> None:
         """Inspect the place under the strip's cursor."""
         place, document = self.closer.place, self.state.inspection.document
-        if place is not None and document is not None:
+        if place is not None and document is not None and document["kind"] == "tensor":
             a, b = inspected_sides(self.state.opened, document)
             await self.inspect_places(a, b, place["raw_a"], place["raw_b"])
 

@@ -161,7 +161,8 @@ class Replaying:
             return
         baseline, cell = held_to_baseline(document)
         self.state.replay.dump, self.state.replay.model = Path(trained["dump"]), "checkpoint"
-        await self._opening.open(Path(baseline["dump"]), Path(cell["dump"]))
+        a, b = (Path(one["dump"]) if one["dump"] else None for one in (baseline, cell))
+        await self._opening.open(a, b)
 
 
 def _did_not_run(cell: Document) -> RldbgError:

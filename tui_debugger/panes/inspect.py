@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -11,9 +12,17 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
+from replay_core.documents.tensor import (
+    AxisStrip,
+    CounterpartEntry,
+    DifferenceStrips,
+    TensorDocument,
+    TensorSide,
+    TokensEntry,
+)
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
-from tui_debugger.state import State
+from tui_debugger.state import FieldNote, State
 from tui_debugger.widgets.closer import closer_look, closer_state, strip_room
 from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
@@ -80,20 +89,20 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         """The sheet as plain text, for copying."""
         return self.sheet(self._state.inspection.document, 100).plain if self._state.inspection.document else ""
 
-    def sheet(self, document: Mapping[str, Any], width: int) -> Text:
+    def sheet(self, document: TensorDocument | FieldNote, width: int) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
-        if document.get("kind") == "note":
+        if document["kind"] == "note":
             self._note(text, document["entry"])
             return text
-        a, b = document["a"], document.get("b")
-        names = [fmt.safe(side.get("canonical") or side["name"]) for side in (a, b) if side]
+        a, b = document["a"], document["b"]
+        names = [fmt.safe(side["canonical"] or side["name"]) for side in (a, b) if side]
         for name in dict.fromkeys(names):
             text.append(f"{fmt.middle(name, width)}\n", paint(self, "strong"))
-        tokens = document.get("tokens")
+        tokens = document["tokens"]
         if self._state.inspection.sheet == "tokens":
             self._tokens(text, tokens, width)
             return text
-        verdict = document.get("verdict") or self._entry(document)
+        verdict = document["verdict"] or self._entry(document)
         if self._state.inspection.place_asked:
             self._facts(text, a, b)
             self._values(text, document, width)
@@ -103,34 +112,36 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             text.append("no verdict: a comparison does not pair these two\n", paint(self, "missing"))
         if not self._state.inspection.place_asked:
             self._facts(text, a, b)
-        if (self._state.inspection.closer or {}).get("kind") == "difference":
-            closer_look(self, text, self._state.inspection.closer or {}, self._state.inspection.strip_at, width)
+        closer = self._state.inspection.closer
+        if closer is not None and closer["kind"] == "difference":
+            closer_look(self, text, closer, self._state.inspection.strip_at, width)
         else:
-            self._difference(text, document.get("difference"), width)
-            closer_state(self, text, self._state.inspection.closer)
+            self._difference(text, document["difference"], width)
+            if closer is not None:
+                closer_state(self, text, closer)
         if not self._state.inspection.place_asked:
             self._values(text, document, width)
         self._stats(text, a, b, width)
-        counterpart_lines(self, text, [side["counterpart"] for side in (a, b) if side and side.get("counterpart")])
+        counterpart_lines(self, text, [one for side in (a, b) if side and (one := side.get("counterpart"))])
         return text
 
-    def _values(self, text: Text, document: Mapping[str, Any], width: int) -> None:
-        if document.get("part"):
-            parts_table(self, text, document["part"], document.get("part_b"), width)
+    def _values(self, text: Text, document: TensorDocument, width: int) -> None:
+        if document["part"]:
+            parts_table(self, text, document["part"], document["part_b"], width)
         else:
             row = self._state.tensors.row
             raw = (row.entry.get("index") or {}).get("raw_a") if row is not None else None
             raw = self._state.inspection.here or raw
-            window_table(self, text, document.get("window") or {}, raw, width, _beside(document))
+            window_table(self, text, document["window"], raw, width, _beside(document["a"], document["b"]))
 
-    def _entry(self, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _entry(self, document: TensorDocument) -> Mapping[str, Any] | None:
         """The line's own verdict, where the sheet is about that line."""
         row = self._state.tensors.row
         if row is None or self._state.tensors.shows_record:
             return None
-        names, sides = row.entry.get("names") or [row.name, row.name], (document["a"], document.get("b"))
+        names, sides = row.entry.get("names") or [row.name, row.name], (document["a"], document["b"])
         ends = ((name or row.name, row.entry.get(f"{letter}_key")) for name, letter in zip(names, "ab", strict=True))
-        about = [(side["name"], side.get("key")) for side in sides if side]
+        about = [(side["name"], side["key"]) for side in sides if side]
         return row.entry if about == [end for end in ends if end[1] is not None] else None
 
     def _note(self, text: Text, entry: Mapping[str, Any]) -> None:
@@ -150,7 +161,7 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             text.append(f"{fmt.safe(entry['reason'])}\n")
         text.no_wrap = False
 
-    def _tokens(self, text: Text, tokens: Mapping[str, Any] | None, width: int) -> None:
+    def _tokens(self, text: Text, tokens: TokensEntry | None, width: int) -> None:
         if tokens is None:
             text.append("No token ids are recorded beside this tensor: nothing to lay out token by token.\n")
             text.no_wrap = False
@@ -203,21 +214,21 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         if parts:
             text.append("\n")
 
-    def _facts(self, text: Text, a: Mapping[str, Any], b: Mapping[str, Any] | None) -> None:
-        for label, show in (("shape", fmt.shape), ("dtype", str)):
-            values = [a.get(label), b.get(label)] if b else a.get(label)
-            text.append(f"{label} ", paint(self, "muted"))
-            text.append(f"{fmt.pair(values, show) if b else show(values)}  ")
-        if a.get("alignment"):
+    def _facts(self, text: Text, a: TensorSide, b: TensorSide | None) -> None:
+        text.append("shape ", paint(self, "muted"))
+        text.append(f"{fmt.pair([a['shape'], b['shape']], fmt.shape) if b else fmt.shape(a['shape'])}  ")
+        text.append("dtype ", paint(self, "muted"))
+        text.append(f"{fmt.pair([a['dtype'], b['dtype']]) if b else a['dtype']}  ")
+        if a["alignment"]:
             text.append("tokens ", paint(self, "muted"))
-            text.append(str(a["alignment"]))
+            text.append(a["alignment"])
         text.append("\n")
 
-    def _difference(self, text: Text, difference: Mapping[str, Any] | None, width: int) -> None:
+    def _difference(self, text: Text, difference: DifferenceStrips | None, width: int) -> None:
         """A strip per axis: where the pair differs; then how large the differences are."""
         if not difference:
             return
-        axes = difference.get("axes") or []
+        axes = difference["axes"]
         differs = any(value for axis in axes for value in axis["rel_l2"] if value)
         if not differs:
             return
@@ -227,54 +238,51 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
             strip = heat(self, axis["rel_l2"], width - 9 - 8)
             text.append_text(strip)
             text.append(f" {axis['size']:,}\n", paint(self, "muted"))
-        bins = difference.get("histogram") or {}
-        if bins.get("bins"):
+        bins = difference["histogram"]
+        if bins["bins"]:
             text.append(f"{'log2|d|':<9}", paint(self, "muted"))
             text.append_text(histogram(self, bins, width - 9))
             text.append("\n")
-            equal = [f"{fmt.number(bins.get('zeros'))} equal"]
-            if bins.get("nonfinite"):
+            equal = [f"{fmt.number(bins['zeros'])} equal"]
+            if bins["nonfinite"]:
                 equal.append(f"{fmt.number(bins['nonfinite'])} not finite")
             text.append(
-                f"{'':<9}{', '.join(equal)} of {fmt.number(difference.get('looked_at'))} looked at\n",
+                f"{'':<9}{', '.join(equal)} of {fmt.number(difference['looked_at'])} looked at\n",
                 paint(self, "muted"),
             )
 
-    def _stats(self, text: Text, a: Mapping[str, Any], b: Mapping[str, Any] | None, width: int) -> None:
-        of_a, of_b = a.get("stats") or {}, (b or {}).get("stats") or {}
+    def _stats(self, text: Text, a: TensorSide, b: TensorSide | None, width: int) -> None:
+        of_a: Mapping[str, object] = a["stats"] or {}
+        of_b: Mapping[str, object] = (b["stats"] if b else None) or {}
         if not of_a and not of_b:
             return
         size = min(16, max(10, (width - 10) // 2))
-        heads = ("a", "b") if b else ()
-        if b is None and a.get("counterpart"):
+        heads: tuple[str, ...] = ("a", "b") if b else ()
+        if b is None and (beside := _beside(a, b)):
             # A weight and its gradient are two columns, as two sides of a pair are.
-            of_b, heads = a["counterpart"]["stats"], pair_heads(a["counterpart"])
-            b = a["counterpart"]
+            of_b, heads = beside["stats"], pair_heads(beside)
         text.append(
             f"\n{'':<9}" + "".join(f"{head:>{size}}" for head in heads) + "\n" if heads else "\n", paint(self, "muted")
         )
         for key, label in _STATS:
             if key in ("nan", "pos_inf", "neg_inf") and not of_a.get(key) and not of_b.get(key):
                 continue
-            values = [fmt.number(of_a.get(key))] + ([fmt.number(of_b.get(key))] if b else [])
+            values = [fmt.number(of_a.get(key))] + ([fmt.number(of_b.get(key))] if heads else [])
             text.append(f"{label:<9}", paint(self, "muted"))
             loud = key in ("nan", "pos_inf", "neg_inf")
             for value in values:
                 text.append(f"{value:>{size}}", paint(self, "nan") if loud and value != "0" else "")
             text.append("\n")
-        if a.get("sampled"):
-            whole = 1
-            for part in a.get("shape") or []:
-                whole *= int(part)
-            text.append(f"sampled: {a['sampled']:,} of {whole:,} elements\n", paint(self, "missing"))
+        if a["sampled"]:
+            text.append(f"sampled: {a['sampled']:,} of {prod(a['shape']):,} elements\n", paint(self, "missing"))
 
 
-def _beside(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _beside(a: TensorSide, b: TensorSide | None) -> CounterpartEntry | None:
     """The gradient of a lone parameter, or the parameter of a lone gradient: its values stand beside the tensor's."""
-    return None if document.get("b") else document["a"].get("counterpart")
+    return None if b else a.get("counterpart")
 
 
-def _axis_name(axis: int, count: int, axes: list[Any]) -> str:
+def _axis_name(axis: int, count: int, axes: list[AxisStrip]) -> str:
     """What an axis usually is: the last of several holds channels, the first samples."""
     if count == 1:
         return "element"

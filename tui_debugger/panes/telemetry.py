@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Sparkline
 
+from replay_core.documents.replay import CellEntry
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.cells import label
@@ -68,7 +66,8 @@ class TelemetryPane(VerticalScroll, can_focus=True):
         shown = state.cell
         if shown is not None:
             self._cell(text, shown)
-        for sample in (shown or state.tensors.comparison or {}).get("segments") or []:
+        held = shown or state.tensors.comparison
+        for sample in (held["segments"] if held else None) or []:
             if not sample["sample"]:
                 text.append("sample  tokens  worst token   rel l2\n", paint(self, "muted"))
             worst = sample["worst_token"]
@@ -81,21 +80,19 @@ class TelemetryPane(VerticalScroll, can_focus=True):
                 self._cell(text, cell)
         return text
 
-    def _cell(self, text: Text, cell: Mapping[str, Any]) -> None:
-        time, memory = cell.get("time") or {}, cell.get("memory") or {}
-        agreement = cell.get("agreement") or {}
-        agrees = agreement.get("agrees")
+    def _cell(self, text: Text, cell: CellEntry) -> None:
+        time, memory, agrees = cell["time"], cell["memory"], cell["agreement"]["agrees"]
         word = "" if agrees is None else "SAME" if agrees else "DIFF"
         text.append(fmt.safe(label(cell)), paint(self, "strong"))
         if word:
             text.append("  ")
             text.append("agrees" if word == "SAME" else "differs", paint(self, verdict_token(word)))
-        elif cell.get("outcome") != "ran":
-            text.append(f"  {cell.get('outcome')}", paint(self, "missing"))
+        elif cell["outcome"] != "ran":
+            text.append(f"  {cell['outcome']}", paint(self, "missing"))
         text.append("\n")
         for what, value in (
-            ("load", fmt.seconds(time.get("load_s"))), ("compile", fmt.seconds(time.get("compile_s"))),
-            ("run", fmt.seconds(time.get("steady_s"))), ("peak", fmt.mib(memory.get("peak_mib"))),
+            ("load", fmt.seconds(time and time["load_s"])), ("compile", fmt.seconds(time and time["compile_s"])),
+            ("run", fmt.seconds(time and time["steady_s"])), ("peak", fmt.mib(memory and memory["peak_mib"])),
         ):  # fmt: skip
             if value not in (fmt.NONE, "n/a"):
                 text.append(f"  {what} ", paint(self, "muted"))

@@ -11,6 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Static
 
+from replay_core.documents.replay import CellEntry
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
 from tui_debugger import format as fmt
@@ -69,11 +70,11 @@ class MatrixRows(Rows):
         columns = self._fitting(width)
         mark = "+" if str(row) in self._marked else " "
         text = Text(f"{mark}{'›' if row == self.cursor else ' '}{row:>2} ")
-        outcome = "recorded" if cell.get("part") == "recording" else str(cell.get("outcome"))
+        outcome = "recorded" if cell["part"] == "recording" else str(cell["outcome"])
         bad = outcome in ("failed", "crashed")
         text.append(f"{outcome:<12}", paint(self, "diff" if bad else "missing" if outcome == "unavailable" else ""))
-        agrees = (cell.get("agreement") or {}).get("agrees")
-        word, token = ("BASELINE", "key") if cell.get("part") == "reference" else _TRUTH[agrees]
+        agrees = cell["agreement"]["agrees"]
+        word, token = ("BASELINE", "key") if cell["part"] == "reference" else _TRUTH[agrees]
         text.append(f"{word:<11}", paint(self, token))
         room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         text.append(f"{fmt.middle(_name(cell, self._axes()), room):<{room}}")
@@ -85,25 +86,23 @@ class MatrixRows(Rows):
         return {} if self._matrix.is_one_replay else dict(Axes.parse(self._matrix.axes).values)
 
 
-def _name(cell: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
-    if cell.get("part") == "recording":
-        held = (cell.get("recorded") or [{}])[0]
-        return f"the recording{': ' + fmt.safe(held['field']) if held.get('field') else ''}"
-    if cell.get("part") == "reference":
+def _name(cell: CellEntry, axes: Mapping[str, Any]) -> str:
+    if cell["part"] == "recording":
+        return f"the recording{': ' + fmt.safe(cell['recorded'][0]['field']) if cell['recorded'] else ''}"
+    if cell["part"] == "reference":
         return "each row alone"
-    flags = cell.get("flags") or {}
-    name = " ".join(f"{axis}={fmt.setting(flags.get(axis))}" for axis in axes) or label(cell)
-    same = cell.get("same_as")
+    name = " ".join(f"{axis}={fmt.setting(cell['flags'].get(axis))}" for axis in axes) or label(cell)
+    same = cell["same_as"]
     return f"{name} (same kernels as {same})" if same is not None else name
 
 
-def _figure(cell: Mapping[str, Any], name: str) -> str:
-    took, memory = cell.get("time") or {}, cell.get("memory") or {}
+def _figure(cell: CellEntry, name: str) -> str:
     if name == "peak":
-        return fmt.mib(memory.get("peak_mib")) if memory else ""
+        return fmt.mib(cell["memory"]["peak_mib"]) if cell["memory"] else ""
     if name == "ran":
-        ran = (cell.get("effective") or {}).get("attention")
+        ran = (cell["effective"] or {}).get("attention")
         return "" if ran is None else str(ran).replace("_scaled_dot_product_", "")
+    took: Mapping[str, object] = cell["time"] or {}
     value = took.get(f"{name}_s")
     return "" if value is None else fmt.seconds(value)
 
@@ -143,7 +142,7 @@ class MatrixScreen(Overlay):
         title.append(" replay " if one else " matrix ", paint(self, "key"))
         where = f" · {state.opened.scope}" if str(state.opened.scope) else ""
         cells = self.matrix.cells
-        asked = ", ".join(label(cell) for cell in cells if cell.get("part") == "cell") if one else self.matrix.axes
+        asked = ", ".join(label(cell) for cell in cells if cell["part"] == "cell") if one else self.matrix.axes
         title.append(f"{asked}{where}", paint(self, "muted"))
         self.query_one("#matrix-title", Static).update(title)
         self.query_one("#matrix-answer", Static).update(self._answer())
@@ -168,15 +167,15 @@ class MatrixScreen(Overlay):
         if not matrix.cells:
             text.append(" READY ", paint(self, "key"))
             return text.append(f" {Axes.parse(matrix.axes).size} cells beside the recording and each row alone")
-        asked = [cell for cell in matrix.cells if cell.get("part") == "cell"]
-        off = [cell for cell in asked if (cell.get("agreement") or {}).get("agrees") is False]
-        down = [cell for cell in asked if cell.get("outcome") in ("failed", "crashed")]
-        gone = [cell for cell in asked if cell.get("outcome") == "unavailable"]
+        asked = [cell for cell in matrix.cells if cell["part"] == "cell"]
+        off = [cell for cell in asked if cell["agreement"]["agrees"] is False]
+        down = [cell for cell in asked if cell["outcome"] in ("failed", "crashed")]
+        gone = [cell for cell in asked if cell["outcome"] == "unavailable"]
         word, token = ("DIFFERS", "first") if off else ("FAILED", "diff") if down else ("AGREES", "same")
         if not asked or len(gone) == len(asked):
             word, token = "NONE", "missing"
         text.append(f" {word} ", paint(self, token))
-        agreeing = sum((cell.get("agreement") or {}).get("agrees") is True for cell in asked)
+        agreeing = sum(cell["agreement"]["agrees"] is True for cell in asked)
         parts = [f"{agreeing} agree"]
         parts += [
             f"{len(listed)} {what}"
@@ -184,9 +183,10 @@ class MatrixScreen(Overlay):
             if listed
         ]
         text.append(f" {' · '.join(parts)} of {len(asked)} cell{'s' if len(asked) > 1 else ''}")
-        found = (matrix.document or {}).get("matrix") or {}
-        for name, what in (("breaking", "breaks agreement"), ("failing", "does not run")):
-            for toggles in (found.get(name) or [])[:2]:
+        found = matrix.document["matrix"] if matrix.document else None
+        sets = ((found["breaking"], "breaks agreement"), (found["failing"], "does not run")) if found else ()
+        for smallest, what in sets:
+            for toggles in smallest[:2]:
                 text.append(f"\n {what}: ", paint(self, "muted"))
                 text.append(fmt.flags(toggles) or "nothing: the baseline settings already do", paint(self, "strong"))
         return text
@@ -204,30 +204,28 @@ class MatrixScreen(Overlay):
         text = Text(no_wrap=False, end="")
         if row < len(self.matrix.cells):
             cell = self.matrix.cells[row]
-            agreement = cell.get("agreement") or {}
-            first, error = agreement.get("first_divergence"), cell.get("error") or {}
-            cause = cell.get("cause") or {}
+            first, error, cause = cell["agreement"]["first_divergence"], cell["error"], cell["cause"]
             if first:
                 text.append("first at ", paint(self, "first"))
-                text.append(f"{fmt.safe(first.get('name'))} {fmt.place(first.get('index'))}", paint(self, "strong"))
-                text.append(f"  {fmt.safe(first.get('why') or '')}\n", paint(self, "muted"))
+                text.append(f"{fmt.safe(first['name'])} {fmt.place(first['index'])}", paint(self, "strong"))
+                text.append(f"  {fmt.safe(first['why'])}\n", paint(self, "muted"))
             if cause:
-                text.append(f"{cause.get('kind')}: ", paint(self, "missing"))
-                text.append(f"{fmt.safe(cause.get('sentence') or '')}\n")
+                text.append(f"{cause['kind']}: ", paint(self, "missing"))
+                text.append(f"{fmt.safe(cause['sentence'])}\n")
             if error:
-                text.append(f"{error.get('type') or cell.get('outcome')}: ", paint(self, "missing"))
-                text.append(f"{fmt.safe(error.get('message') or '')}\n")
-                if error.get("hint"):
+                text.append(f"{error['type']}: ", paint(self, "missing"))
+                text.append(f"{fmt.safe(error['message'])}\n")
+                if error["hint"]:
                     text.append(f"hint: {fmt.safe(error['hint'])}\n", paint(self, "muted"))
             if by_digest := sentence(cell):
                 text.append(f"{by_digest}\n", paint(self, "muted"))
-            text.append("enter: its divergences" if cell.get("dump") else "enter: its log", paint(self, "muted"))
+            text.append("enter: its divergences" if cell["dump"] else "enter: its log", paint(self, "muted"))
         self.query_one("#matrix-cell", Static).update(text)
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def _cell(self) -> dict[str, Any] | None:
+    def _cell(self) -> CellEntry | None:
         row = self.query_one(MatrixRows).cursor
         return self.matrix.cells[row] if row < len(self.matrix.cells) else None
 
@@ -257,10 +255,10 @@ class MatrixScreen(Overlay):
         cell, baseline = self._cell, self.matrix.baseline
         if cell is None:
             return
-        if not cell.get("dump"):
+        if not cell["dump"]:
             self.do_open_log()
             return
-        if baseline is None or cell.get("part") == "reference":
+        if baseline is None or cell["part"] == "reference":
             self.stage.say("the baseline agrees with itself: choose another cell, or mark two and press =")
             return
         self._leave_for_tensors()
@@ -272,15 +270,15 @@ class MatrixScreen(Overlay):
         self.stage.panes.focus("tensors")
 
     def do_open_log(self) -> None:
-        log = (self._cell or {}).get("log")
+        log = self._cell and self._cell["log"]
         if not log:
             self.stage.say("this cell has no log of its own")
             return
-        self.app.push_screen(LogScreen(Path(str(log))))
+        self.app.push_screen(LogScreen(Path(log)))
 
     def do_mark(self) -> None:
         cell = self._cell
-        if cell is None or not cell.get("dump"):
+        if cell is None or not cell["dump"]:
             self.stage.say("a cell that did not run left nothing to compare")
             return
         row = self.query_one(MatrixRows).cursor

@@ -83,8 +83,7 @@ class Taking:
         self._stage.say(clipboard.said(in_tmux, clipboard.keep_copy(text)))
 
     def do_open_log(self) -> None:
-        cell = self._state.replay.cells[-1] if self._state.replay.cells else {}
-        self.show_log(cell.get("log"))
+        self.show_log(self._state.replay.cells[-1]["log"] if self._state.replay.cells else None)
 
     def show_log(self, path: str | None = None) -> None:
         """A log over the whole screen: of a file, or of this session."""

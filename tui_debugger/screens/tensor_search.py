@@ -68,7 +68,7 @@ class TensorSearch:
         self._stage.work(self._session.looking.inspect(), "inspect")
 
     def do_strip(self, direction: str) -> None:
-        if not (self._state.inspection.closer or {}).get("strip"):
+        if not self._session.looking.closer.strip:
             self._stage.say("no strip: it stands under a pair that differs")
             return
         self._session.looking.closer.move(1 if direction == "right" else -1)

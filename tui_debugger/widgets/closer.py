@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 from textual.widget import Widget
 
+from replay_core.documents.difference import DifferenceDocument, StripCell, UlpEntry
 from tui_debugger import format as fmt
+from tui_debugger.state import NoDifference
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.strips import heat, histogram
 
@@ -20,21 +22,20 @@ def strip_room(width: int) -> int:
     return max(8, width - _LABEL - 8)
 
 
-def closer_state(widget: Widget, text: Text, document: Mapping[str, Any] | None) -> None:
+def closer_state(widget: Widget, text: Text, found: NoDifference) -> None:
     """What is said while there is no closer look yet, or where there cannot be one."""
-    kind = (document or {}).get("kind")
-    if kind == "reading":
-        text.append("\nlooking closer: every element is read; the keys go on\n", paint(widget, "muted"))
-    elif kind == "problem":
-        text.append(f"\nno closer look: {fmt.safe((document or {})['message'])}\n", paint(widget, "muted"))
+    said = f"no closer look: {fmt.safe(found['message'])}"
+    if found["kind"] == "reading":
+        said = "looking closer: every element is read; the keys go on"
+    text.append(f"\n{said}\n", paint(widget, "muted"))
 
 
-def closer_look(widget: Widget, text: Text, document: Mapping[str, Any], at: int | None, width: int) -> None:
+def closer_look(widget: Widget, text: Text, document: DifferenceDocument, at: int | None, width: int) -> None:
     """The difference document. `at` is the strip's cell under the cursor."""
     muted = paint(widget, "muted")
     mismatched, compared = document["mismatched"], document["compared"]
     strip = document["strip"]
-    unit = "token" if strip and strip[0].get("token") else document["axis"]
+    unit = "token" if strip and strip[0]["token"] else document["axis"]
     how = "← → along it, enter goes there, h: the other axis" if width > 70 else "← → enter h"
     text.append(f"\nwhere: rel l2 per {unit} · {how}\n", muted)
     text.append(f"{unit:<{_LABEL}}", muted)
@@ -65,7 +66,7 @@ def closer_look(widget: Widget, text: Text, document: Mapping[str, Any], at: int
         _ulp(widget, text, document["ulp"], width)
 
 
-def _strip(widget: Widget, text: Text, strip: Sequence[Mapping[str, Any]], at: int | None, room: int) -> None:
+def _strip(widget: Widget, text: Text, strip: Sequence[StripCell], at: int | None, room: int) -> None:
     drawn = heat(widget, [cell["rel_l2"] for cell in strip], room)
     if at is not None and strip:
         place = at if len(strip) <= room else at * room // len(strip)
@@ -79,9 +80,9 @@ def _reverse() -> Any:
     return Style(reverse=True)
 
 
-def _cell(widget: Widget, text: Text, cell: Mapping[str, Any], unit: str) -> None:
+def _cell(widget: Widget, text: Text, cell: StripCell, unit: str) -> None:
     """The stretch under the cursor: where in it |d| is greatest."""
-    where = (cell.get("at") or {}).get("token") or {}
+    where = cell["at"]["token"]
     alone = cell["end"] - cell["start"] == 1
     span = f"{unit} {cell['start']:,}" if alone else f"{cell['start']:,} to {cell['end'] - 1:,}"
     said = f" · sample {where['sample']} position {where['position']}" if where else ""
@@ -90,7 +91,7 @@ def _cell(widget: Widget, text: Text, cell: Mapping[str, Any], unit: str) -> Non
     text.append(f" · rel l2 {fmt.number(cell['rel_l2'], 3)} · max |d| {fmt.number(cell['max_abs'], 3)}\n")
 
 
-def _ulp(widget: Widget, text: Text, ulp: Mapping[str, Any], width: int) -> None:
+def _ulp(widget: Widget, text: Text, ulp: UlpEntry, width: int) -> None:
     """How many representable numbers lie between the two: the share of each bin that holds any."""
     muted = paint(widget, "muted")
     total = sum(one["count"] for one in ulp["bins"]) or 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 from textual.widget import Widget
 
+from replay_core.documents.tensor import CounterpartEntry, SliceEntry, TokenColumn, TokensEntry, ValuesWindow
 from tui_debugger import format as fmt
 from tui_debugger.widgets.paint import paint
 
@@ -19,17 +20,17 @@ _TOKEN_LINES = 512
 def window_table(
     widget: Widget,
     text: Text,
-    window: Mapping[str, Any],
+    window: ValuesWindow,
     here: Any,
     width: int,
-    beside: Mapping[str, Any] | None = None,
+    beside: CounterpartEntry | None = None,
 ) -> None:
     """Index, a, b and b - a; `here` is where they part; `beside` is a lone weight's gradient, or its weight."""
-    index = window.get("index") or []
+    index = window["index"]
     if not index:
         return
-    a, b, d = window.get("a") or [], window.get("b"), window.get("d")
-    labels = [",".join(str(part) for part in (place if isinstance(place, list) else [place])) for place in index]
+    a, b, d = window["a"] or [], window["b"], window["d"]
+    labels = [",".join(map(str, place)) for place in index]
     wide = min(max(len(label) for label in labels) + 1, 16)
     columns = 3 if b is not None else 2 if beside else 1
     size = max(8, min(16, (width - wide - 1) // columns))
@@ -54,12 +55,12 @@ def window_table(
     text.append("@ shows another place, or a slice\n", muted)
 
 
-def pair_heads(beside: Mapping[str, Any]) -> tuple[str, str]:
+def pair_heads(beside: CounterpartEntry) -> tuple[str, str]:
     """The heads of a weight's and its gradient's columns, the one that is looked at first."""
     return ("parameter", "gradient") if beside["kind"] == "gradient" else ("gradient", "parameter")
 
 
-def counterpart_lines(widget: Widget, text: Text, found: Sequence[Mapping[str, Any]]) -> None:
+def counterpart_lines(widget: Widget, text: Text, found: Sequence[CounterpartEntry]) -> None:
     """Which gradient or parameter stands beside, and how large the gradient is against the parameter: of a, of b."""
     if not found:
         return
@@ -72,17 +73,14 @@ def counterpart_lines(widget: Widget, text: Text, found: Sequence[Mapping[str, A
     text.append(" → ".join(ratios) + "\n")
 
 
-def parts_table(
-    widget: Widget, text: Text, part: Mapping[str, Any], other: Mapping[str, Any] | None, width: int
-) -> None:
+def parts_table(widget: Widget, text: Text, part: SliceEntry, other: SliceEntry | None, width: int) -> None:
     """A slice: a line per row of its last axis, the other side's differing values below in colour."""
     muted = paint(widget, "muted")
-    shape = part.get("shape") or [1]
-    per_line = int(shape[-1]) if shape else 1
-    values = part.get("values") or []
-    second = (other or {}).get("values") or []
+    shape, values = part["shape"] or [1], part["values"]
+    per_line = shape[-1]
+    second = other["values"] if other else []
     fits = max(1, (width - 2) // 10)
-    text.append(f"\nfrom {part.get('start')} · shape {fmt.shape(shape)}\n", muted)
+    text.append(f"\nfrom {part['start']} · shape {fmt.shape(shape)}\n", muted)
     lines = 0
     for start in range(0, len(values), max(1, per_line)):
         row = values[start : start + per_line]
@@ -100,15 +98,15 @@ def parts_table(
                     text.append(f"{'=' if same else fmt.number(value_b):>10}", muted if same else paint(widget, "diff"))
                 text.append("  b\n", muted)
                 lines += 1
-    if part.get("left_out"):
+    if part["left_out"]:
         text.append(f"{part['left_out']:,} more values lie in the slice\n", muted)
 
 
-def token_table(widget: Widget, text: Text, tokens: Mapping[str, Any], width: int) -> None:
+def token_table(widget: Widget, text: Text, tokens: TokensEntry, width: int) -> None:
     """A sample token by token: position, id, its text, and what is recorded of it, rollout beside trainer."""
     muted = paint(widget, "muted")
-    pieces = tokens.get("pieces")
-    columns = tokens.get("columns") or []
+    pieces = tokens["pieces"]
+    columns = tokens["columns"]
     text.append(f"sample {tokens['sample']} of {tokens['samples']}", paint(widget, "strong"))
     text.append("" if pieces else " · no tokenizer.json beside the dump: ids only", muted)
     text.append("\n")
@@ -117,7 +115,7 @@ def token_table(widget: Widget, text: Text, tokens: Mapping[str, Any], width: in
     shown, hidden = columns[:fits], columns[fits:]
     heads = "".join(f" {_head(column):>10}" for column in shown)
     text.append(f"{'pos':>5} {'id':>7} " + (f"{'text':<{piece_size}}" if pieces else "") + f"{heads}\n", muted)
-    ids = tokens.get("ids") or []
+    ids = tokens["ids"]
     for position, token in enumerate(ids[:_TOKEN_LINES]):
         text.append(f"{position:>5} ", muted)
         text.append(f"{token:>7} ")
@@ -127,7 +125,7 @@ def token_table(widget: Widget, text: Text, tokens: Mapping[str, Any], width: in
             value = column["values"][position] if position < len(column["values"]) else None
             text.append(f" {'' if value in (None, 'nan') else fmt.number(value, 4):>10}")
         text.append("\n")
-    left_out = int(tokens.get("left_out") or 0) + max(0, len(ids) - _TOKEN_LINES)
+    left_out = tokens["left_out"] + max(0, len(ids) - _TOKEN_LINES)
     if left_out:
         text.append(f"{left_out:,} more tokens\n", muted)
     if hidden:
@@ -135,6 +133,6 @@ def token_table(widget: Widget, text: Text, tokens: Mapping[str, Any], width: in
         text.append(f"too narrow for: {names} (z: the whole screen)\n", muted)
 
 
-def _head(column: Mapping[str, Any], size: int = 10) -> str:
+def _head(column: TokenColumn, size: int = 10) -> str:
     name = fmt.safe(column["name"]).replace("logprobs", "logp").replace("_mask", "_m")
     return fmt.middle(f"{name}·{column['side']}" if column["side"] == "b" else name, size)
