@@ -18,7 +18,7 @@ from tests.fixtures import FIXTURES
 NAMES = {"log_probs": "policy_logprobs"}
 
 
-def nexrl() -> dict[str, Any]:
+def nexrl() -> Any:
     return workbench.compare_dumps(
         FIXTURES / "nexrl/self_hosted_fp32", FIXTURES / "nexrl/self_hosted_bf16", step=Selection.parse(0)
     )
@@ -44,7 +44,7 @@ def test_every_figure_of_nexrls_own_report_is_ours_too():
     assert checked == 4 * 3 + 4 * 3
 
 
-def _agree(script: dict[str, Any], ours: dict[str, Any]) -> None:
+def _agree(script: Any, ours: Any) -> None:
     """To the last digits of fp32, in which the script sums."""
     assert ours["is_close"] is script["is_close"]
     if "diff" in script:

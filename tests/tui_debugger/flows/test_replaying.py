@@ -115,15 +115,15 @@ def compared(document: Any) -> Any:
     return [compared(one) for one in document] if isinstance(document, list) else document
 
 
-def commanded(*arguments: object) -> tuple[dict[str, Any], int]:
+def commanded(*arguments: object) -> tuple[Any, int]:
     """The document that the command writes to standard output, and its exit code."""
     result = CliRunner().invoke(command, [*map(str, arguments), "--warm", "--json"], standalone_mode=False)
     assert result.exception is None, result.output
-    document: dict[str, Any] = json.loads(result.stdout)
+    document: Any = json.loads(result.stdout)
     return document, int(result.return_value)
 
 
-async def pressed(app: RldbgApp, pilot: Any, document: dict[str, Any]) -> dict[str, Any]:
+async def pressed(app: RldbgApp, pilot: Any, document: Any) -> Any:
     """The document that the screen shows once `r` has run the plan of another one."""
     state, plan = app.session.state, document["plan"]
     state.replay.flags, state.replay.model = dict(plan["flags"]), plan["model"]
@@ -190,7 +190,7 @@ async def test_a_model_that_takes_its_process_along_is_one_crashed_cell(dump: Pa
             assert "last lines" in one["cells"][-1]["error"].pop("found"), "times and addresses stand in it"
         assert compared(shown) == compared(document)
         assert app.session.state.replay.cells == shown["cells"]
-        assert "crashed: the child process was killed by SIGABRT" in (app.session.state.trouble or "")
+        assert "crashed: the child process was killed by SIGABRT" in (app.session.state.job.trouble or "")
 
 
 @pytest.mark.slow
