@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.tui_debugger.scripted import document
+from tests.whole import whole
 from tui_debugger import format as fmt
 
 
@@ -35,12 +34,12 @@ def test_the_sentence_of_a_divergence() -> None:
 
 
 def test_nothing_compared_is_never_called_the_same() -> None:
-    empty: Any = {"counts": {"total": 3, "MISSING": 3}, "first_divergence": None}
+    empty = whole({"kind": "comparison", "counts": {"total": 3, "MISSING": 3}})
     assert fmt.comparison_answer(empty).word == "NONE"
 
 
 def test_left_out_tensors_are_said() -> None:
-    partly: Any = {"counts": {"total": 3, "SAME": 2, "skipped": 1}, "first_divergence": None}
+    partly = whole({"kind": "comparison", "counts": {"total": 3, "SAME": 2, "skipped": 1}})
     answer = fmt.comparison_answer(partly)
     assert answer.word == "PARTLY"
     assert "1 not compared" in answer.where
@@ -75,5 +74,4 @@ def test_a_cut_name_keeps_the_number_of_its_layer(name: str, width: int, said: s
 ])  # fmt: skip
 def test_bitwise_is_said_only_where_every_pair_is_so(reasons: list[str], phrase: str) -> None:
     rows = [{"verdict": "SAME", "reason": reason} for reason in reasons]
-    document: Any = {"counts": {"SAME": len(rows) or 2}, "tensors": rows}
-    assert fmt.comparison_answer(document).where == phrase
+    assert fmt.comparison_answer(whole({"kind": "comparison", "counts": {"SAME": len(rows) or 2}, "tensors": rows})).where == phrase
