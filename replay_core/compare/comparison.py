@@ -21,7 +21,7 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import may_be_first, order_of, origin_of
+from replay_core.compare.divergence import Origin, may_be_first, order_of, origin_of
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
@@ -96,12 +96,12 @@ class Comparison:
         return next((row for row in self.tensors if _differs(row)), None)
 
     @property
-    def origin(self) -> str | None:
-        """The module that first turned agreeing inputs into a diverging output, within the first one's micro-batch."""
+    def origin(self) -> Origin | None:
+        """What produced the first divergence, within its micro-batch; None where that is no tensor of a module."""
         first = self.first
-        if first is None:
+        if first is None or not naming.is_module_tensor(first.name):
             return None
-        return origin_of([row for row in self.tensors if row.place == first.place])
+        return origin_of(row for row in [*self.tensors, *self.skipped] if row.place == first.place)
 
     @property
     def agrees(self) -> bool | None:

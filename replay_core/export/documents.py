@@ -36,6 +36,7 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
     from replay_core.compare.context import Around
+    from replay_core.compare.divergence import Origin
     from replay_core.dumps.following import Pulse
     from replay_core.measure.pair import PairFigures
     from replay_core.measure.statistics import Statistics
@@ -215,19 +216,26 @@ def _side(run: Run) -> RunSide:
     return {"path": str(run.path), "dialect": run.dialect, "flags": run.flags}
 
 
-def first_divergence(row: TensorVerdict, origin: str | None, around: Around | None = None) -> DivergenceEntry:
+def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
-    return {
+    keys, place = _keys(row), _place(row)
+    entry: DivergenceEntry = {
         "name": row.name,
-        **_keys(row),
+        "a_key": keys["a_key"],
+        "b_key": keys["b_key"],
         "verdict": row.verdict.value,
-        **_place(row),
+        "index": place["index"],
+        "a": place["a"],
+        "b": place["b"],
         "metrics": None if row.figures is None else metrics(row.figures, row),
-        "origin": origin,
+        "origin": None if origin is None else origin.module,
         "why": row.reason,
         "note": row.note,
         "around": None if around is None else cast(AroundEntry, {**asdict(around), "texts": None}),
     }
+    if origin is not None:
+        entry["origin_why"] = origin.why
+    return entry
 
 
 def tensor_row(row: TensorVerdict) -> PairEntry:

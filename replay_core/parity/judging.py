@@ -7,7 +7,7 @@ from pathlib import Path
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
-from replay_core.compare.divergence import may_be_first, origin_of
+from replay_core.compare.divergence import Origin, may_be_first, origin_of
 from replay_core.documents.parity import BandEntry, RandomSource, ScatterEntry, ValueHistogram, ValueSources, WorstValue
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.jobs import OnEvent, ignore
@@ -54,7 +54,7 @@ class BatchResult:
     expectations: list[BandEntry]
     sources: ValueSources
     first: TensorVerdict | None = None
-    origin: str | None = None
+    origin: Origin | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -159,7 +159,7 @@ def _batch(
             None if last is None else last.masked, None if last is None else last.unmasked,
         ),
         first=first,
-        origin=None if first is None else origin_of(rows),
+        origin=origin_of(rows),
         notes=notes,
     )  # fmt: skip
 
