@@ -7,13 +7,15 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import DumpError
 from replay_core.jobs import Document
 from tui_debugger import paths
 from tui_debugger.state import State
+
+if TYPE_CHECKING:
+    from replay_core.documents.run import RunDocument
 
 SCHEMA_VERSION = 1
 #: Documents the screen can show again.
@@ -141,7 +143,7 @@ def _run(side: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> RunDocum
         "problems": [], "notes": [], "flags": side.get("flags"), "models": {}, "checked": "names", "unreadable": 0,
     }  # fmt: skip
     # Without a stamp: nobody has listed it, so it is not written.
-    return cast(RunDocument, run)
+    return cast("RunDocument", run)
 
 
 def cells_of(document: Mapping[str, Any]) -> list[Document]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, FirstSaid
-from replay_core.documents.record import RecordDocument
 from replay_core.jobs import Document
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows, scopes
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, FirstSaid
+    from replay_core.documents.record import RecordDocument
 
 
 @dataclass(slots=True)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import Document, Event, Job, Partial, Progress
 from tui_debugger.flows.errands import Errands
 from tui_debugger.health import Health
 from tui_debugger.state import Part
+
+if TYPE_CHECKING:
+    from replay_core.documents.run import RunDocument
 
 
 class Diagnosing:

@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, NotADumpError, RldbgError
 from replay_core.jobs import Document, Job
 from tui_debugger.flows.diagnosing import Diagnosing
@@ -16,6 +15,9 @@ from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.looking import Looking
 from tui_debugger.live import LiveRun
 from tui_debugger.state import Part
+
+if TYPE_CHECKING:
+    from replay_core.documents.run import RunDocument
 
 #: Seconds between two looks at a run that is followed.
 POLL_S = 1.0
@@ -76,7 +78,7 @@ class Following:
         newest = _newest(before)
         stands_there = before is None or state.opened.scope.step == newest
         records = run["records"] if whole or before is None else [*before["records"], *run["records"]]
-        state.opened.a = cast(RunDocument, {**run, "records": records})
+        state.opened.a = cast("RunDocument", {**run, "records": records})
         known = set(before["steps"] if before else ())
         came = {record["key"]["step"] for record in run["records"]} - {None}
         self._waiting |= came - known if whole else came
