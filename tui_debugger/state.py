@@ -12,7 +12,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from replay_core.jobs import Document, Sample
+from replay_core.jobs import Sample
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
 from tui_debugger.cells import dump_beside
@@ -24,6 +24,7 @@ from tui_debugger.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from replay_core.documents.difference import DifferenceDocument
+    from replay_core.documents.kinds import Document
     from replay_core.documents.replay import CellEntry, ReplayDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import TensorDocument
