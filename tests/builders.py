@@ -198,3 +198,15 @@ def as_rank(rank: int, world: int) -> Iterator[Any]:
         yield init_device_mesh("cpu", (world,))
     finally:
         destroy_process_group()
+
+
+def shards_of(state: Mapping[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """One rank's DTensors of a state dict, each cut along its first axis as torch cuts it."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    shards = {}
+    with as_rank(rank, world) as mesh:
+        for name, value in sorted(state.items()):
+            local, sizes = value.chunk(world)[rank].clone(), {"shape": value.shape, "stride": value.stride()}
+            shards[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **sizes)
+    return shards

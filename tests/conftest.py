@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.skips"]
 
@@ -19,6 +20,10 @@ def pytest_collection_finish() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("rldbg", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rldbg")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 GOLDEN = Path(__file__).with_name("golden")
 
 
-def check(name: str, document: dict[str, Any], **roots: Path) -> None:
+def check(name: str, document: Any, **roots: Path) -> None:
     """Hold a document against tests/golden/<name>.json; `roots` are folders whose place does not matter."""
     _hold(GOLDEN / f"{name}.json", json.dumps(normalised(document, roots), indent=1) + "\n")
 

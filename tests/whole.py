@@ -7,22 +7,23 @@ from typing import Any
 
 from replay_core.documents.reopening import SCHEMA_PATH
 
-_DEFINITIONS: dict[str, Any] = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))["$defs"]
+_DEFINITIONS: Any = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))["$defs"]
 _LEAST = {"string": "", "integer": 0, "number": 0.0, "boolean": False, "null": None}
 
 
-def whole(given: dict[str, Any]) -> dict[str, Any]:
+def whole(given: Any) -> Any:
     """The document with every key that its kind must have, objects within it included."""
     stamp = {"schema_version": 1, "kind": "", "tool": "rldbg 0.1.0", "created": "2026-11-20T12:00:00Z"}
     return dict(_filled({**stamp, **given}, _DEFINITIONS[given["kind"]]))
 
 
-def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+def _resolved(schema: Any) -> Any:
     return _DEFINITIONS[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
-def _filled(value: Any, schema: dict[str, Any]) -> Any:
-    kind = {dict: "object", list: "array"}.get(type(value))
+def _filled(value: Any, schema: Any) -> Any:
+    kinds: dict[Any, str] = {dict: "object", list: "array"}
+    kind = kinds.get(type(value))
     choices = [_resolved(one) for one in [schema, *_resolved(schema).get("anyOf", ())]]
     fitting = next((one for one in choices if one.get("type") == kind), None) if kind else None
     if fitting is None:
@@ -35,7 +36,7 @@ def _filled(value: Any, schema: dict[str, Any]) -> Any:
     return {**inner, **least}
 
 
-def _least(schema: dict[str, Any]) -> Any:
+def _least(schema: Any) -> Any:
     schema = _resolved(schema)
     for word in ("const", "enum", "anyOf"):
         if word in schema:

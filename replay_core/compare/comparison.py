@@ -318,8 +318,8 @@ class _Work:
 
     def _lone(self, alone: list[Alone]) -> None:
         for one in alone:
-            record = one.batch.record
-            ref = one.batch.ids or record.tensors()[0]
+            record = one.batch.held.record
+            ref = one.batch.held.ids or record.tensors()[0]
             of = f"{len(one.samples)} of its {one.batch.count} samples are"
             numbers = ", ".join(map(str, one.samples[:8])) + (", ..." if len(one.samples) > 8 else "")
             name = ref.canonical or ref.name

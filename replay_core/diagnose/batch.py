@@ -6,7 +6,6 @@ values about the same tokens. Samples come from all ranks and micros of the step
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -14,19 +13,24 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.columns import Column
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.columns import Column, Columns
+from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.laid import Laid
 from replay_core.diagnose.sheets import Sheet, joined, sheets_of
 from replay_core.naming import meaning
 from replay_core.records import Record, Run
+from replay_core.samples.batch import Batch
 
 #: What says which prompt a sample answers, the surest first.
 GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id")
 
 
-class StepBatch(Laid):
-    """The samples of one step (`step`, None where the dump does not say) that share tokens."""
+class StepBatch:
+    """The samples of one step (`step`, None where the dump does not say) that share tokens.
+
+    spine: the sheet whose samples they are; flat: sums over their tokens; columns: what every record says of them;
+    laid: where they lie.
+    """
 
     def __init__(
         self,
@@ -36,20 +40,27 @@ class StepBatch(Laid):
         records: list[Record],
         run: Run | None = None,
     ) -> None:
-        super().__init__(step, spine, others, records, run)
+        self.step = step
+        self.spine = spine
+        self.flat = Flat(spine)
+        self.columns = Columns(self.flat, others, records)
+        self.laid = Laid(step, self.flat, self.columns, run)
         #: Files that hold samples of another file, said in words.
         self.repeated: list[str] = []
         #: Sheets of the step with tokens that share none with these samples.
         self.strangers: list[Sheet] = []
 
+    def __len__(self) -> int:
+        return len(self.spine)
+
     @property
     def name(self) -> str:
         step = "the dump" if self.step is None else f"step {self.step}"
-        return f"{step} ({self.spine.parts[0].record.path.name})"
+        return f"{step} ({self.spine.parts[0].held.record.path.name})"
 
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
-        self.forget_columns()
+        self.columns.forget()
         for cached in ("tokens_N", "trained_N", "response_N", "group_B", "reward_B", "eos_id"):
             self.__dict__.pop(cached, None)
 
@@ -60,7 +71,7 @@ class StepBatch(Laid):
         if name in WORDS:
             return WORDS[name](self)
         about_tokens = meaning(name).alignment in ("next", "full")
-        return (self.column(name) if about_tokens else self.ref(name)) is not None
+        return (self.columns.of(name) if about_tokens else self.columns.ref(name)) is not None
 
     # ---- tokens
 
@@ -76,16 +87,16 @@ class StepBatch(Laid):
     @cached_property
     def response_N(self) -> Array | None:
         """Whether a token is at or after the beginning of its response."""
-        for sheet, places in self.sheets:
+        for sheet, places in self.columns.sheets:
             starts = self._starts(sheet, places)
             if starts is not None:
-                return self.position_N >= np.repeat(starts, self.lengths_B)
+                return self.flat.position_N >= np.repeat(starts, self.flat.lengths_B)
         for name in ("response_mask", "loss_mask"):
-            mask = self.column(name)
+            mask = self.columns.of(name)
             if mask is not None:
                 marked_N = mask.said_N & (mask.values_N != 0)
-                first_B = self.first(marked_N)
-                return self.position_N >= np.repeat(first_B, self.lengths_B)
+                first_B = self.flat.first(marked_N)
+                return self.flat.position_N >= np.repeat(first_B, self.flat.lengths_B)
         return None
 
     def _starts(self, sheet: Sheet, places: list[int | None]) -> Array | None:
@@ -103,14 +114,14 @@ class StepBatch(Laid):
     @cached_property
     def trained_N(self) -> Array | None:
         """Whether a token counts in the loss: the loss mask, else the response mask, and no sample left out."""
-        mask = self.column("loss_mask") or self.column("response_mask")
+        mask = self.columns.of("loss_mask") or self.columns.of("response_mask")
         if mask is None:
             return self._emptied()
         trained_N: Array = mask.said_N & (mask.values_N != 0)
         for name, wanted in (("sample_mask", True), ("remove_sample", False)):
-            kept_B = self.per_sample(name)
+            kept_B = self.columns.per_sample(name)
             if kept_B is not None:
-                trained_N = trained_N & np.repeat((kept_B != 0) == wanted, self.lengths_B)
+                trained_N = trained_N & np.repeat((kept_B != 0) == wanted, self.flat.lengths_B)
         return trained_N
 
     def _emptied(self) -> Array | None:
@@ -118,35 +129,20 @@ class StepBatch(Laid):
         holds.
         """
         for name in ("loss_mask", "response_mask"):
-            refs = next((refs for sheet, _ in self.sheets if (refs := sheet.refs(name))), None)
+            refs = next((refs for sheet, _ in self.columns.sheets if (refs := sheet.refs(name))), None)
             if refs and self.spine.has_tokens and not any(pages.array(ref).any() for ref in refs):
-                return np.zeros(int(self.lengths_B.sum()), dtype=bool)
+                return np.zeros(int(self.flat.lengths_B.sum()), dtype=bool)
         return None
-
-    @property
-    def unheard_B(self) -> Array:
-        """Samples whose response was masked out whole, and was cut off at the limit [B]."""
-        # Padding repeats one id: other ids to the last are text that no mask attends to.
-        return np.array([tail.size >= 2 and tail[-1] != tail[-2] for tail in self._tails()], dtype=bool)
-
-    def _tails(self) -> list[Array]:
-        """The ids that follow each sample's last token in its row; none where samples are no rows."""
-        each = [part.tails or [np.zeros(0, np.int64)] * len(part) for part in self.spine.parts]
-        return [each[part][row] for part, row in self.spine.index]
 
     @property
     def pad_id(self) -> int | None:
         """The id that fills the places no sample holds."""
-        for sheet, _ in self.sheets:
+        for sheet, _ in self.columns.sheets:
             for part in sheet.parts:
-                if part.pad_id is not None:
-                    return part.pad_id
+                pad = _pad_id(part)
+                if pad is not None:
+                    return pad
         return None
-
-    @property
-    def after_B(self) -> list[int | None]:
-        """The id in the column after each sample's last token, None where there is none."""
-        return [int(tail[0]) if tail.size else None for tail in self._tails()]
 
     @cached_property
     def eos_id(self) -> int | None:
@@ -155,11 +151,11 @@ class StepBatch(Laid):
         """
         if self.tokens_N is None or self.response_N is None or not len(self):
             return None
-        counts_B = self.count(self.response_N)
+        counts_B = self.flat.count(self.response_N)
         usable_B = counts_B > 0
         truncated_B = self.truncated_flag_B
         ended_B = usable_B & (counts_B < counts_B.max(initial=0)) if truncated_B is None else usable_B & ~truncated_B
-        last_B = self.tokens_N[(self.starts_B + self.lengths_B - 1)[ended_B]]
+        last_B = self.tokens_N[(self.flat.starts_B + self.flat.lengths_B - 1)[ended_B]]
         if last_B.size == 0:
             return None
         ids, counts = np.unique(last_B, return_counts=True)
@@ -169,45 +165,15 @@ class StepBatch(Laid):
         return int(ids[counts.argmax()])
 
     @property
-    def padding_held_N(self) -> Array | None:
-        """Tokens that are padding by the look of them: one id that ends samples, twice and more, and stands nowhere
-        else in responses, mostly after one and the same other id. None where nothing looks so.
-        """
-        tokens_N, response_N = self.tokens_N, self.response_N
-        if tokens_N is None or response_N is None or len(self) < 2:
-            return None
-        held_N = np.zeros(tokens_N.size, dtype=bool)
-        tails, heads = [], []
-        for start, length in zip(self.starts_B, self.lengths_B, strict=True):
-            row = tokens_N[start : start + length]
-            other = np.flatnonzero(row != row[-1]) if length else np.zeros(0, dtype=np.int64)
-            run = length - 1 - int(other[-1]) if other.size else 0
-            if run < 2:
-                continue
-            tail, head = int(row[-1]), int(row[other[-1]])
-            ends_itself = tail == self.eos_id
-            tails.append(tail)
-            heads.append(tail if ends_itself else head)
-            held_N[start + length - run + ends_itself : start + length] = True
-        if self.pad_id is not None and set(tails) - {self.pad_id}:
-            return None  # what pads is known, and this is something else
-        if len(tails) < 2 or len(set(tails)) > 1 or (response_N & ~held_N & (tokens_N == tails[0])).any():
-            is_end = bool(tails) and len(set(tails)) == 1 and tails[0] == self.eos_id
-            if not is_end:
-                return None
-        most = max(heads.count(head) for head in set(heads))
-        return held_N if most >= 2 and most >= 0.4 * len(heads) else None
-
-    @property
     def truncated_flag_B(self) -> Array | None:
         """Whether each response was cut off, as the dump itself says it."""
         for name in ("truncated", "is_truncated"):
-            flag_B = self.per_sample(name)
+            flag_B = self.columns.per_sample(name)
             if flag_B is not None:
                 cut_B: Array = flag_B != 0
                 return cut_B
         for name in ("finish_reason", "status"):
-            words = self.texts(name)
+            words = self.columns.texts(name)
             if words is not None:
                 cut = {"length", "truncated", "max_tokens"}
                 known = {*cut, "stop", "completed", "eos", "stop_sequence"}
@@ -215,38 +181,15 @@ class StepBatch(Laid):
                     return np.array([word in cut for word in words])
         return None
 
-    @staticmethod
-    def ids_by_sample(sheet: Sheet) -> dict[str, int]:
-        """A sheet's samples by the id the trainer gave them; empty where they have none, or share one."""
-        found: dict[str, int] = {}
-        for sample, (part, row) in enumerate(sheet.index):
-            ref = next((ref for ref in sheet.parts[part].fields() if ref.canonical == "sample_id"), None)
-            if ref is None or ref.shape != (len(sheet.parts[part]),):
-                return {}
-            name = str(np.asarray(pages.array(ref)).reshape(-1)[row])
-            if name in found:
-                return {}
-            found[name] = sample
-        return found
-
-    @property
-    def twin_B(self) -> Array:
-        """Which samples have the same tokens as another one [B]."""
-        if not self.spine.has_tokens:
-            return np.zeros(len(self), dtype=bool)
-        keys = [self.spine.tokens(sample).tobytes() for sample in range(len(self))]
-        counts = Counter(keys)
-        return np.array([counts[key] > 1 for key in keys], dtype=bool)
-
     # ---- rewards and groups
 
     @cached_property
     def group_B(self) -> Array | None:
         """The number of each sample's group, or None where the dump names no groups."""
         for name in GROUP_NAMES:
-            found: Any = self.texts(name)
+            found: Any = self.columns.texts(name)
             if found is None:
-                found = self.per_sample(name)
+                found = self.columns.per_sample(name)
             if found is not None and len(found):
                 return np.unique(np.asarray(found), return_inverse=True)[1].reshape(-1)
         return self.prompt_B
@@ -254,7 +197,7 @@ class StepBatch(Laid):
     @property
     def group_is_named(self) -> bool:
         """Whether the dump says which group a sample is of; else equal prompts are one group."""
-        return any(self.ref(name) is not None for name in GROUP_NAMES)
+        return any(self.columns.ref(name) is not None for name in GROUP_NAMES)
 
     @property
     def prompt_B(self) -> Array | None:
@@ -262,11 +205,11 @@ class StepBatch(Laid):
         if self.tokens_N is None or self.response_N is None:
             return None
         numbers: dict[bytes, int] = {}
-        heads_B = self.first(self.response_N)
+        heads_B = self.flat.first(self.response_N)
         if not heads_B.all():
             return None
         found = []
-        for start, head in zip(self.starts_B, heads_B, strict=True):
+        for start, head in zip(self.flat.starts_B, heads_B, strict=True):
             prompt = self.tokens_N[start : start + head].tobytes()
             found.append(numbers.setdefault(prompt, len(numbers)))
         return np.array(found)
@@ -274,7 +217,7 @@ class StepBatch(Laid):
     @cached_property
     def reward_B(self) -> Array | None:
         """One reward per sample: the scalar, else the sum of its tokens' scores or rewards."""
-        each = self.per_sample("reward")
+        each = self.columns.per_sample("reward")
         if each is not None:
             return each
         for name in ("token_scores", "token_rewards"):
@@ -287,27 +230,27 @@ class StepBatch(Laid):
         """Each sample's sum of a per-token tensor [B]: the whole row, as trainers sum it. A reward that lies where the
         mask ends no longer is a reward all the same.
         """
-        for sheet, places in self.sheets:
+        for sheet, places in self.columns.sheets:
             refs = sheet.refs(name)
             if refs and all(ref.rows is None and len(ref.shape) == 2 for ref in refs) and None not in places:
                 rows = [pages.array(ref).astype(np.float64).sum(1) for ref in refs]
                 if all(row.size == len(part) for row, part in zip(rows, sheet.parts, strict=True)):
                     return np.array([rows[part][row] for part, row in (sheet.index[at] for at in places)])  # type: ignore[index]
-        column = self.column(name)
-        if column is None or not self.lengths_B.sum():
+        column = self.columns.of(name)
+        if column is None or not self.flat.lengths_B.sum():
             return None
-        return self.sum(np.where(column.said_N, column.values_N, 0.0))
+        return self.flat.sum(np.where(column.said_N, column.values_N, 0.0))
 
     @property
     def advantage_B(self) -> Array | None:
         """One advantage per sample, or None where it changes from token to token."""
-        column = self.column("advantages")
+        column = self.columns.of("advantages")
         if column is None:
-            return self.per_sample("advantages")
+            return self.columns.per_sample("advantages")
         counted_N = column.said_N if self.trained_N is None else column.said_N & self.trained_N
-        if not self.lengths_B.sum():
-            return self.per_sample("advantages")
-        low_B, high_B = self.extremes(column.values_N, counted_N)
+        if not self.flat.lengths_B.sum():
+            return self.columns.per_sample("advantages")
+        low_B, high_B = self.flat.extremes(column.values_N, counted_N)
         spread_B = high_B - low_B
         # A sample with no token in the mask has no advantage of its own.
         constant = bool((np.isnan(spread_B) | (spread_B <= 1e-6 * np.maximum(1, np.abs(high_B)))).all())
@@ -318,30 +261,13 @@ class StepBatch(Laid):
     @property
     def trainer(self) -> Column | None:
         """The trainer's log-probabilities of the policy that sampled: old, else the first forward's."""
-        return self.column("old_logprobs") or self.column("policy_logprobs")
+        return self.columns.of("old_logprobs") or self.columns.of("policy_logprobs")
 
     def pair(self, a: Column, b: Column) -> Array:
         """Which tokens both say something finite of, and that count [N]."""
         both_N = a.said_N & b.said_N & np.isfinite(a.values_N) & np.isfinite(b.values_N)
         counted_N = self.trained_N if self.trained_N is not None else self.response_N
         return both_N if counted_N is None else both_N & counted_N
-
-    # ---- settings
-
-    @property
-    def temperature(self) -> float | None:
-        """The sampling temperature the dump states, where it is one for all."""
-        stated = {scalar.value for scalar in self.scalars("temperature", "meta_info.generation_config.temperature")}
-        each = self.per_sample("temperature")
-        stated |= set() if each is None else set(each.tolist())
-        if not stated and isinstance(self.flags.get("temperature"), (int, float)):
-            stated = {float(self.flags["temperature"])}
-        return stated.pop() if len(stated) == 1 else None
-
-    @property
-    def vocabulary(self) -> int | None:
-        """No fewer tokens than this are in the vocabulary: the largest id seen, and one."""
-        return None if self.tokens_N is None or not self.tokens_N.size else int(self.tokens_N.max()) + 1
 
 
 #: The batch's own words for what a rule may need, and whether it is there.
@@ -350,10 +276,10 @@ WORDS: dict[str, Callable[[StepBatch], bool]] = {
     "mask": lambda batch: batch.trained_N is not None,
     "group": lambda batch: batch.group_B is not None,
     "rewards": lambda batch: batch.reward_B is not None,
-    "advantage": lambda batch: batch.column("advantages") is not None,
+    "advantage": lambda batch: batch.columns.of("advantages") is not None,
     "trainer_logprobs": lambda batch: batch.trainer is not None,
     "response": lambda batch: batch.response_N is not None,
-    "sample_id": lambda batch: batch.ref("sample_id") is not None,
+    "sample_id": lambda batch: batch.columns.ref("sample_id") is not None,
 }
 
 
@@ -367,7 +293,7 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     lost += [what for what in unreadable if what not in lost]
     batches = []
     for spine, others in joined(sheets):
-        own = step if any(part.record.key.step is not None for part in spine.parts) else None
+        own = step if any(part.held.record.key.step is not None for part in spine.parts) else None
         batches.append(StepBatch(step if others else own, spine, others, trained, run))
         repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
@@ -381,10 +307,18 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
 
 def _is_repeat(spine: Sheet, other: Sheet, places: list[int | None]) -> bool:
     """Whether a sheet that names no step is the batch over again: all its samples, and nothing the batch has not."""
-    unnamed = {part.record.key.step for sheet in (spine, other) for part in sheet.parts}
+    unnamed = {part.held.record.key.step for sheet in (spine, other) for part in sheet.parts}
     return None in unnamed and len(unnamed) == 2 and None not in places and len(spine) == len(other)
 
 
 def _repeats(spine: Sheet, other: Sheet) -> str:
-    named, again = spine.parts[0].record.path.name, other.parts[0].record.path.name
+    named, again = spine.parts[0].held.record.path.name, other.parts[0].held.record.path.name
     return f"{again} holds the same {len(spine)} samples as {named}: counted once"
+
+
+def _pad_id(part: Batch) -> int | None:
+    """The id that fills most slots that hold no token; None where none is empty."""
+    if part.ids_BS is None or part.layout is None:
+        return None
+    ids, counts = np.unique(part.ids_BS[part.layout.sample_BS < 0], return_counts=True)
+    return int(ids[counts.argmax()]) if ids.size else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.flat import Array, Flat
-from replay_core.diagnose.sheets import Sheet
+from replay_core.diagnose.sheets import Sheet, texts_of
 from replay_core.records import Record, TensorRef
 
 #: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
@@ -37,17 +37,18 @@ class Scalar:
     value: float
 
 
-class Columns(Flat):
+class Columns:
     """The sheets of a batch: its own samples, and what other records of the step say of them."""
 
-    def __init__(self, spine: Sheet, others: list[tuple[Sheet, list[int | None]]], records: list[Record]) -> None:
-        super().__init__(spine)
+    def __init__(self, flat: Flat, others: list[tuple[Sheet, list[int | None]]], records: list[Record]) -> None:
         self.records = records
+        self._flat = flat
+        spine = flat.spine
         own: list[int | None] = list(range(len(spine)))
         self.sheets: list[tuple[Sheet, list[int | None]]] = [(spine, own), *others]
         self._columns: dict[str, Column | None] = {}
 
-    def forget_columns(self) -> None:
+    def forget(self) -> None:
         """Drop every value that was read."""
         self._columns.clear()
 
@@ -59,13 +60,13 @@ class Columns(Flat):
                 return refs[0]
         return None
 
-    def column(self, name: str) -> Column | None:
+    def of(self, name: str) -> Column | None:
         """A tensor over the batch's tokens, of the first sheet that has it; per-sample values are spread."""
         if name not in self._columns:
-            self._columns[name] = next(self.columns(name), None)
+            self._columns[name] = next(self.every(name), None)
         return self._columns[name]
 
-    def columns(self, name: str) -> Iterator[Column]:
+    def every(self, name: str) -> Iterator[Column]:
         """The tensor of that name of every sheet that has it."""
         trained_here = any(sheet.name == "forward_data" for sheet, _ in self.sheets)
         for sheet, places in self.sheets:
@@ -79,24 +80,24 @@ class Columns(Flat):
         refs = sheet.refs(name)
         if not refs or any(ref.is_text for ref in refs):
             return None
-        total = int(self.lengths_B.sum())
+        total = int(self._flat.lengths_B.sum())
         values_N, said_N = np.full(total, np.nan), np.zeros(total, dtype=bool)
         found = [part.values(ref) for part, ref in zip(sheet.parts, refs, strict=True)]
         if any(one is None for one in found):
             return None
-        starts = self.starts_B
+        starts = self._flat.starts_B
         for sample, place in enumerate(places):
             if place is None:
                 continue
             part, row = sheet.index[place]
-            size = min(int(sheet.parts[part].lengths[row]), int(self.lengths_B[sample]))
+            size = min(int(sheet.parts[part].lengths[row]), int(self._flat.lengths_B[sample]))
             own, here = int(sheet.parts[part].starts[row]), starts[sample]
             values_N[here : here + size] = found[part].values_N[own : own + size]  # type: ignore[union-attr]
             said_N[here : here + size] = found[part].said_N[own : own + size]  # type: ignore[union-attr]
         if refs[0].sentinel and str(NO_LOGPROB) in refs[0].sentinel:
             said_N &= values_N != NO_LOGPROB
         values_N[~said_N] = np.nan
-        source = f"{refs[0].name} of {sheet.parts[0].record.path.name}"
+        source = f"{refs[0].name} of {sheet.parts[0].held.record.path.name}"
         if len(sheet.parts) > 1:
             source += f" and {len(sheet.parts) - 1} more"
         return Column(name, values_N, said_N, source, refs[0].dtype, refs[0])
@@ -119,7 +120,7 @@ class Columns(Flat):
         """One text per sample, or None."""
         for sheet, places in self.sheets:
             refs = sheet.refs(name)
-            each = [part.texts(ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
+            each = [texts_of(part, ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
             known = [texts for texts in each if texts is not None]
             if refs and len(known) == len(each) and None not in places:
                 return [known[part][row] for part, row in (sheet.index[place] for place in places if place is not None)]

@@ -115,14 +115,14 @@ class Gap:
         """mean |d| of each sample, NaN where nothing is compared."""
         d_N = np.zeros(self.both_N.size)
         d_N[self.both_N] = np.abs(self.d)
-        return self.batch.mean(d_N, self.both_N)
+        return self.batch.flat.mean(d_N, self.both_N)
 
     @cached_property
     def lag(self) -> Lag:
         """Which shift of the rollout faces the trainer. Both are looked at over the whole response."""
         rows_a, rows_b = [], []
         inside_N = self.batch.response_N if self.batch.response_N is not None else self.both_N
-        for start, length in zip(self.batch.starts_B, self.batch.lengths_B, strict=True):
+        for start, length in zip(self.batch.flat.starts_B, self.batch.flat.lengths_B, strict=True):
             inside = inside_N[start : start + length]
             rows_a.append(self.trainer.values_N[start : start + length][inside])
             rows_b.append(self.rollout.values_N[start : start + length][inside])
@@ -147,7 +147,7 @@ class Gap:
     @cached_property
     def from_reference(self) -> float | None:
         """mean |rollout - ref| over the compared tokens, or None without a reference."""
-        ref = self.batch.column("ref_logprobs")
+        ref = self.batch.columns.of("ref_logprobs")
         if ref is None:
             return None
         known_N = self.both_N & ref.said_N & np.isfinite(ref.values_N)
@@ -190,7 +190,7 @@ def gap(batch: StepBatch) -> Gap:
     Raises:
         Skip: fewer than 8 tokens have both, or they are one tensor.
     """
-    rollout, trainer = given(batch.column("rollout_logprobs")), given(batch.trainer)
+    rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     both_N = batch.pair(rollout, trainer)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
@@ -214,7 +214,7 @@ def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] 
 
     Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
     """
-    for order in batch.orders:
+    for order in batch.laid.orders:
         values_B = by_sample_B[order]
         known_B = ~np.isnan(values_B)
         if known_B.sum() < 4 or not known_B[0]:
@@ -241,7 +241,7 @@ def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] 
 def _starts(batch: StepBatch, order: Array, values_B: Array) -> list[tuple[Array, str]]:
     """Where packs may begin, in this order: as recorded, else every k-th sample, else rows filled up to a length."""
     total = len(order)
-    recorded_B = batch.pack_B
+    recorded_B = batch.laid.pack_B
     if recorded_B is not None and np.unique(recorded_B).size > 1:
         packs_B = recorded_B[order]
         return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
@@ -250,7 +250,7 @@ def _starts(batch: StepBatch, order: Array, values_B: Array) -> list[tuple[Array
     if total >= FEWEST_ALONE:
         found.append((np.arange(total) == 0, "all samples in one (inferred)"))
     clean_B = values_B < CLEAN
-    lengths_B = batch.lengths_B[order]
+    lengths_B = batch.flat.lengths_B[order]
     if clean_B[0] and clean_B.sum() >= 2 and not clean_B.all() and _is_filling(clean_B, lengths_B):
         found.append((clean_B, "rows filled up to one length (inferred)"))
     return found

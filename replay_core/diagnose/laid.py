@@ -10,34 +10,27 @@ import numpy as np
 
 from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
-from replay_core.diagnose.flat import Array
-from replay_core.diagnose.sheets import Sheet
+from replay_core.diagnose.flat import Array, Flat
 from replay_core.records import Record, RecordKey, Run
+from replay_core.samples.batch import Batch
+from replay_core.samples.layout import Ints
 
 
-class Laid(Columns):
+class Laid:
     """A batch's samples of one step (None where the dump does not say), and the run they are of."""
 
-    def __init__(
-        self,
-        step: int | None,
-        spine: Sheet,
-        others: list[tuple[Sheet, list[int | None]]],
-        records: list[Record],
-        run: Run | None = None,
-    ) -> None:
-        super().__init__(spine, others, records)
-        self.step = step
-        self.path: Path = spine.parts[0].record.path if run is None else run.path
+    def __init__(self, step: int | None, flat: Flat, columns: Columns, run: Run | None) -> None:
+        self._flat, self._columns = flat, columns
+        self.path: Path = flat.spine.parts[0].held.record.path if run is None else run.path
         self.flags: dict[str, Any] = (run.flags if run is not None else None) or {}
-        self.has_weights = run is not None and (step in run.models or None in run.models)
+        self._has_weights = run is not None and (step in run.models or None in run.models)
 
     @property
     def left_pads_B(self) -> Array | None:
         """Empty columns before each sample's first token [B], None where samples are not padded rows."""
         found = []
-        for part, row in self.spine.index:
-            pads = self.spine.parts[part].left_pads
+        for part, row in self._flat.spine.index:
+            pads = _left_pads(self._flat.spine.parts[part])
             if pads is None:
                 return None
             found.append(int(pads[row]))
@@ -47,18 +40,18 @@ class Laid(Columns):
     def pack_B(self) -> Array | None:
         """The pack each sample lay in, None where the dump names no packs."""
         found: list[int] = []
-        for part, row in self.spine.index:
-            packs = self.spine.parts[part].packs
+        for part, row in self._flat.spine.index:
+            packs = self._flat.spine.parts[part].packs
             if packs is None:
                 return None
-            found.append(packs[row] + part * len(self.spine))
+            found.append(packs[row] + part * len(self._flat.spine))
         return np.array(found)
 
     @property
     def orders(self) -> list[Array]:
         """Orders the samples were computed in: as stored, and as every other sheet's micro-batches hold them."""
-        found = [np.arange(len(self))]
-        for _, places in self.sheets[1:]:
+        found = [np.arange(len(self._flat))]
+        for _, places in self._columns.sheets[1:]:
             if all(place is not None for place in places):
                 order = np.argsort(np.array(places), kind="stable")
                 if not any(np.array_equal(order, known) for known in found):
@@ -69,24 +62,25 @@ class Laid(Columns):
         """The `rldbg replay` that runs the micro-batch of a place under other settings."""
         key = [(name, getattr(where, name)) for name in ("step", "rank", "micro")]
         chosen = "".join(f" --{name} {value}" for name, value in key if value is not None)
-        model = "" if self.has_weights or "--model" in options else " --model HF_DIR"
+        model = "" if self._has_weights or "--model" in options else " --model HF_DIR"
         return f"rldbg replay {shlex.quote(str(self.path))}{chosen}{model} {options}"
 
     def where(self, name: str | None = None, at: int | None = None, sample: int | None = None) -> Where:
         """The place of a token of the flat arrays, or of a sample, in the record that holds the tensor."""
         position = None
         if at is not None:
-            sample, position = int(self.sample_N[at]), int(self.position_N[at])
+            sample, position = int(self._flat.sample_N[at]), int(self._flat.position_N[at])
         sheet, places = next(
-            ((sheet, places) for sheet, places in self.sheets if name is None or sheet.refs(name)), self.sheets[0]
+            ((sheet, places) for sheet, places in self._columns.sheets if name is None or sheet.refs(name)),
+            self._columns.sheets[0],
         )
-        record, row = sheet.parts[0].record, None
+        record, row = sheet.parts[0].held.record, None
         place = places[sample] if sample is not None else None
         if place is not None:
             part, row = sheet.index[place]
-            record = sheet.parts[part].record
+            record = sheet.parts[part].held.record
         key = record.key
-        ref = self.ref(name) if name else None
+        ref = self._columns.ref(name) if name else None
         return Where(
             step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
             tensor=ref.name if ref else name, sample=row, position=position, path=str(record.path),
@@ -103,29 +97,39 @@ class Laid(Columns):
 
     def keys_of(self, name: str) -> list[RecordKey | None]:
         """The key of the record that holds each sample's part of a tensor; None where it holds none."""
-        for sheet, places in self.sheets:
+        for sheet, places in self._columns.sheets:
             if sheet.refs(name):
-                return [None if place is None else sheet.parts[sheet.index[place][0]].record.key for place in places]
-        return [None] * len(self)
+                return [
+                    None if place is None else sheet.parts[sheet.index[place][0]].held.record.key for place in places
+                ]
+        return [None] * len(self._flat)
 
     def rows_by_micro(self) -> dict[tuple[int | None, int | None], list[int]]:
         """The samples of every (rank, micro) that a sheet names."""
         found: dict[tuple[int | None, int | None], list[int]] = {}
-        for sheet, places in self.sheets:
-            if all(part.record.key.micro is None for part in sheet.parts):
+        for sheet, places in self._columns.sheets:
+            if all(part.held.record.key.micro is None for part in sheet.parts):
                 continue
             for sample, place in enumerate(places):
                 if place is not None:
-                    key = sheet.parts[sheet.index[place][0]].record.key
+                    key = sheet.parts[sheet.index[place][0]].held.record.key
                     found.setdefault((key.rank, key.micro), []).append(sample)
             return found
-        return {(part.record.key.rank, None): list(range(len(self))) for part in self.spine.parts}
+        return {(part.held.record.key.rank, None): list(range(len(self._flat))) for part in self._flat.spine.parts}
 
     @property
     def response_width(self) -> int | None:
         """Columns of the padded response tensors, None where there are none."""
         for name in ("response_mask", "loss_mask", "token_loss", "response_ids"):
-            ref = self.ref(name)
+            ref = self._columns.ref(name)
             if ref is not None and ref.rows is None and len(ref.shape) == 2:
                 return ref.shape[1]
         return None
+
+
+def _left_pads(part: Batch) -> Ints | None:
+    """Empty slots before each sample's first token [B]; None where samples are no rows, or padding is not known."""
+    if part.layout is None or part.width is None or not part.padding_known:
+        return None
+    first: Ints = (part.layout.sample_BS >= 0).argmax(axis=1)
+    return first

@@ -50,12 +50,12 @@ class Sheet:
 
     def names(self) -> set[str]:
         """Canonical names that every part has."""
-        each = [{ref.canonical or ref.name for ref in part.fields()} for part in self.parts]
+        each = [{ref.canonical or ref.name for ref in part.held.fields()} for part in self.parts]
         return set.intersection(*each) if each else set()
 
     def refs(self, name: str) -> list[TensorRef] | None:
         """The tensor of that name in every part, or None where one lacks it."""
-        found = [_field(part.fields(), name) for part in self.parts]
+        found = [_field(part.held.fields(), name) for part in self.parts]
         return None if any(ref is None for ref in found) else [ref for ref in found if ref is not None]
 
 
@@ -88,20 +88,20 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
     for lacks_tokens, rows in sorted(known, key=lambda one: one[0]):
         if not len(rows):
             continue
-        record, tokens = rows.record, not lacks_tokens
+        record, tokens = rows.held.record, not lacks_tokens
         family = (record.key.stage, record.key.role)
         # Samples of a micro-batch are known by how many they are, or by the one row that they are packed in.
         micro = [(record.key.rank, record.key.micro, record.key.role, size) for size in (len(rows), _pack(rows))]
         laid_out = next((micros[one] for one in micro if one in micros), None)
         if not tokens and record.key.micro is not None and laid_out is not None:
-            laid_out.take_in(record)
+            laid_out.held.take_in(record)
             continue
         ids = _sample_ids(record) if record.key.rank else None
         if ids and seen[family] and ids <= seen[family]:
             continue  # a tensor-parallel twin
         twin = next((part for part in parts[family] if _is_copy(rows, part)), None)
         if twin is not None:
-            again, first = record.path.name, twin.record.path.name
+            again, first = record.path.name, twin.held.record.path.name
             repeated.append(f"{again} holds the same {len(rows)} samples as {first}: counted once")
             continue
         seen[family] |= _sample_ids(record) or set()
@@ -122,7 +122,7 @@ def _is_copy(rows: Batch, other: Batch) -> bool:
 
     Where a stage is known, the same samples come again on purpose: in every epoch, and on tensor-parallel ranks.
     """
-    a, b = rows.record, other.record
+    a, b = rows.held.record, other.held.record
     if a.key.stage != "tensors" or a.path == b.path or rows.digests is None:
         return False
     return _shapes(a) == _shapes(b) and rows.has_tokens and rows.digests == other.digests
@@ -201,7 +201,7 @@ def _marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:
 
 def _values(part: Batch, ref: TensorRef) -> list[bytes]:
     """Each sample's values, as bytes that are equal where the values are."""
-    each: Any = part.texts(ref) if ref.is_text else part.per_sample(ref)
+    each: Any = texts_of(part, ref) if ref.is_text else part.per_sample(ref)
     if each is not None:
         return [str(value).encode() for value in each]
     found = part.values(ref)
@@ -242,3 +242,10 @@ def joined(sheets: Sequence[Sheet]) -> list[tuple[Sheet, list[tuple[Sheet, list[
 def _richness(sheet: Sheet) -> tuple[bool, bool, int, int]:
     """Tokens with known padding first; then the more samples; then the more fields."""
     return sheet.has_tokens, sheet.padding_known, len(sheet), len(sheet.names())
+
+
+def texts_of(batch: Batch, ref: TensorRef) -> list[str] | None:
+    """One text per sample, or None."""
+    if not ref.is_text or not isinstance(ref.source, Inline) or len(ref.source.value) != batch.count:
+        return None
+    return [str(text) for text in ref.source.value]

@@ -11,7 +11,7 @@ from replay_core import naming
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.inspection.subject import Subject
 from replay_core.measure.lag import detect_lag
-from replay_core.samples.batch import Batch, rows_of
+from replay_core.samples.batch import Batch, by_sample, rows_of
 
 if TYPE_CHECKING:
     from replay_core.documents.tensor import DecodedText, DetectedAlignment, TokenColumn, TokensEntry
@@ -59,7 +59,7 @@ def _batches(subject: Subject) -> list[Batch]:
         batch = Batch(one, one.tensors())
         if batches and not batch.has_tokens:
             # Ids and masks often stand in one dump point, log-probabilities in the next.
-            batch = Batch(one, [*one.tensors(), *batches[0].fields()])
+            batch = Batch(one, [*one.tensors(), *batches[0].held.fields()])
         batches.append(batch)
     return batches
 
@@ -71,7 +71,7 @@ def _columns(batches: list[Batch], sample: int, side: Literal["a", "b"], wanted:
         if sample >= len(batch):
             continue
         here = slice(batch.starts[sample], batch.starts[sample] + batch.lengths[sample])
-        for ref in batch.fields():
+        for ref in batch.held.fields():
             name = ref.canonical or ref.name
             kind = naming.meaning(name).kind
             known = kind in _TOKEN_KINDS or (ref.name == wanted and kind != "ids")
@@ -83,7 +83,7 @@ def _columns(batches: list[Batch], sample: int, side: Literal["a", "b"], wanted:
                 continue
             seen.add(name)
             place = 0 if ref.name == wanted or kind not in _TOKEN_KINDS else _TOKEN_KINDS.index(kind) + 1
-            stage = batch.record.key.stage
+            stage = batch.held.record.key.stage
             columns.append((place, {"side": side, "name": name, "stage": stage, "values": values.tolist()}))
     return [column for _, column in sorted(columns, key=lambda one: one[0])]
 
@@ -94,10 +94,10 @@ def detected_alignment(subject: Subject) -> DetectedAlignment | None:
     if ref.alignment in ALIGNED or naming.meaning(subject.name).kind not in ("logprob", "value"):
         return None
     batch = Batch(subject.record, subject.record.tensors())
-    rows = batch.by_sample(ref.with_(alignment="full"))
-    for other in batch.fields():
+    rows = by_sample(batch, ref.with_(alignment="full"))
+    for other in batch.held.fields():
         known = other.alignment in ALIGNED and naming.meaning(other.canonical or other.name).kind == "logprob"
-        against = batch.by_sample(other) if known and rows is not None else None
+        against = by_sample(batch, other) if known and rows is not None else None
         if rows is None or against is None:
             continue
         # Zeros fill what has no log-probability, and would agree at every lag.

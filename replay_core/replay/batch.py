@@ -30,10 +30,10 @@ class MicroBatch:
         """
         tokens_N = samples.tokens_N
         if samples.problem is not None or tokens_N is None or not samples.count:
-            ids = samples.ids
+            ids = samples.held.ids
             raise DumpError(
                 samples.problem or "input_ids is no batch of token ids",
-                file=str(samples.record.path),
+                file=str(samples.held.record.path),
                 tensor="input_ids",
                 expected="[B, S] integers",
                 found="no sample" if ids is None else f"{ids.dtype} {list(ids.shape)}",
@@ -45,10 +45,10 @@ class MicroBatch:
             ids_BS[valid_BS] = tokens_N
         else:
             valid_BS = layout.sample_BS >= 0
-        mask = samples.find("response_mask", "loss_mask")
+        mask = samples.held.find("response_mask", "loss_mask")
         if samples.generated_N is None and mask is not None:
             raise DumpError(
-                "the response mask does not fit the samples", file=str(samples.record.path), tensor=mask.name,
+                "the response mask does not fit the samples", file=str(samples.held.record.path), tensor=mask.name,
                 expected=str(list(ids_BS.shape)), found=str(list(mask.shape)),
             )  # fmt: skip
         response_BS = None

@@ -67,7 +67,7 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     siblings = [record for record in chosen if _same_micro(record.key, key) and record is not holder]
     notes = [said_of_role] if said_of_role else []
     samples, said = _samples([holder, *siblings], run)
-    whole = MicroBatch.of(samples, _temperature(samples.find("temperature"), run))
+    whole = MicroBatch.of(samples, _temperature(samples.held.find("temperature"), run))
     notes += [said] if said else []
     notes += _positions(samples)
     if key.step is None:
@@ -153,7 +153,7 @@ def _nothing_to_run(record: Record, run: Run) -> str:
 def _has_tokens(record: Record) -> bool:
     """Whether it holds token ids: joined, or prompts and responses whose padding is known."""
     samples = Batch(record, record.tensors())
-    return samples.ids is not None or (samples.padding_known and samples.has_tokens)
+    return samples.held.ids is not None or (samples.padding_known and samples.has_tokens)
 
 
 def _samples(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
@@ -167,12 +167,12 @@ def _samples(records: Sequence[Record], run: Run) -> tuple[Batch, str | None]:
             told = among(samples, known.contents or ()) if known.padding_known else None
             if told is not None:
                 return told, f"no attention_mask is recorded: padding is told from the tokens of {record.path.name}"
+    shape = [] if samples.held.ids is None else list(samples.held.ids.shape)
     raise DumpError(
         "the record holds no attention_mask: which slots are padding is not known",
         file=str(records[0].path),
         tensor="attention_mask",
-        expected=f"attention_mask {[] if samples.ids is None else list(samples.ids.shape)}, cu_seqlens of a pack, or "
-        "the samples' lengths",
+        expected=f"attention_mask {shape}, cu_seqlens of a pack, or the samples' lengths",
         found=", ".join(ref.name for ref in records[0].tensors()),
         hint="record attention_mask beside input_ids; guessing it from the padding id would hide real bugs",
     )
@@ -186,7 +186,7 @@ def _wholes(run: Run, key: RecordKey) -> list[Record]:
 
 def _positions(samples: Batch) -> list[str]:
     """What to say of recorded position_ids that are not what the replay gives: 0..L-1 in every sample."""
-    ref = samples.find("position_ids")
+    ref = samples.held.find("position_ids")
     found = None if ref is None or samples.per_sample(ref) is not None else samples.values(ref)
     if found is None or not (wrong_N := found.said_N & (found.values_N != samples.position_N)).any():
         return []

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.errors import DumpError
-from replay_core.records import Inline, Record, TensorRef
+from replay_core.records import Record, TensorRef
+from replay_core.samples.held import Held
 from replay_core.samples.layout import (
     Bools,
     Ints,
@@ -77,18 +78,11 @@ class TokenValues:
     said_N: Bools
 
 
-def find(fields: Iterable[TensorRef], *names: str) -> TensorRef | None:
-    """The first readable numeric field of one of these canonical names, the first name that has any."""
-    usable = [ref for ref in fields if ref.is_readable and not ref.is_text]
-    return next((ref for name in names for ref in usable if (ref.canonical or ref.name) == name), None)
-
-
 class Batch:
     """The samples of one record, as far as its fields tell.
 
-    fields: its own, and those of records of the same micro-batch that speak of the same samples.
+    held: its fields, and those of records of the same micro-batch that speak of the same samples.
     layout: the slots of the token ids; rows end to end are one row. None where neither tokens nor a mask are known.
-    siblings: records of the same micro-batch that it lays out as well: its losses.
     count: how many samples there are, empty ones included. 0 where the fields know of none.
     rows: the lengths of ragged rows, padding included; None of a dense or packed batch.
     packs: which pack each sample lies in; None where nothing is packed.
@@ -98,16 +92,13 @@ class Batch:
 
     def __init__(self, record: Record, fields: Sequence[TensorRef], *, by_shape: bool = False) -> None:
         """`by_shape`: where no tokens and no mask are known, let the shape of values per token tell the samples."""
-        self.record = record
-        self._fields = [ref for ref in fields if ref.is_readable]
+        self.held = Held(record, fields)
         self._known: dict[str, Said] = {}
-        self.siblings: list[Record] = []
         self.rows: tuple[int, ...] | None = None
         self.packs: list[int] | None = None
         self.padding_known = True
         self.problem: str | None = None
         self.count = 0
-        self.ids = find(fields, "input_ids")
         self.layout = self._layout()
         if self.layout is None and by_shape:
             self.layout = self._by_shape()
@@ -117,29 +108,10 @@ class Batch:
     def __len__(self) -> int:
         return self.count
 
-    # ---- what the record holds
-
-    def fields(self) -> list[TensorRef]:
-        """What can be read of the record and of those that speak of the same samples."""
-        return self._fields
-
-    def take_in(self, record: Record) -> None:
-        """Lay out a record of the same micro-batch that holds no tokens of its own."""
-        self.siblings.append(record)
-        self._fields += [ref for ref in record.tensors() if ref.is_readable]
-
-    def find(self, *names: str) -> TensorRef | None:
-        """The first readable numeric field of one of these canonical names."""
-        return find(self._fields, *names)
-
-    def _numbers(self, name: str) -> Array | None:
-        ref = self.find(name)
-        return None if ref is None else pages.array(ref)
-
     # ---- the layout
 
     def _layout(self) -> TokenLayout | None:
-        ids, bounds = self.ids, self._bounds()
+        ids, bounds = self.held.ids, self._bounds()
         if bounds is not None:
             total = None if ids is None else ids.numel
             try:
@@ -148,7 +120,7 @@ class Batch:
                 self.problem = str(error)
         if ids is not None and ids.rows is not None:
             return self._ragged_ids(ids)
-        mask = self._numbers("attention_mask")
+        mask = self.held.numbers("attention_mask")
         if ids is not None and len(ids.shape) in (1, 2) and ids.numel:
             shape = ids.shape if len(ids.shape) == 2 else (1, *ids.shape)
             if mask is not None and mask.shape not in (ids.shape, shape):
@@ -167,7 +139,7 @@ class Batch:
 
     def _bounds(self) -> Array | None:
         """cu_seqlens, where they can be about the ids: one row, or no ids at all."""
-        ref, ids = self.find("cu_seqlens"), self.ids
+        ref, ids = self.held.find("cu_seqlens"), self.held.ids
         if ref is None or (ref.rows is not None and len(ref.rows) > 1):
             return None
         rows = 1 if ids is None else ids.numel // max(1, ids.shape[-1]) if ids.rows is None else len(ids.rows)
@@ -175,21 +147,21 @@ class Batch:
 
     def _packed(self, layout: TokenLayout, count: int) -> TokenLayout:
         self.count, self.packs = count, [0] * count
-        order = self._numbers("sample_order")
+        order = self.held.numbers("sample_order")
         return layout if order is None or order.size != count else layout.reordered(order.reshape(-1).astype(np.int64))
 
     def _grid(self, mask_BS: Array) -> TokenLayout:
         layout = TokenLayout.padded(mask_BS)
         self.count, width = layout.shape
         for name in ("response_mask", "response_ids"):
-            ref = self.find(name)
+            ref = self.held.find(name)
             if ref is not None and len(ref.shape) == 2 and ref.shape[0] == self.count and ref.shape[1] < width - 1:
                 return replace(layout, response_width=ref.shape[1])
         return layout
 
     def _by_lengths(self, shape: tuple[int, ...]) -> Array:
         """The mask of dense ids that came without one: by the samples' lengths, else every slot."""
-        lengths = self._numbers("sample_lengths")
+        lengths = self.held.numbers("sample_lengths")
         if lengths is not None and lengths.size == shape[0]:
             by_lengths: Array = np.arange(shape[1]) < lengths.reshape(-1, 1)
             return by_lengths
@@ -202,7 +174,7 @@ class Batch:
         used_T: the slots that hold tokens. `is_known`: a mask says so; one sample is then a row, not a pack.
         """
         tokens = int(used_T.sum())
-        lengths, positions = self._numbers("sample_lengths"), self._numbers("position_ids")
+        lengths, positions = self.held.numbers("sample_lengths"), self.held.numbers("position_ids")
         if not tokens or not used_T[:tokens].all():
             return None
         if lengths is not None and lengths.size > 1 and (lengths >= 0).all() and int(lengths.sum()) == tokens:
@@ -218,7 +190,7 @@ class Batch:
 
     def _ragged_ids(self, ids: TensorRef) -> TokenLayout:
         """Rows end to end: a row is a sample, or a pack of several whose lengths are known."""
-        counts, lengths = np.asarray(ids.rows, np.int64), self._numbers("sample_lengths")
+        counts, lengths = np.asarray(ids.rows, np.int64), self.held.numbers("sample_lengths")
         if lengths is not None and lengths.size > counts.size:
             each = lengths.reshape(-1).astype(np.int64)
             if (each >= 0).all() and int(each.sum()) == ids.numel:
@@ -229,17 +201,17 @@ class Batch:
         if self._targets() is not None:
             # Inputs without their last token beside targets without their first: the sample is both.
             return TokenLayout.end_to_end(counts + (counts > 0))
-        mask = self._numbers("attention_mask")
+        mask = self.held.numbers("attention_mask")
         fits = mask is not None and mask.size == ids.numel and mask.ndim == 1
         return TokenLayout.end_to_end(counts, mask if fits else None)
 
     def _targets(self) -> TensorRef | None:
-        targets = self.find("target_ids")
+        targets = self.held.find("target_ids")
         return targets if targets is not None and self.rows is not None and targets.rows == self.rows else None
 
     def _apart(self) -> TokenLayout | None:
         """Prompt and response that were never joined: side by side, as a trainer would join them."""
-        prompts, responses = self.find("prompt_ids"), self.find("response_ids")
+        prompts, responses = self.held.find("prompt_ids"), self.held.find("response_ids")
         if prompts is None or responses is None:
             return None
         if prompts.rows is not None and responses.rows is not None:
@@ -253,7 +225,7 @@ class Batch:
             return None
         masks = []
         for ref, name in ((prompts, "prompt_mask"), (responses, "response_mask")):
-            mask = self._numbers(name)
+            mask = self.held.numbers(name)
             fits = mask is not None and mask.shape == ref.shape
             self.padding_known &= fits
             masks.append(mask != 0 if mask is not None and fits else np.ones(ref.shape, bool))
@@ -263,7 +235,7 @@ class Batch:
 
     def _by_shape(self) -> TokenLayout | None:
         """Samples known by values alone: a slot is then called a token."""
-        for ref in self._fields:
+        for ref in self.held.fields():
             known = naming.meaning(ref.canonical or ref.name).alignment in ("next", "full")
             if ref.is_text or not known or (ref.rows is None and len(ref.shape) != 2):
                 continue
@@ -278,9 +250,9 @@ class Batch:
     def _count_by_sample(self, by_shape: bool) -> int:
         if by_shape:
             self.padding_known = False
-            named = (ref for ref in self._fields if (ref.canonical or ref.name) in _PER_SAMPLE)
+            named = (ref for ref in self.held.fields() if (ref.canonical or ref.name) in _PER_SAMPLE)
             return next((ref.shape[0] for ref in named if len(ref.shape) == 1 and ref.rows is None), 0)
-        sizes = {ref.shape[0] for ref in self._fields if ref.alignment == "sample" and ref.shape}
+        sizes = {ref.shape[0] for ref in self.held.fields() if ref.alignment == "sample" and ref.shape}
         return sizes.pop() if len(sizes) == 1 else 0
 
     @property
@@ -293,8 +265,8 @@ class Batch:
     @property
     def _is_joined(self) -> bool:
         """Whether one ragged sample has the shape of a grid of one row."""
-        prompts = self.find("prompt_ids")
-        return self.ids is None and prompts is not None and prompts.rows is not None
+        prompts = self.held.find("prompt_ids")
+        return self.held.ids is None and prompts is not None and prompts.rows is not None
 
     # ---- tokens
 
@@ -324,13 +296,13 @@ class Batch:
     @cached_property
     def _ids_of_slots(self) -> Array | None:
         """The id in every slot of the layout, padding included."""
-        ids = self.ids
+        ids = self.held.ids
         if self.layout is None:
             return None
         if ids is None:
-            parts = [self.find(name) for name in ("prompt_ids", "response_ids")]
+            parts = [self.held.find(name) for name in ("prompt_ids", "response_ids")]
             read = [pages.array(ref) for ref in parts if ref is not None]
-            if len(read) < 2 or self.find("attention_mask", "cu_seqlens") is not None:
+            if len(read) < 2 or self.held.find("attention_mask", "cu_seqlens") is not None:
                 return None
             if read[0].ndim == 2:
                 return np.concatenate(read, axis=1).reshape(-1)
@@ -375,35 +347,6 @@ class Batch:
             return None
         return list(np.split(self.tokens_N, self.starts[1:])) if self.count else []
 
-    @cached_property
-    def _ids_of_nobody(self) -> Array:
-        """The ids in slots that hold no token."""
-        ids, layout = self._ids_of_slots, self.layout
-        return np.zeros(0, np.int64) if ids is None or layout is None else ids[layout.sample_BS.reshape(-1) < 0]
-
-    @property
-    def pad_id(self) -> int | None:
-        """The id that fills most slots that hold no token; None where none is empty."""
-        ids, counts = np.unique(self._ids_of_nobody, return_counts=True)
-        return int(ids[counts.argmax()]) if ids.size else None
-
-    @property
-    def tails(self) -> list[Array] | None:
-        """The ids in a row's slots after its sample's last token; None where samples are no rows of a grid."""
-        ids, layout = self._ids_of_slots, self.layout
-        if ids is None or layout is None or self.width is None:
-            return None
-        ends = [int(at[-1]) + 1 if (at := np.flatnonzero(row >= 0)).size else self.width for row in layout.sample_BS]
-        return [row[end:] for row, end in zip(ids.reshape(layout.shape), ends, strict=True)]
-
-    @property
-    def left_pads(self) -> Ints | None:
-        """Empty slots before each sample's first token [B]; None where samples are no rows, or padding is not known."""
-        if self.layout is None or self.width is None or not self.padding_known:
-            return None
-        first: Ints = (self.layout.sample_BS >= 0).argmax(axis=1)
-        return first
-
     # ---- who a sample is
 
     @cached_property
@@ -418,49 +361,29 @@ class Batch:
         return [hashlib.blake2b(row.encode("utf-8", "replace"), digest_size=16).digest() for row in said]
 
     def _texts(self, name: str) -> list[Any] | None:
-        ref = next((ref for ref in self._fields if (ref.canonical or ref.name) == name), None)
+        ref = self.held.named(name)
         if ref is None or not ref.is_text or ref.shape != (self.count,):
             return None
         return list(pages.array(ref).tolist())
-
-    def identity(self, names: Sequence[str]) -> list[tuple[Any, ...]] | None:
-        """Each sample's values of these fields; None where the record lacks one."""
-        columns = []
-        for name in names:
-            ref = next((ref for ref in self._fields if (ref.canonical or ref.name) == name), None)
-            if ref is None or ref.shape != (self.count,):
-                return None
-            columns.append([str(value) for value in pages.array(ref).tolist()])
-        return list(zip(*columns, strict=True))
 
     # ---- what was generated
 
     @cached_property
     def response(self) -> tuple[Ints, Bools] | None:
         """Tokens as rising numbers, and whether each was generated; None where no mask says so."""
-        ref = self.find("response_mask")
+        ref = self.held.find("response_mask")
         placed = None if ref is None else self.place(ref)
         if ref is None or placed is None or not placed.by_token:
             return None
         return placed.tokens, pages.array(ref).reshape(-1)[placed.rows].astype(bool)
 
-    def is_response(self, tokens: Ints) -> Bools | None:
-        """Whether each of the tokens was generated; None where that is not known."""
-        if self.response is None:
-            return None
-        known, flags = self.response
-        if not known.size:
-            return np.zeros(tokens.size, bool)
-        at = np.minimum(np.searchsorted(known, tokens), known.size - 1)
-        return np.asarray((known[at] == tokens) & flags[at])
-
     @cached_property
     def response_starts(self) -> Ints | None:
         """The first response token of each sample [B], by what lies apart from the prompts; None where nothing does."""
-        prompts, responses = self.find("prompt_ids"), self.find("response_ids")
+        prompts, responses = self.held.find("prompt_ids"), self.held.find("response_ids")
         layout, ids = self.layout, self._ids_of_slots
         if prompts is not None and responses is not None and layout is not None and ids is not None:
-            if self.ids is None and prompts.rows is not None:
+            if self.held.ids is None and prompts.rows is not None:
                 return np.asarray(prompts.rows, np.int64)
             if self.width is not None and len(prompts.shape) == 2 and len(responses.shape) == 2:
                 begin, grid_BS = prompts.shape[1], ids.reshape(layout.shape)
@@ -469,12 +392,12 @@ class Batch:
                 if whole and np.array_equal(grid_BS[:, begin:], pages.array(responses)):
                     before: Ints = (layout.sample_BS[:, :begin] >= 0).sum(axis=1)
                     return before
-        counts = self.find("response_length")
+        counts = self.held.find("response_length")
         if counts is not None and counts.numel == self.count and counts.rows is None:
             each = pages.array(counts).reshape(-1).astype(np.int64)
             stated: Ints = np.maximum(0, self.lengths - each)
             return stated
-        return self._starts_by_rows(find(self._fields, *_GENERATED)) if self.width is None else None
+        return self._starts_by_rows(self.held.find(*_GENERATED)) if self.width is None else None
 
     def _starts_by_rows(self, mask: TensorRef | None) -> Ints | None:
         """Of rows that hold responses alone, each as long as its response."""
@@ -489,14 +412,14 @@ class Batch:
     def generated_N(self) -> Bools | None:
         """Whether each token was generated: by the recorded mask, else by where responses begin; None if not known."""
         for name in _GENERATED:
-            ref = self.find(name)
+            ref = self.held.find(name)
             marks = None if ref is None else self.values(ref)
             if marks is not None:
                 generated: Bools = marks.said_N & (np.nan_to_num(marks.values_N) > 0)
                 return generated
         if self.response_starts is None:
             return None
-        responses = self.find("response_ids")
+        responses = self.held.find("response_ids")
         if responses is None:
             return None
         from_start: Bools = self.position_N >= np.repeat(self.response_starts, self.lengths)
@@ -530,7 +453,7 @@ class Batch:
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
                 return Placed(said.tokens[inside], rows[inside], axes.axes)
-        return self._by_sample(ref) if by_shape and self.record.key.stage not in _NOT_BY_SAMPLE else None
+        return self._by_sample(ref) if by_shape and self.held.record.key.stage not in _NOT_BY_SAMPLE else None
 
     def _says(self, alignment: str) -> Said:
         """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""
@@ -554,12 +477,12 @@ class Batch:
         """The token that the first column of rows [B, A] is about [B], where they begin with the response itself; None
         where they do not.
         """
-        layout, mask = self.layout, self.find("response_mask")
+        layout, mask = self.layout, self.held.find("response_mask")
         if layout is None or len(ref.shape) != 2 or ref.shape[0] != self.count:
             return None
         if self.width is None or ref.shape[1] > self.width:
             return self.response_starts if self.width is None else None
-        apart = self.find("response_ids")
+        apart = self.held.find("response_ids")
         if mask is None or mask.rows is not None or (apart is not None and apart.shape == ref.shape):
             return None
         if mask.shape == ref.shape:
@@ -636,11 +559,6 @@ class Batch:
         said_N[at] = True
         return TokenValues(values_N, said_N)
 
-    def by_sample(self, ref: TensorRef) -> list[Array] | None:
-        """`values` as one array [L] per sample."""
-        said = self.values(ref)
-        return None if said is None else list(np.split(said.values_N, self.starts[1:]))
-
     def _spread(self, ref: TensorRef) -> TokenValues | None:
         each = self.per_sample(ref)
         if each is None:
@@ -652,12 +570,6 @@ class Batch:
         if ref.is_text or ref.rows is not None or ref.shape[:1] != (self.count,) or ref.numel != self.count:
             return None
         return np.asarray(pages.array(ref)).reshape(-1)
-
-    def texts(self, ref: TensorRef) -> list[str] | None:
-        """One text per sample, or None."""
-        if not ref.is_text or not isinstance(ref.source, Inline) or len(ref.source.value) != self.count:
-            return None
-        return [str(text) for text in ref.source.value]
 
     def index_of(self, ref: TensorRef, sample: int, position: int | None = None) -> list[int] | None:
         """The raw index of a sample's token in a tensor, or of where the sample begins; None where it has none.
@@ -676,40 +588,6 @@ class Batch:
         wanted = position if position is not None and is_there else 0
         row = int(placed.rows[mine[np.abs(positions_of(placed.tokens[mine]) - wanted).argmin()]])
         return [*map(int, np.unravel_index(row, ref.shape[: placed.axes])), *[0] * (len(ref.shape) - placed.axes)]
-
-    def outside(self, mask: TensorRef) -> tuple[int, int] | None:
-        """Entries of a mask that are set where the batch holds no token, and the first one's sample; None if none."""
-        has_holes = self.layout is not None and bool((self.layout.sample_BS < 0).any())
-        is_whole = mask.rows is None or (mask.rows == self.rows and has_holes)
-        placed = self.place(mask) if is_whole and self.packs is None else None
-        if placed is None or not placed.by_token or placed.axes != len(mask.shape):
-            return None
-        is_set = pages.array(mask).reshape(-1) != 0
-        is_set[placed.rows] = False
-        strays = np.flatnonzero(is_set)
-        if not strays.size:
-            return None
-        ends = np.cumsum(mask.rows) if mask.rows is not None else np.arange(1, self.count + 1) * mask.shape[1]
-        return strays.size, int(np.searchsorted(ends, strays[0], side="right"))
-
-    # ---- numbers that tell copies of a sample apart
-
-    @cached_property
-    def computed(self) -> dict[str, TensorRef]:
-        """What was computed of each sample, by canonical name: one number per sample or token."""
-        kinds = ("logprob", "value", "loss")
-        numbers = (ref for ref in self._fields if not ref.is_text and len(ref.shape) in (1, 2))
-        named = ((ref.canonical or ref.name, ref) for ref in numbers)
-        return {name: ref for name, ref in named if naming.meaning(name).kind in kinds and self.place(ref) is not None}
-
-    def of_sample(self, name: str, sample: int) -> bytes:
-        """The sample's values of one of the `computed`, as the bytes of doubles."""
-        ref = self.computed[name]
-        placed = self.place(ref)
-        assert placed is not None
-        rows = placed.rows[samples_of(placed.tokens) == sample]
-        values: bytes = pages.array(ref).reshape(-1)[rows].astype(np.float64).tobytes()
-        return values
 
     # ---- padding that no mask names
 
@@ -735,6 +613,12 @@ def batch_of(record: Record, fields: Sequence[TensorRef]) -> tuple[Batch | None,
     if batch.problem is not None:
         return None, f"no token layout: {batch.problem}"
     return (batch if batch.count else None), None
+
+
+def by_sample(batch: Batch, ref: TensorRef) -> list[Array] | None:
+    """`Batch.values` as one array [L] per sample."""
+    said = batch.values(ref)
+    return None if said is None else list(np.split(said.values_N, batch.starts[1:]))
 
 
 def places_of(keys: Iterable[Hashable], among: Iterable[Hashable]) -> list[int | None]:

@@ -27,10 +27,10 @@ def trimmed(batch: Batch) -> Batch | None:
 
     Only where the response mask ends before such a run in every row, and the id is the same in all of them.
     """
-    if batch.padding_known or batch.width is None or batch.response is None or batch.ids is None:
+    if batch.padding_known or batch.width is None or batch.response is None or batch.held.ids is None:
         return None
     tokens, flags = batch.response
-    ids_BS = pages.array(batch.ids).reshape(-1, batch.width)
+    ids_BS = pages.array(batch.held.ids).reshape(-1, batch.width)
     pads_BS: Bools = np.zeros(ids_BS.shape, bool)
     found: set[int] = set()
     for row, ids in enumerate(ids_BS):

@@ -53,11 +53,12 @@ def test_what_was_seen_as_digests_only_is_never_called_agreement():
 
 
 def test_the_baseline_shows_the_modules_that_the_cell_has_in_full():
-    baseline = {"part": "reference", "dump": "/runs/cell1"}
+    baseline: Any = {"part": "reference", "dump": "/runs/cell1", "capture": None}
     assert dump_beside(baseline, hashed()) == "/runs/cell1_window1"
     assert dump_beside(baseline, hashed(baseline_dump=None)) == "/runs/cell1"
     assert dump_beside(hashed(), baseline) == "/runs/cell6_window1"
-    assert dump_beside({"part": "cell", "dump": "/runs/cell2"}, hashed()) == "/runs/cell2"
+    plain: Any = {"part": "cell", "dump": "/runs/cell2", "capture": None}
+    assert dump_beside(plain, hashed()) == "/runs/cell2"
 
 
 def matrix_with_digests() -> dict[str, Any]:

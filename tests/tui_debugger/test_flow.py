@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.command import CommandList
@@ -235,9 +236,9 @@ async def test_holding_a_key_inspects_only_the_rows_that_matter() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, pilot):
         await press(app, pilot, *["j"] * 12)
-        assert app.session.state.inspection.document is not None
+        inspected: Any = app.session.state.inspection.document
         assert app.session.state.tensors.row is not None
-        assert app.session.state.inspection.document["a"]["name"] == app.session.state.tensors.row.name
+        assert inspected["a"]["name"] == app.session.state.tensors.row.name
 
 
 async def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:

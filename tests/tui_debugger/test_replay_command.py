@@ -19,7 +19,7 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def document(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def document(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A matrix of four cells on one warm child, one of them a leak."""
     out = tmp_path_factory.mktemp("replay")
     result = run(
@@ -28,11 +28,11 @@ def document(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     )  # fmt: skip
     assert result.exception is None, result.output
     assert result.return_value == 1
-    loaded: dict[str, Any] = json.loads((out / "replay.json").read_text())
+    loaded: Any = json.loads((out / "replay.json").read_text())
     return {**loaded, "text": result.output}
 
 
-def test_the_matrix_is_a_table_with_a_column_per_toggle_and_the_truth(document: dict[str, Any]) -> None:
+def test_the_matrix_is_a_table_with_a_column_per_toggle_and_the_truth(document: Any) -> None:
     head, recording, baseline, *cells = matrix_table(document)
     assert head.split()[:7] == ["#", "configuration", "packing", "block_mask", "result", "agrees", "load"]
     assert "the recording" in recording
@@ -42,7 +42,7 @@ def test_the_matrix_is_a_table_with_a_column_per_toggle_and_the_truth(document: 
     assert "one warm child" in cells[-1]
 
 
-def test_the_answer_comes_first_and_names_the_leak_and_the_toggles(document: dict[str, Any]) -> None:
+def test_the_answer_comes_first_and_names_the_leak_and_the_toggles(document: Any) -> None:
     lines = document["text"].splitlines()
     first = next(line for line in lines if line and not line.startswith("wrote"))
     assert first.startswith("DISAGREES")
@@ -71,7 +71,7 @@ def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:
     assert "axes belong to --matrix" in str(result.exception)
 
 
-def test_the_document_is_of_the_published_schema(document: dict[str, Any]) -> None:
+def test_the_document_is_of_the_published_schema(document: Any) -> None:
     from jsonschema import Draft202012Validator
 
     from replay_core.documents.reopening import SCHEMA_PATH

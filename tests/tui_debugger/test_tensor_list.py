@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.tui_debugger.driving import A, B, opened, press, screen
 from tests.tui_debugger.scripted import document
 from tui_debugger.tensor_list import TensorList
@@ -20,7 +22,8 @@ def test_rows_stand_there_while_the_comparison_runs_and_the_first_diverging_one_
     tensors.begin_live()
     tensors.add_live(entries[:4])
     assert len(tensors.rows) == len(tensors.shown) == 4
-    tensors.early = {"name": entries[8]["name"]}
+    early: Any = {"name": entries[8]["name"]}
+    tensors.early = early
     tensors.add_live(entries[4:10])
     assert tensors.row is not None
     assert tensors.row.name == entries[8]["name"]

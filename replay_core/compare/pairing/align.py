@@ -104,7 +104,7 @@ def _restates(ref: TensorRef, batch: Batch | None, facing: Facing) -> bool:
     if batch.tokens_N is None or placed is None or not placed.by_token or placed.axes < len(ref.shape):
         return False
     said = pages.array(ref).reshape(-1)[placed.rows]
-    if batch.ids in (None, ref) and not _same_ids(batch, facing):
+    if batch.held.ids in (None, ref) and not _same_ids(batch, facing):
         return False
     if name == "position_ids":
         return bool(np.array_equal(said, positions_of(placed.tokens)))
@@ -276,7 +276,7 @@ class Rowwise:
         """Whether each token was generated, as either side's response mask says; None where it has none."""
         if meaning.region != "response":
             return None, None
-        return batches[0].is_response(tokens_a), batches[1].is_response(tokens_b)
+        return _is_response(batches[0], tokens_a), _is_response(batches[1], tokens_b)
 
     def _one_sided(
         self,
@@ -400,3 +400,14 @@ def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
+
+
+def _is_response(batch: Batch, tokens: Ints) -> Bools | None:
+    """Whether each of the tokens was generated; None where that is not known."""
+    if batch.response is None:
+        return None
+    known, flags = batch.response
+    if not known.size:
+        return np.zeros(tokens.size, bool)
+    at = np.minimum(np.searchsorted(known, tokens), known.size - 1)
+    return np.asarray((known[at] == tokens) & flags[at])

@@ -212,7 +212,8 @@ def _same_in_order(a: Batch, b: Batch) -> bool:
         return a.count == b.count and a.digests == b.digests
     if tail.any():
         return False
-    if a.ids is not None and b.ids is not None and a.ids.rows == b.ids.rows and pages.same_bytes(a.ids, b.ids):
+    ids_a, ids_b = a.held.ids, b.held.ids
+    if ids_a is not None and ids_b is not None and ids_a.rows == ids_b.rows and pages.same_bytes(ids_a, ids_b):
         return bool(np.array_equal(a.lengths, b.lengths))
     if a.contents is None or b.contents is None:
         return bool(np.array_equal(a.lengths[: b.count], b.lengths[: a.count]))

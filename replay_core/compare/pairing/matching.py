@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.samples.batch import IDENTITIES, Batch
+from replay_core import naming, pages
+from replay_core.records import TensorRef
+from replay_core.samples.batch import IDENTITIES, Batch, Placed
+from replay_core.samples.layout import samples_of
 
 #: Two samples that share this part of their tokens, place by place, are one that changed.
 LIKENESS = 0.5
@@ -25,12 +29,17 @@ MAX_LIKENESS = 256
 Place = tuple[int, int]
 
 
+#: Kinds of numbers that tell copies of a sample apart.
+_COMPUTED = ("logprob", "value", "loss")
+
+
 @dataclass(slots=True)
 class Pool:
     """The samples of several batches of one run, as one list."""
 
     batches: Sequence[Batch]
     places: list[Place] = field(default_factory=list)
+    _computed: dict[int, dict[str, tuple[TensorRef, Placed]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.places = [(number, sample) for number, batch in enumerate(self.batches) for sample in range(batch.count)]
@@ -39,11 +48,23 @@ class Pool:
         return [digest for batch in self.batches for digest in batch.digests or [None] * batch.count]  # type: ignore[list-item]
 
     def identities(self, names: Sequence[str]) -> list[Hashable] | None:
-        every = [batch.identity(names) for batch in self.batches]
+        every = [_identity(batch, names) for batch in self.batches]
         if any(one is None for one in every):
             return None
         found: list[Hashable] = [value for values in every for value in values or ()]
         return found if len(set(found)) == len(found) else None
+
+    def computed(self, number: int) -> dict[str, tuple[TensorRef, Placed]]:
+        """What was computed of each sample of a batch, by canonical name, and where: a number per sample or token."""
+        if number not in self._computed:
+            batch, found = self.batches[number], self._computed.setdefault(number, {})
+            for ref in batch.held.fields():
+                name = ref.canonical or ref.name
+                if not ref.is_text and len(ref.shape) in (1, 2) and naming.meaning(name).kind in _COMPUTED:
+                    placed = batch.place(ref)
+                    if placed is not None:
+                        found[name] = ref, placed
+        return self._computed[number]
 
     def content(self, index: int) -> NDArray[np.int64] | None:
         batch, sample = self.places[index]
@@ -179,18 +200,33 @@ def _likeness(a: NDArray[np.int64] | None, b: NDArray[np.int64] | None) -> float
 
 def _values(a: Pool, b: Pool, in_a: list[int], in_b: list[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
     """The numbers of copies, in the fields both runs have, as bytes: copies differ in what was computed of them."""
-    names = _common_names([a.batches[a.places[i][0]] for i in in_a] + [b.batches[b.places[j][0]] for j in in_b])
+    computed = [set(a.computed(number)) for number in {a.places[i][0] for i in in_a}]
+    computed += [set(b.computed(number)) for number in {b.places[j][0] for j in in_b}]
+    names = sorted(set.intersection(*computed)) if computed else []
     return (
         {index: _value(a, index, names) for index in in_a},
         {index: _value(b, index, names) for index in in_b},
     )
 
 
-def _common_names(batches: list[Batch]) -> list[str]:
-    every = [set(batch.computed) for batch in {id(batch): batch for batch in batches}.values()]
-    return sorted(set.intersection(*every)) if every else []
-
-
 def _value(pool: Pool, index: int, names: list[str]) -> bytes:
     number, sample = pool.places[index]
-    return b"".join(pool.batches[number].of_sample(name, sample) for name in names)
+    return b"".join(_of_sample(*pool.computed(number)[name], sample) for name in names)
+
+
+def _identity(batch: Batch, names: Sequence[str]) -> list[tuple[Any, ...]] | None:
+    """Each sample's values of these fields; None where the record lacks one."""
+    columns = []
+    for name in names:
+        ref = batch.held.named(name)
+        if ref is None or ref.shape != (batch.count,):
+            return None
+        columns.append([str(value) for value in pages.array(ref).tolist()])
+    return list(zip(*columns, strict=True))
+
+
+def _of_sample(ref: TensorRef, placed: Placed, sample: int) -> bytes:
+    """A sample's values, as the bytes of doubles."""
+    rows = placed.rows[samples_of(placed.tokens) == sample]
+    values: bytes = pages.array(ref).reshape(-1)[rows].astype(np.float64).tobytes()
+    return values

@@ -39,7 +39,7 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     lone = int((sizes_G == 1).sum())
     if not lone:
         return
-    if batch.ref("values") is not None:
+    if batch.columns.ref("values") is not None:
         raise Skip("a critic's values are the baseline")
     prompt_B, raw = batch.prompt_B, _is_raw(batch)
     repeat = prompt_B is not None and int(prompt_B.max()) + 1 < len(prompt_B)
@@ -49,8 +49,8 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
         evidence.append(shown("different prompts", int(prompt_B.max()) + 1))
     if raw is not None:
         evidence.append(shown("advantages equal the raw rewards", raw, "False"))
-    place = batch.where(
-        "group_id" if batch.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
+    place = batch.laid.where(
+        "group_id" if batch.columns.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
     )
     if every and (repeat or raw):
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
@@ -86,10 +86,10 @@ def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
 
     A NaN in any other group has another cause and is D21's.
     """
-    column, group_B, reward_B = given(batch.column("advantages")), given(batch.group_B), batch.reward_B
+    column, group_B, reward_B = given(batch.columns.of("advantages")), given(batch.group_B), batch.reward_B
     if not batch.group_is_named:
         raise Skip("groups are not named in the dump")
-    bad_B = batch.count(column.said_N & ~np.isfinite(column.values_N)) > 0
+    bad_B = batch.flat.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
         return
     sizes_G = np.bincount(group_B)
@@ -102,7 +102,7 @@ def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
     bad_G = np.unique(group_B[bad_B])
     if not flat_G[bad_G].all():
         return
-    place = batch.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
+    place = batch.laid.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
     lone = bool((sizes_G[bad_G] == 1).all())
     yield finding(
         "error",
@@ -244,14 +244,14 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     kept_B = np.isfinite(advantage_B)
     if not kept_B.all() and batch.trained_N is not None:
         # Samples without a counted token have no advantage; their rewards still belong to their group.
-        unheard_B = batch.count(batch.trained_N) == 0
+        unheard_B = batch.flat.count(batch.trained_N) == 0
         if (~kept_B & ~unheard_B).any():
             raise Skip("some advantages are not finite (D21)")
     if not kept_B.any() or not np.isfinite(reward_B).all():
         raise Skip("advantages or rewards are not finite (D21)")
     if np.bincount(group_B).max() < 2:
         raise Skip("every group has one response (D05)")
-    column = batch.column("advantages")
+    column = batch.columns.of("advantages")
     stored = CLOSE.get(column.dtype if column else "float32", 1e-4)
     close = _tolerance(reward_B, group_B, stored)[kept_B]
     heard_B = advantage_B[kept_B]
@@ -265,13 +265,13 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
             yield finding(
                 "info",
                 f"advantages are {name}",
-                batch.where("advantages"),
+                batch.laid.where("advantages"),
                 evidence=[shown("computed from", what), shown("agree to", stored)],
                 cause="the variant that was recomputed and agrees; nothing is wrong",
                 next_step="rldbg diagnose --explain D04",
             )
             return
-    place = batch.where("advantages", sample=int(np.flatnonzero(kept_B)[0]))
+    place = batch.laid.where("advantages", sample=int(np.flatnonzero(kept_B)[0]))
     severity, claim, cause = (_mistake if named else _turned)(batch, heard_B, kept_B, close)
     if severity is None:
         raise Skip(cause or "groups are not named in the dump, and equal prompts as groups explain no known variant")
@@ -354,8 +354,10 @@ def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tu
 def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
     """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
     trained_N = batch.trained_N
-    yield from variants(reward_B, group_B, None if trained_N is None else batch.count(trained_N).astype(np.float64))
-    baseline_B = batch.per_sample("reward_baselines")
+    yield from variants(
+        reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
+    )
+    baseline_B = batch.columns.per_sample("reward_baselines")
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
 

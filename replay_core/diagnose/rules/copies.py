@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -25,7 +26,7 @@ A_CAST = 0.51
 def _copies(batch: StepBatch) -> Iterator[tuple[Column, Column]]:
     for name in _COPIED:
         assert name in MEANINGS
-        yield from combinations(list(batch.columns(name)), 2)
+        yield from combinations(list(batch.columns.every(name)), 2)
 
 
 def _apart(batch: StepBatch, a: Column, b: Column) -> tuple[Array, Array]:
@@ -33,7 +34,7 @@ def _apart(batch: StepBatch, a: Column, b: Column) -> tuple[Array, Array]:
 
     Samples of equal tokens are left out: which of them is which, two records need not agree on.
     """
-    both_N = a.said_N & b.said_N & ~np.repeat(batch.twin_B, batch.lengths_B)
+    both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
     same_N = (a.values_N == b.values_N) | (np.isnan(a.values_N) & np.isnan(b.values_N))
     return both_N, both_N & ~same_N
 
@@ -69,7 +70,7 @@ def not_the_same(batch: StepBatch) -> Iterator[Finding]:
             continue
         difference = np.abs(a.values_N - b.values_N)
         at = int(np.flatnonzero(counted_N)[0])
-        place = batch.where(a.name, at=at)
+        place = batch.laid.where(a.name, at=at)
         yield finding(
             "warning",
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
@@ -92,7 +93,7 @@ def only_padding(batch: StepBatch) -> Iterator[Finding]:
     for a, b in _pairs(batch):
         _, apart_N = _apart(batch, a, b)
         if apart_N.any() and not (apart_N & batch.trained_N).any():
-            place = batch.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
+            place = batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
             yield finding(
                 "info",
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
@@ -111,7 +112,7 @@ def only_cast(batch: StepBatch) -> Iterator[Finding]:
         _, apart_N = _apart(batch, a, b)
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         if counted_N.any() and _is_cast(a, b, counted_N):
-            place = batch.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
+            place = batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
             yield finding(
                 "info",
@@ -121,3 +122,12 @@ def only_cast(batch: StepBatch) -> Iterator[Finding]:
                 cause="one of them was stored in the narrower dtype",
             )
             return
+
+
+def _twin_B(batch: StepBatch) -> Array:
+    """Which samples have the same tokens as another one [B]."""
+    if not batch.spine.has_tokens:
+        return np.zeros(len(batch), dtype=bool)
+    keys = [batch.spine.tokens(sample).tobytes() for sample in range(len(batch))]
+    counts = Counter(keys)
+    return np.array([counts[key] > 1 for key in keys], dtype=bool)

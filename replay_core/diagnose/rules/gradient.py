@@ -29,15 +29,15 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
     cancel to an exact 0 on different tokens.
     """
-    norms = batch.scalars("grad_norm")
+    norms = batch.columns.scalars("grad_norm")
     if not norms:
         raise Skip("no gradient norm is recorded; rldbg record keeps one")
-    advantages, trained_N = given(batch.column("advantages")), given(batch.trained_N)
+    advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     heard = heard[np.isfinite(heard)]
     if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):
         return
-    place = batch.where_record(norms[0].record, norms[0].name)
+    place = batch.laid.where_record(norms[0].record, norms[0].name)
     yield finding(
         "error",
         "the gradient is exactly 0 although advantages are not",

@@ -99,7 +99,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     step_tokens = int(batch.trained_N.sum()) if batch.trained_N is not None else 0
     extra = {
         scalar.name: scalar.value
-        for scalar in batch.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
+        for scalar in batch.columns.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
     }
     candidates = [
         {
@@ -114,7 +114,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     if all(abs(part.logged.value) < FLOOR for part in parts):
         raise Skip("every logged loss is 0: all reductions agree")
     first = parts[0]
-    place = batch.where_record(first.logged.record, first.logged.name)
+    place = batch.laid.where_record(first.logged.record, first.logged.name)
     if agreed:
         order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
         name = min(agreed, key=order.index)
@@ -198,14 +198,16 @@ def _agree(a: float, b: float) -> bool:
 
 def _parts(batch: StepBatch) -> tuple[list[_MicroLoss], bool]:
     """Micro-batches with a logged policy loss, and whether its per-token values are certain."""
-    logged = {_place(scalar): scalar for scalar in batch.scalars("pg_loss")}
+    logged = {_place(scalar): scalar for scalar in batch.columns.scalars("pg_loss")}
     exact = bool(logged)
     if not logged:
-        logged = {_place(scalar): scalar for scalar in batch.scalars("loss") if scalar.record.key.micro is not None}
+        logged = {
+            _place(scalar): scalar for scalar in batch.columns.scalars("loss") if scalar.record.key.micro is not None
+        }
     token_N, certain = _token_loss(batch)
     if token_N is None or batch.trained_N is None:
         return [], False
-    rows = batch.rows_by_micro()
+    rows = batch.laid.rows_by_micro()
     parts = []
     for place, scalar in logged.items():
         samples = rows.get(place)
@@ -223,10 +225,10 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
     """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken
     as 1.
     """
-    column = batch.column("token_loss")
+    column = batch.columns.of("token_loss")
     if column is not None:
         return np.where(column.said_N, column.values_N, 0.0), True
-    advantages = batch.column("advantages")
+    advantages = batch.columns.of("advantages")
     if advantages is None:
         return None, False
     values_N = np.where(advantages.said_N, advantages.values_N, 0.0)
@@ -241,14 +243,14 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
 
 def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> _MicroLoss:
     assert batch.trained_N is not None
-    lengths = batch.lengths_B[samples]
+    lengths = batch.flat.lengths_B[samples]
     values_BT = np.zeros((len(samples), int(lengths.max(initial=1))))
     mask_BT = np.zeros(values_BT.shape)
     for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        start = int(batch.starts_B[sample])
+        start = int(batch.flat.starts_B[sample])
         values_BT[row, :length] = token_N[start : start + length]
         mask_BT[row, :length] = batch.trained_N[start : start + length]
-    return _MicroLoss(scalar, values_BT, mask_BT, batch.response_width or values_BT.shape[1])
+    return _MicroLoss(scalar, values_BT, mask_BT, batch.laid.response_width or values_BT.shape[1])
 
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),
@@ -258,16 +260,16 @@ def zero_and_fine(batch: StepBatch) -> Iterator[Finding]:
     gradient norm is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does
     not.
     """
-    losses = batch.scalars("pg_loss") or batch.scalars("loss")
+    losses = batch.columns.scalars("pg_loss") or batch.columns.scalars("loss")
     if not losses:
         raise Skip("no loss is logged")
-    advantages, trained_N = given(batch.column("advantages")), given(batch.trained_N)
+    advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     heard = heard[np.isfinite(heard)]
     # Written so that a loss that is NaN is no zero.
     if not max(abs(scalar.value) for scalar in losses) < ZERO or not heard.size or not heard.max() > 1e-6:
         return
-    norms = batch.scalars("grad_norm")
+    norms = batch.columns.scalars("grad_norm")
     if any(scalar.value == 0 for scalar in norms):
         return
     try:
@@ -276,7 +278,7 @@ def zero_and_fine(batch: StepBatch) -> Iterator[Finding]:
             return
     except Skip:
         pass
-    place = batch.where_record(losses[0].record, losses[0].name)
+    place = batch.laid.where_record(losses[0].record, losses[0].name)
     yield finding(
         "info",
         "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",

@@ -16,7 +16,8 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
 from replay_core.diagnose.stating import finding, look_at, share, shown
-from replay_core.records import Inline, Record
+from replay_core.records import Inline, Record, TensorRef
+from replay_core.samples.batch import Batch
 
 #: Of a response, the share that a mask may leave out at its end before it ends too early.
 LEFT_OUT = 0.5
@@ -31,14 +32,14 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
     """
     trained_N = given(batch.trained_N)
-    if not batch.lengths_B.sum():
+    if not batch.flat.lengths_B.sum():
         raise Skip("samples have no tokens")
-    counts_B = batch.count(trained_N)
-    name = "loss_mask" if batch.column("loss_mask") else "response_mask"
-    column = batch.column(name)
+    counts_B = batch.flat.count(trained_N)
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    column = batch.columns.of(name)
     source = column.source if column else None
     empty_B = counts_B == 0
-    place = batch.where(name, sample=int(np.flatnonzero(empty_B)[0]) if empty_B.any() else 0)
+    place = batch.laid.where(name, sample=int(np.flatnonzero(empty_B)[0]) if empty_B.any() else 0)
     if empty_B.all():
         yield finding(
             "error",
@@ -51,7 +52,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     if empty_B.any():
         cut_B = truncated(batch)
         # A trainer that masks them out of its attention too leaves no response to measure, only ids.
-        cut_B = batch.unheard_B if cut_B is None else cut_B | batch.unheard_B
+        cut_B = _unheard_B(batch) if cut_B is None else cut_B | _unheard_B(batch)
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
         yield finding(
             "info" if on_purpose or _dropped(batch, empty_B) else "warning",
@@ -71,7 +72,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
 def _dropped(batch: StepBatch, empty_B: Array) -> bool:
     """Whether the trainer itself says that it left just these samples out."""
     for name, wanted in (("sample_mask", True), ("remove_sample", False)):
-        kept_B = batch.per_sample(name)
+        kept_B = batch.columns.per_sample(name)
         if kept_B is not None:
             return bool((((kept_B != 0) == wanted) == ~empty_B).all())
     return False
@@ -80,14 +81,14 @@ def _dropped(batch: StepBatch, empty_B: Array) -> bool:
 def _ends_early(
     batch: StepBatch, trained_N: Array, counts_B: Array, name: str, source: str | None
 ) -> Iterator[Finding]:
-    stated_B = batch.per_sample("response_length")
-    place = batch.where(name, sample=0)
+    stated_B = batch.columns.per_sample("response_length")
+    place = batch.laid.where(name, sample=0)
     if stated_B is not None and (counts_B > stated_B).any():
         worst = int((counts_B - stated_B).argmax())
         yield finding(
             "warning",
             f"the mask counts more tokens than the response has in {int((counts_B > stated_B).sum())} samples",
-            batch.where(name, sample=worst),
+            batch.laid.where(name, sample=worst),
             evidence=[shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source)],
             cause="the mask covers prompt or padding, or lies shifted against the tokens",
             next_step=look_at(place),
@@ -95,8 +96,8 @@ def _ends_early(
         return
     if batch.response_N is None:
         return
-    response_B = batch.count(batch.response_N)
-    after_B = batch.lengths_B - 1 - _last(batch, trained_N)
+    response_B = batch.flat.count(batch.response_N)
+    after_B = batch.flat.lengths_B - 1 - _last(batch, trained_N)
     early_B = (response_B >= 4) & (after_B > LEFT_OUT * response_B)
     if batch.name and early_B.mean() >= 0.8 and (counts_B[early_B] == counts_B[early_B][0]).all() and len(batch) >= 4:
         yield finding(
@@ -119,7 +120,7 @@ def _ends_early(
 def _last(batch: StepBatch, chosen_N: Array) -> Array:
     """The position of each sample's last chosen token [B], -1 where there is none."""
     last_B = np.full(len(batch), -1, dtype=np.int64)
-    np.maximum.at(last_B, batch.sample_N[chosen_N], batch.position_N[chosen_N])
+    np.maximum.at(last_B, batch.flat.sample_N[chosen_N], batch.flat.position_N[chosen_N])
     return last_B
 
 
@@ -277,20 +278,20 @@ def padding_trained(batch: StepBatch) -> Iterator[Finding]:
         stray = _stray(batch, name)
         if stray is not None:
             count, sample, where_name = stray
-            place = batch.where(where_name, sample=sample)
+            place = batch.laid.where(where_name, sample=sample)
             yield _padding(batch, count, place, name)
             return
     if batch.tokens_N is None:
         return
-    beyond_N = batch.padding_held_N
+    beyond_N = _padding_held_N(batch)
     trained_N = batch.trained_N
     if beyond_N is None or trained_N is None:
         return
     bad_N = beyond_N & trained_N
     if bad_N.any():
         at = int(np.flatnonzero(bad_N)[0])
-        name = "loss_mask" if batch.column("loss_mask") else "response_mask"
-        yield _padding(batch, int(bad_N.sum()), batch.where(name, at=at), name)
+        name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+        yield _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
 
 
 def _padding(batch: StepBatch, count: int, place: Where, name: str) -> Finding:
@@ -309,11 +310,11 @@ def _padding(batch: StepBatch, count: int, place: Where, name: str) -> Finding:
 
 def _stray(batch: StepBatch, name: str) -> tuple[int, int, str] | None:
     """(entries, sample, name) of a mask set where the batch holds no token."""
-    for sheet, places in batch.sheets:
+    for sheet, places in batch.columns.sheets:
         total, first = 0, None
         for number, part in enumerate(sheet.parts):
-            ref = part.find(name)
-            found = None if ref is None or not part.padding_known else part.outside(ref)
+            ref = part.held.find(name)
+            found = None if ref is None or not part.padding_known else _outside(part, ref)
             if found is None:
                 continue
             total += found[0]
@@ -334,20 +335,20 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
-    name = "loss_mask" if batch.column("loss_mask") else "response_mask"
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
     if eos is not None and response_N is not None:
         ends_N = response_N & (tokens_N == eos)
-        heard_B = batch.count(trained_N) > 0
-        ends_N &= np.repeat(heard_B, batch.lengths_B)
+        heard_B = batch.flat.count(trained_N) > 0
+        ends_N &= np.repeat(heard_B, batch.flat.lengths_B)
         count, kept = int(ends_N.sum()), int((ends_N & trained_N).sum())
         if count >= 2 and not kept:
-            yield _untrained(batch, eos, count, batch.where(name, at=int(np.flatnonzero(ends_N)[0])))
+            yield _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
         if count:
             return
-    beyond = [after for after in batch.after_B if after is not None and after != batch.pad_id]
+    beyond = [after for after in _after_B(batch) if after is not None and after != batch.pad_id]
     if len(beyond) >= 2 and len(set(beyond)) == 1 and trained_N.any():
-        sample = next(number for number, after in enumerate(batch.after_B) if after == beyond[0])
-        yield _untrained(batch, beyond[0], len(beyond), batch.where(name, sample=sample))
+        sample = next(number for number, after in enumerate(_after_B(batch)) if after == beyond[0])
+        yield _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
         return
     if eos is None:
         raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
@@ -364,3 +365,75 @@ def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
         ],
         cause="the mask ends one token early (shifted by one), or drops the end because pad and end share an id",
     )
+
+
+def _unheard_B(batch: StepBatch) -> Array:
+    """Samples whose response was masked out whole, and was cut off at the limit [B]."""
+    # Padding repeats one id: other ids to the last are text that no mask attends to.
+    return np.array([tail.size >= 2 and tail[-1] != tail[-2] for tail in _tails(batch)], dtype=bool)
+
+
+def _tails(batch: StepBatch) -> list[Array]:
+    """The ids that follow each sample's last token in its row; none where samples are no rows."""
+    each = [_row_tails(part) for part in batch.spine.parts]
+    return [each[part][row] for part, row in batch.spine.index]
+
+
+def _after_B(batch: StepBatch) -> list[int | None]:
+    """The id in the column after each sample's last token, None where there is none."""
+    return [int(tail[0]) if tail.size else None for tail in _tails(batch)]
+
+
+def _padding_held_N(batch: StepBatch) -> Array | None:
+    """Tokens that are padding by the look of them: one id that ends samples, twice and more, and stands nowhere
+    else in responses, mostly after one and the same other id. None where nothing looks so.
+    """
+    tokens_N, response_N = batch.tokens_N, batch.response_N
+    if tokens_N is None or response_N is None or len(batch) < 2:
+        return None
+    held_N = np.zeros(tokens_N.size, dtype=bool)
+    tails, heads = [], []
+    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        row = tokens_N[start : start + length]
+        other = np.flatnonzero(row != row[-1]) if length else np.zeros(0, dtype=np.int64)
+        run = length - 1 - int(other[-1]) if other.size else 0
+        if run < 2:
+            continue
+        tail, head = int(row[-1]), int(row[other[-1]])
+        ends_itself = tail == batch.eos_id
+        tails.append(tail)
+        heads.append(tail if ends_itself else head)
+        held_N[start + length - run + ends_itself : start + length] = True
+    if batch.pad_id is not None and set(tails) - {batch.pad_id}:
+        return None  # what pads is known, and this is something else
+    if len(tails) < 2 or len(set(tails)) > 1 or (response_N & ~held_N & (tokens_N == tails[0])).any():
+        is_end = bool(tails) and len(set(tails)) == 1 and tails[0] == batch.eos_id
+        if not is_end:
+            return None
+    most = max(heads.count(head) for head in set(heads))
+    return held_N if most >= 2 and most >= 0.4 * len(heads) else None
+
+
+def _outside(part: Batch, mask: TensorRef) -> tuple[int, int] | None:
+    """Entries of a mask that are set where the record holds no token, and the first one's sample; None if none."""
+    has_holes = part.layout is not None and bool((part.layout.sample_BS < 0).any())
+    is_whole = mask.rows is None or (mask.rows == part.rows and has_holes)
+    placed = part.place(mask) if is_whole and part.packs is None else None
+    if placed is None or not placed.by_token or placed.axes != len(mask.shape):
+        return None
+    is_set = pages.array(mask).reshape(-1) != 0
+    is_set[placed.rows] = False
+    strays = np.flatnonzero(is_set)
+    if not strays.size:
+        return None
+    ends = np.cumsum(mask.rows) if mask.rows is not None else np.arange(1, part.count + 1) * mask.shape[1]
+    return strays.size, int(np.searchsorted(ends, strays[0], side="right"))
+
+
+def _row_tails(part: Batch) -> list[Array]:
+    """The ids in a row's slots after its sample's last token; none where samples are no rows of a grid."""
+    ids_BS, layout = part.ids_BS, part.layout
+    if ids_BS is None or layout is None or part.width is None:
+        return [np.zeros(0, np.int64)] * len(part)
+    ends = [int(at[-1]) + 1 if (at := np.flatnonzero(row >= 0)).size else part.width for row in layout.sample_BS]
+    return [row[end:] for row, end in zip(ids_BS, ends, strict=True)]

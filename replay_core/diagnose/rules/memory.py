@@ -27,17 +27,17 @@ def logits(batch: StepBatch) -> Iterator[Finding]:
     fp32 copy of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying
     (info).
     """
-    vocabulary = batch.vocabulary
+    vocabulary = _vocabulary(batch)
     if vocabulary is None:
         return
     slots = 0
-    for sheet, _ in batch.sheets:
+    for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
             slots = max(slots, len(part) * part.width if part.width else int(np.sum(part.lengths)))
     gib = slots * vocabulary * _FP32 / 2**30
     if gib < LARGE_GIB:
         return
-    place = batch.where("input_ids", sample=int(batch.lengths_B.argmax()))
+    place = batch.laid.where("input_ids", sample=int(batch.flat.lengths_B.argmax()))
     yield finding(
         "info",
         f"whole fp32 logits of the largest record take {gib:.1f} GiB, once",
@@ -45,10 +45,10 @@ def logits(batch: StepBatch) -> Iterator[Finding]:
         evidence=[
             shown("token slots", slots),
             shown("vocabulary, at least", vocabulary, None, "largest token id"),
-            shown("longest sample", int(batch.lengths_B.max())),
+            shown("longest sample", int(batch.flat.lengths_B.max())),
         ],
         cause="logits are materialised over the whole vocabulary; two to three copies live at the loss",
-        next_step=batch.replay_command(place, "--logits chunked"),
+        next_step=batch.laid.replay_command(place, "--logits chunked"),
     )
 
 
@@ -188,3 +188,8 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
             next_step="look whether the response length grows, too; torch.cuda.memory._dump_snapshot() of two steps",
             steps=steps_of(series.points[-3:]),
         )
+
+
+def _vocabulary(batch: StepBatch) -> int | None:
+    """No fewer tokens than this are in the vocabulary: the largest id seen, and one."""
+    return None if batch.tokens_N is None or not batch.tokens_N.size else int(batch.tokens_N.max()) + 1

@@ -52,7 +52,7 @@ def shifted(batch: StepBatch) -> Iterator[Finding]:
     if not between.is_shifted:
         return
     lag = between.lag
-    place = batch.where("rollout_logprobs", sample=0)
+    place = batch.laid.where("rollout_logprobs", sample=0)
     lags = [
         shown(f"correlation at lag {at:+d}", value, "the largest" if at == 0 else None)
         for at, value in lag.correlations.items()
@@ -77,8 +77,8 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
     between = gap(batch)
     if not between.is_tempered:
         return
-    place = batch.where("rollout_logprobs", at=_worst(between))
-    stated = batch.temperature
+    place = batch.laid.where("rollout_logprobs", at=_worst(between))
+    stated = _temperature(batch)
     yield finding(
         "error",
         f"rollout and trainer differ by a gain of {between.slope:.2f}: one of them is at another temperature",
@@ -95,7 +95,7 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
         if between.slope > 1
         else f"the trainer divides its logits by about T = {between.slope:.2f} and the engine returns "
         f"raw log-probabilities",
-        next_step=batch.replay_command(place, f"--temperature {1 / between.slope:.2f}"),
+        next_step=batch.laid.replay_command(place, f"--temperature {1 / between.slope:.2f}"),
     )
 
 
@@ -110,7 +110,7 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
     between = gap(batch)
     if not between.is_truncated:
         return
-    place = batch.where("rollout_logprobs", at=_worst(between))
+    place = batch.laid.where("rollout_logprobs", at=_worst(between))
     kept = float(np.exp(between.d.mean()))
     yield finding(
         "error",
@@ -143,14 +143,14 @@ def stale(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("the reference says nothing of the compared tokens")
     if not between.is_stale:
         return
-    place = batch.where("rollout_logprobs", at=_worst(between))
+    place = batch.laid.where("rollout_logprobs", at=_worst(between))
     yield finding(
         "error",
         "the rollout was sampled by the initial weights, not by the policy that is trained",
         place,
         evidence=[shown("mean |rollout - ref|", reference, f">= {0.2 * between.mean:.4g}"), *_figures(between)],
         cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
-        next_step=batch.replay_command(place, "--model POLICY --model INITIAL --against rollout_logprobs"),
+        next_step=batch.laid.replay_command(place, "--model POLICY --model INITIAL --against rollout_logprobs"),
     )
 
 
@@ -255,7 +255,7 @@ def leaking(batch: StepBatch) -> Iterator[Finding]:
         return
     clean_B, how = found
     values_B = between.by_sample_B
-    place = batch.where(between.trainer.name, sample=int(np.flatnonzero(~clean_B & ~np.isnan(values_B))[0]))
+    place = batch.laid.where(between.trainer.name, sample=int(np.flatnonzero(~clean_B & ~np.isnan(values_B))[0]))
     yield finding(
         "error",
         "the first sample of every pack agrees with the rollout, the ones after it do not: attention crosses samples",
@@ -269,7 +269,7 @@ def leaking(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="samples are packed without a block-diagonal mask: use_cache was on, a mask of ones "
         "was passed, or no position ids",
-        next_step=batch.replay_command(place, "--packing"),
+        next_step=batch.laid.replay_command(place, "--packing"),
     )
 
 
@@ -290,7 +290,7 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
     if not bad or named or between.leak is not None:
         return
     cause, told = _cause(batch, between)
-    place = batch.where(between.trainer.name, at=_worst(between))
+    place = batch.laid.where(between.trainer.name, at=_worst(between))
     yield finding(
         "error" if between.mean > BADLY else "warning",
         f"engine and trainer disagree by {between.mean:.3g} nats per token",
@@ -305,7 +305,7 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
             *told,
         ],
         cause=cause,
-        next_step=batch.replay_command(place, "--matrix"),
+        next_step=batch.laid.replay_command(place, "--matrix"),
     )
 
 
@@ -318,8 +318,8 @@ def _cause(batch: StepBatch, between: Gap) -> tuple[str, list[Evidence]]:
             "the two are about different tokens or different models: they do not even rise and fall together",
             [shown("correlation at lag 0", between.correlation, "> 0.9")],
         )
-    head_B = batch.first(batch.response_N if batch.response_N is not None else between.both_N)
-    early_N = between.both_N & (batch.position_N < np.repeat(head_B + 3, batch.lengths_B))
+    head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
+    early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
         early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
@@ -328,7 +328,7 @@ def _cause(batch: StepBatch, between: Gap) -> tuple[str, list[Evidence]]:
                 "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
                 [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
             )
-    pads_B = batch.left_pads_B
+    pads_B = batch.laid.left_pads_B
     if pads_B is not None and (pads_B == 0).any() and (pads_B > 0).any():
         flush, padded = between.by_sample_B[pads_B == 0], between.by_sample_B[pads_B > 0]
         if np.isfinite(flush).any() and np.isfinite(padded).any():
@@ -381,3 +381,15 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         next_step=_TOLD_APART,
         steps=steps_of(past),
     )
+
+
+def _temperature(batch: StepBatch) -> float | None:
+    """The sampling temperature the dump states, where it is one for all."""
+    stated = {
+        scalar.value for scalar in batch.columns.scalars("temperature", "meta_info.generation_config.temperature")
+    }
+    each = batch.columns.per_sample("temperature")
+    stated |= set() if each is None else set(each.tolist())
+    if not stated and isinstance(batch.laid.flags.get("temperature"), (int, float)):
+        stated = {float(batch.laid.flags["temperature"])}
+    return stated.pop() if len(stated) == 1 else None

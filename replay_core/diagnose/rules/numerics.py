@@ -123,21 +123,21 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
     """Tensors about tokens: whether a bad value counts depends on the mask."""
     step = -1 if batch.step is None else batch.step
     trained_N = batch.trained_N
-    for sheet, _ in batch.sheets:
+    for sheet, _ in batch.columns.sheets:
         for name in sorted(sheet.names()):
             known = meaning(name)
             if known.alignment not in ("next", "full") or known.kind in _EXPECTED:
                 continue
-            for column in batch.columns(name):
+            for column in batch.columns.every(name):
                 for part in sheet.parts:
-                    placed.add((str(part.record.path), name))
-                    placed.update((str(record.path), name) for record in part.siblings)
+                    placed.add((str(part.held.record.path), name))
+                    placed.update((str(record.path), name) for record in part.held.siblings)
                 bad_N = column.said_N & ~np.isfinite(column.values_N)
                 if not bad_N.any() or ("null" in (column.ref.sentinel or "") and known.phase == Phase.UNKNOWN):
                     continue
                 counted_N = bad_N if trained_N is None else bad_N & trained_N
                 shown_N = counted_N if counted_N.any() else bad_N
-                place = batch.where(name, at=int(np.flatnonzero(shown_N)[0]))
+                place = batch.laid.where(name, at=int(np.flatnonzero(shown_N)[0]))
                 nan = int(np.isnan(column.values_N[shown_N]).sum())
                 yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()))
 

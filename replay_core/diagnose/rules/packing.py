@@ -28,7 +28,7 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
     wrong = _cu_seqlens(batch)
     if wrong is not None:
         name, what, evidence = wrong
-        place = batch.where(name)
+        place = batch.laid.where(name)
         yield finding(
             "error",
             what,
@@ -42,13 +42,13 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
 
 
 def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
-    for sheet, _ in batch.sheets:
+    for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
-            ref = part.find("cu_seqlens")
+            ref = part.held.find("cu_seqlens")
             if ref is None:
                 continue
             bounds = np.asarray(pages.array(ref)).reshape(-1)
-            shown_bounds = shown("cu_seqlens", str(bounds[:8].tolist()), None, part.record.path.name)
+            shown_bounds = shown("cu_seqlens", str(bounds[:8].tolist()), None, part.held.record.path.name)
             if bounds.size < 2 or bounds[0] != 0:
                 return "cu_seqlens", "cu_seqlens does not begin with 0", [shown_bounds]
             if (np.diff(bounds) <= 0).any():
@@ -60,7 +60,7 @@ def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
                     f"cu_seqlens ends at {int(bounds[-1])}, and there are {total} tokens",
                     [shown_bounds, shown("tokens", total)],
                 )
-            longest = part.find(*_LONGEST)
+            longest = part.held.find(*_LONGEST)
             if longest is not None and longest.numel == 1:
                 stated = int(np.asarray(pages.array(longest)).reshape(-1)[0])
                 if stated != int(np.diff(bounds).max()):
@@ -73,21 +73,21 @@ def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
 
 
 def _positions(batch: StepBatch) -> Iterator[Finding]:
-    column = batch.column("position_ids")
+    column = batch.columns.of("position_ids")
     if column is None or not batch.spine.has_tokens or not batch.spine.padding_known:
-        if column is None and batch.ref("cu_seqlens") is None and batch.ref("segment_ids") is None:
+        if column is None and batch.columns.ref("cu_seqlens") is None and batch.columns.ref("segment_ids") is None:
             raise Skip("position_ids do not lie on the tokens")
         return
-    off_N = column.said_N & (column.values_N != batch.position_N)
+    off_N = column.said_N & (column.values_N != batch.flat.position_N)
     if not off_N.any():
         return
     at = int(np.flatnonzero(off_N)[0])
-    place = batch.where("position_ids", at=at)
+    place = batch.laid.where("position_ids", at=at)
     first_B = np.full(len(batch), np.nan)
-    starts = batch.starts_B[batch.lengths_B > 0]
-    first_B[batch.lengths_B > 0] = column.values_N[starts]
+    starts = batch.flat.starts_B[batch.flat.lengths_B > 0]
+    first_B[batch.flat.lengths_B > 0] = column.values_N[starts]
     steps_N = np.diff(column.values_N, prepend=np.nan)
-    inside_N = (batch.position_N > 0) & column.said_N
+    inside_N = (batch.flat.position_N > 0) & column.said_N
     counted = bool((steps_N[inside_N] == 1).all())
     if counted and batch.spine.parts[0].packs is None:
         yield finding(
@@ -115,7 +115,7 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
         "position ids do not begin again with every sample",
         place,
         evidence=[
-            shown("position id", float(column.values_N[at]), str(int(batch.position_N[at])), column.source),
+            shown("position id", float(column.values_N[at]), str(int(batch.flat.position_N[at])), column.source),
             shown("tokens with another position", int(off_N.sum()), "0"),
         ],
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
@@ -124,24 +124,24 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
 
 def _only_tails(batch: StepBatch, off_N: Array) -> bool:
     """Whether every wrong position lies in one run up to its sample's end that holds one value."""
-    column = given(batch.column("position_ids"))
-    first_B = batch.first(off_N)
-    tail_N = batch.position_N >= np.repeat(first_B, batch.lengths_B)
-    low_B, high_B = batch.extremes(column.values_N, off_N)
+    column = given(batch.columns.of("position_ids"))
+    first_B = batch.flat.first(off_N)
+    tail_N = batch.flat.position_N >= np.repeat(first_B, batch.flat.lengths_B)
+    low_B, high_B = batch.flat.extremes(column.values_N, off_N)
     constant_B = np.isnan(low_B) | (low_B == high_B)
     return bool((tail_N == off_N).all() and constant_B.all() and (first_B > 0).all())
 
 
 def _segments(batch: StepBatch) -> Iterator[Finding]:
-    column = batch.column("segment_ids")
+    column = batch.columns.of("segment_ids")
     if column is None or not batch.spine.padding_known:
         return
-    low_B, high_B = batch.extremes(column.values_N, column.said_N)
+    low_B, high_B = batch.flat.extremes(column.values_N, column.said_N)
     mixed_B = low_B != high_B
     if not np.nansum(mixed_B & ~np.isnan(low_B)):
         return
     sample = int(np.flatnonzero(mixed_B & ~np.isnan(low_B))[0])
-    place = batch.where("segment_ids", sample=sample)
+    place = batch.laid.where("segment_ids", sample=sample)
     yield finding(
         "error",
         "segment ids change inside a sample",

@@ -24,7 +24,7 @@ LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
 
 
 def _pair(batch: StepBatch) -> tuple[Column, Column, Array]:
-    policy, old = given(batch.column("policy_logprobs")), given(batch.column("old_logprobs"))
+    policy, old = given(batch.columns.of("policy_logprobs")), given(batch.columns.of("old_logprobs"))
     both_N = batch.pair(policy, old)
     if both_N.sum() < FEWEST:
         raise Skip(f"policy and old log-probabilities share {int(both_N.sum())} tokens that count")
@@ -37,13 +37,13 @@ def ratios(batch: StepBatch) -> tuple[Array, Array, str]:
     Raises:
         Skip: neither can be had of enough tokens.
     """
-    if batch.column("policy_logprobs") is not None and batch.column("old_logprobs") is not None:
+    if batch.columns.of("policy_logprobs") is not None and batch.columns.of("old_logprobs") is not None:
         policy, old, both_N = _pair(batch)
         ratio_N = np.full(both_N.size, np.nan)
         moved = np.clip(policy.values_N[both_N] - old.values_N[both_N], -50, 50)
         ratio_N[both_N] = policy_loss.ratio(moved, np.zeros_like(moved))
         return ratio_N, both_N, f"{policy.source} and {old.source}"
-    column = batch.column("is_ratio")
+    column = batch.columns.of("is_ratio")
     if column is None:
         raise Skip("needs policy and old log-probabilities, or the recorded ratio")
     known_N = column.said_N & np.isfinite(column.values_N)
@@ -56,7 +56,7 @@ def ratios(batch: StepBatch) -> tuple[Array, Array, str]:
 
 def first_update_B(batch: StepBatch) -> Array:
     """Which samples are surely of the first optimizer step of their batch: nothing has moved there."""
-    keys = batch.keys_of("policy_logprobs")
+    keys = batch.laid.keys_of("policy_logprobs")
     known = any(key is not None and (key.minibatch is not None or key.epoch is not None) for key in keys)
     first = []
     lowest: dict[int | None, int] = {}
@@ -83,18 +83,21 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     clipping cuts off, an error. Later updates move the ratio on purpose.
     """
     policy, old, both_N = _pair(batch)
-    both_N = both_N & np.repeat(first_update_B(batch), batch.lengths_B)
+    both_N = both_N & np.repeat(first_update_B(batch), batch.flat.lengths_B)
     if both_N.sum() < FEWEST:
         raise Skip("no tokens are surely of the first update")
     moved = policy.values_N[both_N] - old.values_N[both_N]
     apart = np.abs(np.expm1(np.clip(moved, -50, 50)))
     largest = float(apart.max())
-    half = {policy.dtype, old.dtype} & {"bfloat16", "float16"} or str(batch.flags.get("dtype")) in ("bfloat16", "bf16")
-    limit = SAME_BF16 if half or batch.flags.get("dtype") is None else SAME_FP32
+    half = {policy.dtype, old.dtype} & {"bfloat16", "float16"} or str(batch.laid.flags.get("dtype")) in (
+        "bfloat16",
+        "bf16",
+    )
+    limit = SAME_BF16 if half or batch.laid.flags.get("dtype") is None else SAME_FP32
     if largest <= limit:
         return
     at = int(np.flatnonzero(both_N)[apart.argmax()])
-    place = batch.where("policy_logprobs", at=at)
+    place = batch.laid.where("policy_logprobs", at=at)
     clipped = float((apart > 0.2).mean())
     yield finding(
         "error" if largest > 0.2 else "warning",
@@ -107,7 +110,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="old and new log-probabilities are computed differently: other micro-batch size or padding, dropout "
         "(train against eval), another attention or precision, or packing in one of them",
-        next_step=batch.replay_command(place, "--rows-per-forward 1"),
+        next_step=batch.laid.replay_command(place, "--rows-per-forward 1"),
     )
 
 
@@ -149,7 +152,7 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     """
     ratio_N, known_N, source = ratios(batch)
     weights = ratio_N[known_N]
-    flags = batch.flags.get("loss")
+    flags = batch.laid.flags.get("loss")
     clips = flags if isinstance(flags, dict) else {}
     low, high = 1 - float(clips.get("clip_low", 0.2)), 1 + float(clips.get("clip_high", 0.2))
     outside = float(((weights < low) | (weights > high)).mean())
@@ -158,8 +161,8 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
     if largest <= LARGEST and outside <= CLIPPED and effective >= EFFECTIVE:
         return
-    name = "policy_logprobs" if batch.column("policy_logprobs") else "is_ratio"
-    place = batch.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
+    name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
+    place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
     yield finding(
         "error" if outside > MOSTLY_CLIPPED else "warning",
         f"the policy is far from the one that sampled: {outside:.0%} of tokens are outside the clip range",

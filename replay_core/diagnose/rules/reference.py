@@ -36,7 +36,7 @@ def reference_moved(case: Case) -> Iterator[Finding]:
     warning, more than 1 an error: another template, or another model. Skipped where step 0 is not in the dump.
     """
     for batch in case.batches():
-        trainer, ref = batch.trainer, batch.column("ref_logprobs")
+        trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
         if batch.step != 0 or trainer is None or ref is None:
             continue
         both_N = batch.pair(trainer, ref)
@@ -47,7 +47,7 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         if mean <= MOVED:
             return
         at = int(np.flatnonzero(both_N)[apart.argmax()])
-        place = batch.where("ref_logprobs", at=at)
+        place = batch.laid.where("ref_logprobs", at=at)
         yield finding(
             "error" if mean > OTHER_MODEL else "warning" if mean > OTHER_PROMPT else "info",
             f"policy and reference differ by {mean:.3g} nats per token at step 0",
@@ -59,7 +59,7 @@ def reference_moved(case: Case) -> Iterator[Finding]:
             cause="the reference has other weights than the policy began with, or sees another chat template"
             if mean > OTHER_PROMPT
             else "the run resumed from a checkpoint, or policy and reference run different kernels",
-            next_step=batch.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
+            next_step=batch.laid.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
             steps=(0,),
         )
         return
@@ -132,9 +132,9 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
     error; one that agrees with no estimator a warning. k1 itself may be negative. Zeros where nothing is penalised are
     fine.
     """
-    recorded, ref = given(batch.column("kl")), given(batch.column("ref_logprobs"))
-    policies = [column for column in (batch.column("policy_logprobs"), batch.column("old_logprobs")) if column]
-    place = batch.where("kl", sample=0)
+    recorded, ref = given(batch.columns.of("kl")), given(batch.columns.of("ref_logprobs"))
+    policies = [column for column in (batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")) if column]
+    place = batch.laid.where("kl", sample=0)
     best: tuple[str, bool] | None = None
     compared = 0
     for policy in policies:

@@ -45,12 +45,12 @@ def _equal(batch: StepBatch) -> tuple[Array, Array]:
 
 def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
     """Whether responses of equal rewards have advantages all the same: then a critic or the batch is the baseline."""
-    column, group_B = batch.column("advantages"), batch.group_B
+    column, group_B = batch.columns.of("advantages"), batch.group_B
     if group_B is None:
         return False
     if column is None:
-        return batch.ref("values") is not None
-    inside_N = column.said_N & np.repeat(equal_G[group_B], batch.lengths_B)
+        return batch.columns.ref("values") is not None
+    inside_N = column.said_N & np.repeat(equal_G[group_B], batch.flat.lengths_B)
     values = np.abs(column.values_N[inside_N & np.isfinite(column.values_N)])
     return bool(values.size and values.max() > 1e-3)
 
@@ -84,7 +84,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
         if everywhere
         else f"{share(count, total)} groups have equal rewards and teach nothing"
     )
-    place = batch.where("reward" if batch.ref("reward") else "token_scores", sample=0)
+    place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
     yield finding(
         "error" if everywhere else "warning",
         claim,
@@ -102,11 +102,11 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
 
 
 def _all_zero(batch: StepBatch) -> Iterator[Finding]:
-    column, trained_N = given(batch.column("advantages")), batch.trained_N
+    column, trained_N = given(batch.columns.of("advantages")), batch.trained_N
     heard_N = column.said_N if trained_N is None else column.said_N & trained_N
     if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
         raise Skip("needs rewards and groups; the advantages alone are not all 0")
-    place = batch.where("advantages", sample=0)
+    place = batch.laid.where("advantages", sample=0)
     yield finding(
         "error",
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
@@ -138,7 +138,7 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     scale = max(float(np.nanmax(np.abs(rewards_B))), EQUAL)
     if spread <= EQUAL * scale or _has_other_baseline(batch, equal_G):
         return
-    place = batch.where("reward" if batch.ref("reward") else "token_scores", sample=0)
+    place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
     yield finding(
         "error",
         "rewards differ from prompt to prompt and never between the responses to one prompt: all advantages are 0",

@@ -29,7 +29,7 @@ DIFFER = 0.05
 def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
     return [
         (record, ref)
-        for record in batch.records
+        for record in batch.columns.records
         for ref in record.tensors()
         if ref.name.rpartition(".")[2] in ROUTING and len(ref.shape) >= 3 and ref.is_readable and not ref.is_text
     ]
@@ -51,7 +51,7 @@ def routing(batch: StepBatch) -> Iterator[Finding]:
         tokens = experts.reshape(-1, *experts.shape[-2:])
         empty = [layer for layer in range(tokens.shape[1]) if tokens.shape[0] and not tokens[:, layer].any()]
         if empty and len(tokens) >= 4 and (tokens.shape[2] > 1 or len(empty) < tokens.shape[1]):
-            place = batch.where_record(record, ref.name)
+            place = batch.laid.where_record(record, ref.name)
             yield finding(
                 "error",
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
@@ -74,7 +74,7 @@ def _compared(batch: StepBatch, recorded: list[tuple[Record, TensorRef]]) -> Ite
             different = _differ(np.asarray(pages.array(ref)), np.asarray(pages.array(theirs)))
             if different <= DIFFER:
                 continue
-            place = batch.where_record(other, theirs.name)
+            place = batch.laid.where_record(other, theirs.name)
             yield finding(
                 "warning",
                 f"{different:.0%} of tokens are routed to other experts in {theirs.name} than in {ref.name}",

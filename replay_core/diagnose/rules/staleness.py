@@ -20,14 +20,14 @@ _LIMITS = ("max_staleness", "max_head_offpolicyness", "max_off_policy_steps")
 
 def versions(batch: StepBatch) -> tuple[Array, Array] | None:
     """The oldest and the newest weight version of each sample [B], or None where none is recorded."""
-    column = batch.column("weight_version")
-    if column is not None and batch.lengths_B.sum():
+    column = batch.columns.of("weight_version")
+    if column is not None and batch.flat.lengths_B.sum():
         known_N = column.said_N & (column.values_N >= 0)
-        return batch.extremes(column.values_N, known_N) if known_N.any() else None
-    low, high = batch.per_sample("min_global_steps"), batch.per_sample("max_global_steps")
+        return batch.flat.extremes(column.values_N, known_N) if known_N.any() else None
+    low, high = batch.columns.per_sample("min_global_steps"), batch.columns.per_sample("max_global_steps")
     if low is not None and high is not None:
         return low, high
-    texts = batch.texts("weight_version")
+    texts = batch.columns.texts("weight_version")
     if texts is None:
         return None
     lows, highs = [], []
@@ -70,10 +70,11 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
     if lag <= 0:
         return
     stated = next(
-        (float(batch.flags[name]) for name in _LIMITS if isinstance(batch.flags.get(name), (int, float))), None
+        (float(batch.laid.flags[name]) for name in _LIMITS if isinstance(batch.laid.flags.get(name), (int, float))),
+        None,
     )
     limit = LAG if stated is None else stated
-    place = batch.where("weight_version", sample=int(np.nanargmax(lag_B)))
+    place = batch.laid.where("weight_version", sample=int(np.nanargmax(lag_B)))
     yield finding(
         "warning" if lag > limit else "info",
         f"samples are up to {lag:g} weight versions old",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core import pages
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -13,6 +14,7 @@ from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 
@@ -33,9 +35,9 @@ def truncated(batch: StepBatch) -> Array | None:
         return stated_B
     if batch.response_N is None or batch.tokens_N is None or not len(batch):
         return None
-    counts_B = batch.count(batch.response_N)
+    counts_B = batch.flat.count(batch.response_N)
     longest_B: Array = (counts_B == counts_B.max()) & (counts_B > 1)
-    last_B = batch.tokens_N[np.maximum(batch.starts_B + batch.lengths_B - 1, 0)]
+    last_B = batch.tokens_N[np.maximum(batch.flat.starts_B + batch.flat.lengths_B - 1, 0)]
     if batch.eos_id is not None:
         cut_B: Array = longest_B & (last_B != batch.eos_id)
         return cut_B
@@ -69,7 +71,7 @@ def cut_off(case: Case) -> Iterator[Finding]:
             spread = max(spread, float(np.nanmax(rewards_B) - np.nanmin(rewards_B)))
         if cut_B.any():
             steps += [] if batch.step is None else [batch.step]
-            first = first or batch.where("response_ids" if batch.ref("response_ids") else "input_ids",
+            first = first or batch.laid.where("response_ids" if batch.columns.ref("response_ids") else "input_ids",
                                          sample=int(np.flatnonzero(cut_B)[0]))  # fmt: skip
     if not total:
         raise Skip("needs responses and either their end token or what stopped them")
@@ -138,7 +140,7 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
     if top <= DEGENERATE or most == batch.pad_id:
         return
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
-    place = batch.where("input_ids", at=at)
+    place = batch.laid.where("input_ids", at=at)
     yield finding(
         "error" if most == 0 else "warning",
         f"token {most} is {top:.0%} of everything that was written",
@@ -160,10 +162,10 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
     """The same sample id with other token ids in the rollout's records than in the trainer's: text went out, was
     decoded, and came back in as other tokens. Any mismatch is an error. Compared are records of one step.
     """
-    own = batch.ids_by_sample(batch.spine)
+    own = _ids_by_sample(batch.spine)
     looked = False
     for sheet in batch.strangers:
-        theirs = batch.ids_by_sample(sheet)
+        theirs = _ids_by_sample(sheet)
         shared = sorted(set(own) & set(theirs))
         looked = looked or bool(shared)
         different = [
@@ -176,7 +178,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
         size = min(a.size, b.size)
         apart = np.flatnonzero(a[:size] != b[:size])
         position = int(apart[0]) if apart.size else size
-        place = batch.where("input_ids", sample=own[name])
+        place = batch.laid.where("input_ids", sample=own[name])
         yield finding(
             "error",
             f"{share(len(different), len(shared))} samples have other token ids in {sheet.name} than "
@@ -185,10 +187,24 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             evidence=[
                 shown("sample id", name),
                 shown("first token that differs", position),
-                shown("tokens", a.size, str(b.size), batch.spine.parts[0].record.path.name),
+                shown("tokens", a.size, str(b.size), batch.spine.parts[0].held.record.path.name),
             ],
             cause="responses are decoded to text and encoded again between engine and trainer",
         )
         return
-    if not looked and len(batch.sheets) < 2:
+    if not looked and len(batch.columns.sheets) < 2:
         raise Skip("the step holds no second record of the same samples")
+
+
+def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
+    """A sheet's samples by the id the trainer gave them; empty where they have none, or share one."""
+    found: dict[str, int] = {}
+    for sample, (part, row) in enumerate(sheet.index):
+        ref = next((ref for ref in sheet.parts[part].held.fields() if ref.canonical == "sample_id"), None)
+        if ref is None or ref.shape != (len(sheet.parts[part]),):
+            return {}
+        name = str(np.asarray(pages.array(ref)).reshape(-1)[row])
+        if name in found:
+            return {}
+        found[name] = sample
+    return found

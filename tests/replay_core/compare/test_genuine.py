@@ -11,14 +11,14 @@ import pytest
 from replay_core import workbench
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.records import Selection
-from tests.builders import as_rank, compare_paths, row_of
+from tests.builders import compare_paths, row_of, shards_of
 from tests.fixtures import FIXTURES
 
 #: The script's names, and ours.
 NAMES = {"log_probs": "policy_logprobs"}
 
 
-def nexrl() -> dict[str, Any]:
+def nexrl() -> Any:
     return workbench.compare_dumps(
         FIXTURES / "nexrl/self_hosted_fp32", FIXTURES / "nexrl/self_hosted_bf16", step=Selection.parse(0)
     )
@@ -44,7 +44,7 @@ def test_every_figure_of_nexrls_own_report_is_ours_too():
     assert checked == 4 * 3 + 4 * 3
 
 
-def _agree(script: dict[str, Any], ours: dict[str, Any]) -> None:
+def _agree(script: Any, ours: Any) -> None:
     """To the last digits of fp32, in which the script sums."""
     assert ours["is_close"] is script["is_close"]
     if "diff" in script:
@@ -154,17 +154,11 @@ def test_a_models_directory_faces_its_weights_in_any_container(tmp_path: Path):
 def test_shards_of_two_ranks_face_the_whole_weights(tmp_path: Path):
     import torch
     from safetensors.torch import load_file
-    from torch.distributed.tensor import DTensor, Shard
 
     (tmp_path / "dump").mkdir()
     model = FIXTURES / "trl/tiny_qwen2"
-    state = load_file(model / "model.safetensors")
     for rank in range(2):
-        with as_rank(rank, 2) as mesh:
-            shards = {}
-            for name, value in sorted(state.items()):
-                local, sizes = value.chunk(2)[rank].clone(), {"shape": value.shape, "stride": value.stride()}
-                shards[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **sizes)
-            torch.save(shards, tmp_path / f"dump/model_world_size_2_rank_{rank}.pt")
+        shards = shards_of(load_file(model / "model.safetensors"), rank, 2)
+        torch.save(shards, tmp_path / f"dump/model_world_size_2_rank_{rank}.pt")
     compared = compare_paths(tmp_path / "dump", model)
     assert compared.counts["SAME"] == compared.counts["total"] == 26

@@ -13,7 +13,7 @@ from replay_core import workbench
 from tests.builders import save_file, write_nexrl
 
 
-def trajectories(count: int) -> list[dict[str, Any]]:
+def trajectories(count: int) -> list[Any]:
     draw = random.Random(0)
     return [
         {
@@ -27,7 +27,7 @@ def trajectories(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def dump(directory: Path, rows: list[dict[str, Any]]) -> Path:
+def dump(directory: Path, rows: list[Any]) -> Path:
     save_file(directory / "trajectory/step_000000.pt", {"step": 0, "num_trajectories": len(rows), "trajectories": rows})
     return directory
 

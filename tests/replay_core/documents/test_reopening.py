@@ -20,14 +20,14 @@ from tests.fixtures import FIXTURES
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+def written(tmp_path: Path) -> tuple[Any, Path]:
     a = {"x": torch.tensor([1.0, float("nan")]), "y": torch.ones(2, 3)}
     doc = workbench.compare_dumps(*write_pair(tmp_path, {"modules": a}, {"modules": {**a, "y": torch.zeros(2, 3)}}))
     write_document(doc, tmp_path / "snapshot.json")
     return doc, tmp_path / "snapshot.json"
 
 
-def test_a_snapshot_reopens_as_it_was_written(written: tuple[dict[str, Any], Path]):
+def test_a_snapshot_reopens_as_it_was_written(written: tuple[Any, Path]):
     doc, path = written
     assert is_document(path)
     assert workbench.reopen(path) == doc
@@ -36,7 +36,7 @@ def test_a_snapshot_reopens_as_it_was_written(written: tuple[dict[str, Any], Pat
 
 def test_every_kind_of_document_reopens(tmp_path: Path):
     run = FIXTURES / "nexrl/self_hosted_fp32"
-    documents = [
+    documents: list[Any] = [
         workbench.open_dump(run, headers=True),
         workbench.show_record(run, None, step=Selection.parse(0), stage="datums", stats=True),
         workbench.compare_dumps(run, FIXTURES / "nexrl/self_hosted_bf16"),
@@ -46,7 +46,7 @@ def test_every_kind_of_document_reopens(tmp_path: Path):
         assert workbench.reopen(tmp_path / f"{number}.json") == doc
 
 
-def test_a_schema_from_the_future_is_refused_by_its_name(written: tuple[dict[str, Any], Path]):
+def test_a_schema_from_the_future_is_refused_by_its_name(written: tuple[Any, Path]):
     doc, path = written
     path.write_text(json.dumps({**doc, "schema_version": 2, "tool": "rldbg 9.9"}))
     with pytest.raises(DumpError) as refused:
@@ -72,7 +72,7 @@ def test_a_schema_from_the_future_is_refused_by_its_name(written: tuple[dict[str
         (lambda doc: doc["tensors"][0].update(a={}), "comparison.tensors[0].a is {}"),
     ],
 )
-def test_a_damaged_document_says_where(spoil: Any, says: str, written: tuple[dict[str, Any], Path]):
+def test_a_damaged_document_says_where(spoil: Any, says: str, written: tuple[Any, Path]):
     doc, path = written
     spoil(doc)
     path.write_text(json.dumps(doc))
@@ -90,7 +90,7 @@ def test_what_is_no_document_is_refused(text: str, tmp_path: Path):
         read_document(path)
 
 
-def test_a_document_of_documents_without_end_is_refused(written: tuple[dict[str, Any], Path]):
+def test_a_document_of_documents_without_end_is_refused(written: tuple[Any, Path]):
     doc, path = written
     for _ in range(300):
         doc = {**doc, "others": [doc]}
@@ -99,7 +99,7 @@ def test_a_document_of_documents_without_end_is_refused(written: tuple[dict[str,
         read_document(path)
 
 
-def test_a_document_that_breaks_off_is_no_document(written: tuple[dict[str, Any], Path]):
+def test_a_document_that_breaks_off_is_no_document(written: tuple[Any, Path]):
     _, path = written
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DumpError, match="not JSON"):

@@ -31,7 +31,7 @@ KINDS = (
 )  # fmt: skip
 
 
-def validate(document: dict[str, Any]) -> None:
+def validate(document: Any) -> None:
     """As it stands, and against its own kind alone: `oneOf` says only that nothing fits."""
     text = json.dumps(document, allow_nan=False)
     jsonschema.Draft202012Validator({"$ref": f"#/$defs/{document['kind']}", "$defs": SCHEMA["$defs"]}).validate(
@@ -123,7 +123,7 @@ def test_record_and_tensor_documents_of_every_record(run: tuple[str, ...]):
     for record in records[:40]:
         validate(workbench.show_record(genuine(*run), record.key, stats=len(record.tensors()) < 40))
         ref = record.tensors()[-1]
-        where = {"path": str(genuine(*run)), "key": record.key.to_mapping(), "name": ref.name}
+        where: Any = {"path": str(genuine(*run)), "key": record.key.to_mapping(), "name": ref.name}
         validate(workbench.inspect(where))
         validate(workbench.inspect(where, where))
 
@@ -162,7 +162,7 @@ def test_golden_documents_of_a_genuine_run(run: str):
     golden.check(f"run_{run.replace('/', '_')}", workbench.open_dump(genuine(run), headers=True), fixtures=FIXTURES)
 
 
-def odd_fields() -> dict[str, Any]:
+def odd_fields() -> Any:
     """Everything a field can be."""
     return {
         "nan": float("nan"), "inf": torch.tensor([1.0, float("inf")]), "empty": torch.zeros(0, 3), "flag": True,
@@ -183,7 +183,7 @@ def test_documents_of_everything_a_field_can_be(tmp_path: Path):
     golden.check("record_odd", record, tmp=tmp_path)
     key = record["key"]
     for name in [field["name"] for field in record["fields"]]:
-        sides = [{"path": str(path), "key": key, "name": name} for path in (a, b)]
+        sides: list[Any] = [{"path": str(path), "key": key, "name": name} for path in (a, b)]
         validate(workbench.inspect(*sides))
 
 
@@ -207,7 +207,7 @@ def test_info_is_a_document():
 
 
 @pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A really run replay of a small recorded micro-batch, packed without its mask: a cell that disagrees."""
     root = tmp_path_factory.mktemp("replay")
     ids_BS = torch.randint(0, 50, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -221,7 +221,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return workbench.replay(plan, root / "out", Here())
 
 
-def test_a_replay_is_a_document(replayed: dict[str, Any]):
+def test_a_replay_is_a_document(replayed: Any):
     validate(replayed)
     for cell in replayed["cells"]:
         counts = cell["agreement"]["counts"]
@@ -230,7 +230,7 @@ def test_a_replay_is_a_document(replayed: dict[str, Any]):
     assert [cell["agreement"]["agrees"] for cell in replayed["cells"]] == [None, True, False]
 
 
-def test_a_replay_whose_cell_cannot_run_is_a_document(replayed: dict[str, Any]):
+def test_a_replay_whose_cell_cannot_run_is_a_document(replayed: Any):
     failed = copy.deepcopy(replayed)
     failed["cells"][-1] |= {
         "effective": None, "outcome": "unavailable", "error": RldbgError("no GPU", hint="use the CPU").to_mapping(),
@@ -279,7 +279,7 @@ def test_what_is_no_document_is_refused(spoil: Any, tmp_path: Path):
 def test_a_diagnosis_is_as_the_schema_says(folder: str):
     document = workbench.diagnose(genuine(*folder.split("/")))
     validate(document)
-    counts = document["counts"]
+    counts: Any = document["counts"]
     assert sum(counts.values()) == len(document["findings"])
     assert not set(document["checked"]) & {one["id"] for one in document["skipped"]}
     assert {one["id"] for one in document["findings"]} <= set(document["checked"])

@@ -29,8 +29,8 @@ def values(ref: TensorRef) -> Any:
 @given(
     st.recursive(st.dictionaries(NAMES, LEAVES, max_size=4), lambda inner: st.dictionaries(NAMES, inner, max_size=3))
 )
-def test_every_leaf_of_nested_dicts_is_one_field_under_its_dotted_path(tree: dict[str, Any]):
-    def leaves(node: Any, path: tuple[str, ...]) -> dict[str, Any]:
+def test_every_leaf_of_nested_dicts_is_one_field_under_its_dotted_path(tree: Any):
+    def leaves(node: Any, path: tuple[str, ...]) -> Any:
         if not isinstance(node, dict):
             return {".".join(path): node}
         return {name: leaf for key, inner in node.items() for name, leaf in leaves(inner, (*path, key)).items()}
@@ -55,7 +55,7 @@ def test_rows_of_numbers_keep_every_number_and_every_length(rows: list[list[int]
         st.fixed_dictionaries({}, optional={"a": st.integers(0, 9), "b": st.none() | st.integers(0, 9)}), max_size=6
     )
 )
-def test_a_table_keeps_each_samples_values_at_its_number(samples: list[dict[str, Any]]):
+def test_a_table_keeps_each_samples_values_at_its_number(samples: list[Any]):
     found = by_name({"samples": samples})
     for key in ("a", "b"):
         column = [sample.get(key) for sample in samples]

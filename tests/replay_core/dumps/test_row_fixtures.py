@@ -13,7 +13,7 @@ from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.measure.lag import detect_lag
 from replay_core.records import Record, Run
-from replay_core.samples.batch import Array, Batch
+from replay_core.samples.batch import Array, Batch, by_sample
 from tests.fixtures import FIXTURES
 
 Shape = tuple[int, ...]
@@ -143,7 +143,7 @@ def rollout(path: str, stage: str) -> tuple[list[Array], list[Array]]:
         if record.key.stage == stage and record.key.role != "eval":
             batch = Batch(record, record.tensors())
             ref = record.get("rollout_logprobs")
-            values = batch.by_sample(ref) if ref is not None else None
+            values = by_sample(batch, ref) if ref is not None else None
             tokens = batch.contents
             if tokens is None or values is None:
                 continue
@@ -181,8 +181,8 @@ def test_one_rollout_in_many_frameworks_has_the_same_tokens_sample_by_sample(pat
 def test_the_alignment_of_rollout_and_trainer_logprobs_is_detected() -> None:
     run = open_run(FIXTURES / "prime_rl/token_exports")
     batch = Batch(run.records[0], run.records[0].tensors())
-    rows = [batch.by_sample(ref) for name in ("inference_logprobs", "trainer_logprobs")
-            for ref in batch.fields() if ref.name == name]  # fmt: skip
+    rows = [by_sample(batch, ref) for name in ("inference_logprobs", "trainer_logprobs")
+            for ref in batch.held.fields() if ref.name == name]  # fmt: skip
     a, b = ([row[18:] for row in side or []] for side in rows)
     assert detect_lag(a, b).lag == 0
     assert detect_lag(a, b).settled

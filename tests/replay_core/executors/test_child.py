@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -36,14 +37,16 @@ def gone(pid: int, within_s: float = 5) -> bool:
 def test_events_arrive_in_order_before_the_answer(runner: ChildRunner) -> None:
     events: list[Event] = []
     assert runner.run(Job("progress"), events.append) == {}
-    assert events == [Progress(0, 3, "rows"), Progress(1, 3, "rows"), Progress(2, 3, "rows"), Partial({"first": "x"})]
+    piece: Any = {"first": "x"}
+    assert events == [Progress(0, 3, "rows"), Progress(1, 3, "rows"), Progress(2, 3, "rows"), Partial(piece)]
 
 
 def test_a_document_of_megabytes_crosses_in_one_line(runner: ChildRunner) -> None:
     events: list[Event] = []
     runner.run(Job("progress", {"size": 5_000_000}), events.append)
     assert isinstance(events[-1], Partial)
-    assert len(events[-1].document["first"]) == 5_000_000
+    piece: Any = events[-1].document
+    assert len(piece["first"]) == 5_000_000
 
 
 def test_what_a_job_prints_is_logged_and_never_on_the_wire(runner: ChildRunner) -> None:

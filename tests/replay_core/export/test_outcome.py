@@ -8,7 +8,7 @@ from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
 
 
-def comparison(unreadable: int = 0, **counts: int) -> dict[str, Any]:
+def comparison(unreadable: int = 0, **counts: int) -> Any:
     every = dict.fromkeys(("SAME", "CLOSE", "DIFF", "NAN", "SHAPE", "MISSING", "PADDING", "skipped"), 0) | counts
     return {"kind": "comparison", "counts": every, "coverage": {"records_unreadable": unreadable}, "others": []}
 
@@ -32,7 +32,7 @@ def test_an_unreadable_record_goes_before_everything():
     assert exit_code(comparison(1, DIFF=3), allow_missing=True) == ExitCode.BAD_BYTES
 
 
-def cell(outcome: str = "ran", agrees: bool | None = True, asked: bool = True) -> dict[str, Any]:
+def cell(outcome: str = "ran", agrees: bool | None = True, asked: bool = True) -> Any:
     return {
         "outcome": outcome,
         "asked": asked,
@@ -53,8 +53,9 @@ def cell(outcome: str = "ran", agrees: bool | None = True, asked: bool = True) -
         ([cell(agrees=None), cell(), cell("unavailable", None)], ExitCode.AGREES),
     ],
 )
-def test_exit_codes_of_replays(cells: list[dict[str, Any]], code: ExitCode):
-    assert exit_code({"kind": "replay", "baseline": 0, "cells": cells, "ranking": None}) == code
+def test_exit_codes_of_replays(cells: list[Any], code: ExitCode):
+    document: Any = {"kind": "replay", "baseline": 0, "cells": cells, "ranking": None}
+    assert exit_code(document) == code
 
 
 def test_a_run_with_an_unreadable_record_is_3():
@@ -62,7 +63,7 @@ def test_a_run_with_an_unreadable_record_is_3():
     assert exit_code({"kind": "run", "unreadable": 0}) == ExitCode.AGREES
 
 
-def diagnosis(*severities: str, checked: int = 3) -> dict[str, Any]:
+def diagnosis(*severities: str, checked: int = 3) -> Any:
     findings = [{"severity": severity, "echo_of": None} for severity in severities]
     return {"kind": "diagnosis", "findings": findings, "checked": ["D01"] * checked}
 
@@ -84,7 +85,7 @@ def test_a_diagnosis_that_looked_at_nothing_is_no_clean_bill():
 
 
 def test_an_echo_decides_no_exit_code() -> None:
-    def diagnosis(*findings: tuple[str, str | None]) -> dict[str, object]:
+    def diagnosis(*findings: tuple[str, str | None]) -> Any:
         found = [{"severity": severity, "echo_of": echo} for severity, echo in findings]
         return {"kind": "diagnosis", "findings": found, "checked": ["D01"]}
 

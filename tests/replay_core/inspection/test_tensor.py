@@ -20,7 +20,7 @@ from tests.fixtures import FIXTURES
 SCHEMA = jsonschema.Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
 
 
-def _named(path: Path, name: str, stage: str | None = None) -> dict[str, Any]:
+def _named(path: Path, name: str, stage: str | None = None) -> Any:
     for record in workbench.open_dump(path)["records"]:
         if stage in (None, record["key"]["stage"]):
             return {"path": str(path), "key": record["key"], "name": name}
@@ -29,7 +29,7 @@ def _named(path: Path, name: str, stage: str | None = None) -> dict[str, Any]:
 
 def test_verl_shows_rollout_and_trainer_logprobs_beside_each_token() -> None:
     path = FIXTURES / "verl"
-    named = next(
+    named: Any = next(
         {"path": str(path), "key": record["key"], "name": "input_ids"}
         for record in workbench.open_dump(path)["records"]
         if record["key"]["stage"] == "batch_inputs"
@@ -69,7 +69,7 @@ def test_a_streamed_comparison_holds_every_entry_once_in_order(tmp_path: Path) -
     fields = {f"layers.{number}.output": torch.randn(3, 4) for number in range(450)}
     changed = {**fields, "layers.200.output": fields["layers.200.output"] + 1}
     a, b = write_pair(tmp_path, {"modules": fields}, {"modules": changed})
-    parts: list[dict[str, Any]] = []
+    parts: list[Any] = []
 
     def keep(event: Event) -> None:
         if isinstance(event, Partial):

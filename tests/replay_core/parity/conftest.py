@@ -21,7 +21,7 @@ needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install 'rldbg[parity]'"
 )
 
-Parity = Callable[..., dict[str, Any]]
+Parity = Callable[..., Any]
 
 
 def write_config(directory: Path, name: str, backend: str, **changes: Any) -> Path:
@@ -56,12 +56,12 @@ def parity(tmp_path: Path, critics_child: ChildRunner, monkeypatch: pytest.Monke
         monkeypatch.delenv(variable, raising=False)
 
     def run(
-        a: dict[str, Any] | None = None,
-        b: dict[str, Any] | None = None,
+        a: Any | None = None,
+        b: Any | None = None,
         *,
         backends: tuple[str, str] = ("torch", "megatron"),
         **asked: Any,
-    ) -> dict[str, Any]:
+    ) -> Any:
         paths = [
             write_config(tmp_path, name, backend, **(changes or {}))
             for name, backend, changes in zip("ab", backends, (a, b), strict=True)

@@ -63,50 +63,50 @@ def test_bfloat16_noise_is_no_disagreement():
     assert any("only because padding is counted" in note for note in notes)
 
 
-Change = Callable[[dict[str, Any], np.random.Generator], None]
+Change = Callable[[Any, np.random.Generator], None]
 
 
-def _scaled(held: dict[str, Any], _draw: np.random.Generator) -> None:
+def _scaled(held: Any, _draw: np.random.Generator) -> None:
     held["values"] = (held["values"].double() * 1.03).to(held["values"].dtype)
 
 
-def _shifted(held: dict[str, Any], _draw: np.random.Generator) -> None:
+def _shifted(held: Any, _draw: np.random.Generator) -> None:
     held["values"] = held["values"] + 0.02
 
 
-def _turned(held: dict[str, Any], draw: np.random.Generator) -> None:
+def _turned(held: Any, draw: np.random.Generator) -> None:
     order = torch.from_numpy(np.roll(draw.permutation(len(held["values"])), 1))
     for name, value in held.items():
         if isinstance(value, torch.Tensor):
             held[name] = value[order]
 
 
-def _values_turned(held: dict[str, Any], _draw: np.random.Generator) -> None:
+def _values_turned(held: Any, _draw: np.random.Generator) -> None:
     held["values"] = held["values"].roll(1, 0)
 
 
-def _dropped(held: dict[str, Any], draw: np.random.Generator) -> None:
+def _dropped(held: Any, draw: np.random.Generator) -> None:
     values = held["values"].float().numpy()
     noise = draw.standard_normal(values.shape) * values.std() / 3
     held["values"] = torch.from_numpy((values + noise).astype(np.float32)).to(held["values"].dtype)
 
 
-def _replaced(held: dict[str, Any], draw: np.random.Generator) -> None:
+def _replaced(held: Any, draw: np.random.Generator) -> None:
     # A function of the tokens, as any critic's is in eval mode.
     worth_V = torch.from_numpy(draw.standard_normal(256).astype(np.float32))
     held["values"] = (worth_V[held["input_ids"]].cumsum(1)[:, :-1] / 4).to(held["values"].dtype)
 
 
-def _late(held: dict[str, Any], draw: np.random.Generator) -> None:
+def _late(held: Any, draw: np.random.Generator) -> None:
     held["values"] = held["values"].float()
     held["values"][:, 9:] += torch.from_numpy(draw.standard_normal((len(held["values"]), 38)).astype(np.float32) * 0.3)
 
 
-def _lagging(held: dict[str, Any], _draw: np.random.Generator) -> None:
+def _lagging(held: Any, _draw: np.random.Generator) -> None:
     held["values"] = held["values"].roll(1, 1)
 
 
-def _positions(held: dict[str, Any], _draw: np.random.Generator) -> None:
+def _positions(held: Any, _draw: np.random.Generator) -> None:
     held["position_ids"] = held["position_ids"] + 1
 
 
@@ -232,7 +232,7 @@ def _drawn(values: torch.Tensor) -> torch.Tensor:
     return torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
 
 
-def _both(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+def _both(directory: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The genuine pair whose heads differ by a bias, weights beside them, and Megatron's values changed."""
     shutil.copytree(ROLL / "fp32_sharedhead", directory)
     for kind in ("random", "padded", "stale"):

@@ -60,7 +60,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Replay = Callable[..., dict[str, Any]]
+Replay = Callable[..., Any]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def replay(recorded: Path, tmp_path: Path) -> Replay:
     """`replay("packing=on", model=…)` runs one cell on the recorded micro-batch."""
     from replay_core.replay.run import run_cell
 
-    def run(flags: str = "", on_event: Any = lambda _event: None, **plan: Any) -> dict[str, Any]:
+    def run(flags: str = "", on_event: Any = lambda _event: None, **plan: Any) -> Any:
         parts = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint", **plan}
         out = str(tmp_path / f"cell{len(list(tmp_path.iterdir()))}")
         return run_cell(ReplayPlan(out=out, flags=Flags.parse(f"threads=1 {flags}"), **parts), on_event)
@@ -81,7 +81,7 @@ def ask(recorded: Path, tmp_path: Path) -> Replay:
     """`ask("packing=on", matrix=…, plan={…})` answers a whole request on the recorded micro-batch."""
     from replay_core import workbench
 
-    def run(flags: str = "", plan: dict[str, Any] | None = None, runner: Any = None, **request: Any) -> dict[str, Any]:
+    def run(flags: str = "", plan: Any | None = None, runner: Any = None, **request: Any) -> Any:
         base = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint"}
         chosen = Flags.parse(f"threads=1 {flags}").to_mapping()
         out = tmp_path / f"asked{len(list(tmp_path.iterdir()))}"

@@ -21,10 +21,10 @@ REPLAYED = {
     "prime_rl/token_exports": ({}, 4, 132, ["policy_logprobs", "rollout_logprobs"]),
     "open_instruct/packed_sequences.pt": ({}, 16, 520, ["rollout_logprobs"]),
     "open_instruct": ({"step": 1}, 16, 520, ["rollout_logprobs"]),
-    "areal": ({}, 12, 168, ["rollout_logprobs"]),
+    "areal": ({}, 12, 136, ["rollout_logprobs"]),
     "roll": ({}, 4, None, []),
     "trl/base": ({}, 4, None, []),
-    "nexrl/self_hosted_fp32": ({}, 2, None, ["policy_logprobs"]),
+    "nexrl/self_hosted_fp32": ({}, 2, None, ["policy_logprobs", "rollout_logprobs"]),
     "nexrl/seedtime": ({"whole_step": True}, 8, 87, ["rollout_logprobs"]),
     "openrlhf/input_dumps": ({"micro": 13, "max_rows": 2, "model": "random:llama-tiny"}, 2, None, []),
 }

@@ -74,10 +74,10 @@ def test_a_packed_replay_is_diagnosed_and_compared_like_its_padded_twin(ask):
     shapes = [run.select(stage="batch_inputs")[0].get("input_ids").shape for run in (padded, packed)]
     assert shapes == [(3, 24), (1, sum(LENGTHS))]
     (a,), (b,) = Case(padded).batches(), Case(packed).batches()
-    assert a.lengths_B.tolist() == b.lengths_B.tolist() == LENGTHS
+    assert a.flat.lengths_B.tolist() == b.flat.lengths_B.tolist() == LENGTHS
     np.testing.assert_array_equal(a.tokens_N, b.tokens_N)
     np.testing.assert_array_equal(a.trained_N, b.trained_N)
-    logprobs_a, logprobs_b = a.column("policy_logprobs"), b.column("policy_logprobs")
+    logprobs_a, logprobs_b = a.columns.of("policy_logprobs"), b.columns.of("policy_logprobs")
     np.testing.assert_array_equal(logprobs_a.said_N, logprobs_b.said_N)
     np.testing.assert_allclose(logprobs_a.values_N[a.trained_N], logprobs_b.values_N[a.trained_N], atol=1e-5)
     found = [[(one.id, one.severity, one.claim) for one in diagnose(Case(run)).findings] for run in (padded, packed)]

@@ -28,7 +28,7 @@ BATCH = {
 
 def replayed(**fields):
     samples = samples_with(**fields)
-    return RecordedBatch(MicroBatch.of(samples), samples.record.key, samples)
+    return RecordedBatch(MicroBatch.of(samples), samples.held.record.key, samples)
 
 
 def place(values, held=None, **how):

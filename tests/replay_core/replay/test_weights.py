@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from replay_core.errors import ModelError
 from replay_core.pages import array
 from replay_core.replay.references import step_of
+from tests.builders import shards_of
 from tests.replay_core.replay.conftest import VOCABULARY
 from tests.replay_core.replay.test_run import run_of
 
@@ -121,33 +122,11 @@ def test_checkpoint_shards_are_put_together_without_a_process_group(ask, tmp_pat
     assert (logprobs(doc) == whole).all()
 
 
-RANK = """
-import sys, torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-from tests.replay_core.replay.test_weights import llama
-folder, rank = sys.argv[1], int(sys.argv[2])
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
-state = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in llama().state_dict().items()}
-torch.save(state, f"{folder}/model_world_size_2_rank_{rank}.pt")
-torch.distributed.barrier()
-"""
-
-
 def test_a_file_per_rank_is_put_together_and_runs_nothing(ask, tmp_path, whole):
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
     folder = tmp_path / "global_step_100" / "actor"
     folder.mkdir(parents=True)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, "-c", RANK, str(folder)]
-    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in (0, 1)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    (folder / "store").unlink(missing_ok=True)
+    for rank in (0, 1):
+        torch.save(shards_of(llama().state_dict(), rank, 2), folder / f"model_world_size_2_rank_{rank}.pt")
     llama().config.save_pretrained(folder / "huggingface")
     doc = ask(plan={"model": str(folder), "capture": "none"})
     assert (logprobs(doc) == whole).all()

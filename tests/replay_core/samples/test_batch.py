@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replay_core.records import Inline, TensorRef
-from replay_core.samples.batch import Batch
+from replay_core.samples.batch import Batch, by_sample
 from replay_core.samples.padding import among
 from tests.builders import record_with, samples_with
 
@@ -27,7 +27,7 @@ def token_ids(fields: list[TensorRef]) -> Any:
 
 
 def per_token(values: TensorRef, fields: list[TensorRef]) -> Any:
-    return Batch(record_with(*fields), fields).by_sample(values)
+    return by_sample(Batch(record_with(*fields), fields), values)
 
 
 def listed(rows: Any) -> list[list[float | None]]:

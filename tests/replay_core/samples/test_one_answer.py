@@ -51,7 +51,7 @@ def samples_of(batch: Batch) -> list[TokensOfSample]:
     found = [TokensOfSample(ids, {}) for ids in batch.contents]
     columns = {"response_mask": generated.astype(np.float32)}
     for name in VALUES:
-        ref = batch.find(name)
+        ref = batch.held.find(name)
         said = None if ref is None else batch.values(ref)
         if said is not None:
             columns[name] = np.where(said.said_N & generated, said.values_N, 0.0).astype(np.float32)
@@ -64,7 +64,7 @@ def samples_of(batch: Batch) -> list[TokensOfSample]:
 def largest(path: str) -> list[TokensOfSample]:
     every = batches(open_run(FIXTURES / path))
     assert every, f"{path} holds no tokens"
-    return samples_of(max(every, key=lambda batch: len(batch.fields())))
+    return samples_of(max(every, key=lambda batch: len(batch.held.fields())))
 
 
 def read(records: list[Record]) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
@@ -75,7 +75,7 @@ def read(records: list[Record]) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
         assert batch.contents is not None
         assert batch.generated_N is not None
         marks = np.split(batch.generated_N, batch.starts[1:])
-        refs = [ref for name in VALUES if (ref := batch.find(name)) is not None]
+        refs = [ref for name in VALUES if (ref := batch.held.find(name)) is not None]
         columns = [np.where(np.isnan(x), 0, x) for ref in refs for x in [batch.values(ref).values_N]]  # type: ignore[union-attr]
         rows = [np.split(column, batch.starts[1:]) for column in columns]
         for sample, ids in enumerate(batch.contents):
@@ -141,7 +141,7 @@ def test_a_pack_of_two_samples_is_two_samples_to_everyone(tmp_path: Path) -> Non
     run = open_run(write_form(tmp_path / "dump", samples, "packed"))
     batch = Batch(run.records[0], run.records[0].tensors())
     (diagnosed,) = Case(run).batches()
-    assert (batch.lengths.tolist(), diagnosed.lengths_B.tolist()) == ([5, 7], [5, 7])
+    assert (batch.lengths.tolist(), diagnosed.flat.lengths_B.tolist()) == ([5, 7], [5, 7])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -119,7 +119,7 @@ def test_the_command_to_look_at_the_place_works() -> None:
     assert "inf" in answer.output
 
 
-def _document(**changes: Any) -> dict[str, Any]:
+def _document(**changes: Any) -> Any:
     counts = {"error": 0, "warning": 0, "info": 0, "echoes": 0}
     base = {"path": "run", "dialect": "native", "counts": counts, "findings": [], "checked": ["D01"], "skipped": [],
             "notes": [], "series": []}  # fmt: skip

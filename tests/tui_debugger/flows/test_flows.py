@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ async def test_of_looks_asked_for_while_one_runs_only_the_latest_is_done() -> No
     first = asyncio.create_task(latest.do(lambda: look(0)))
     await asyncio.sleep(0)
     for number in (1, 2, 3):
-        await latest.do(lambda number=number: look(number))
+        await latest.do(partial(look, number))
     assert latest.is_superseded
     gate.set()
     await first

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from replay_core.desk import perform
 from replay_core.errors import ChildDiedError
 from replay_core.executors.in_process import InProcess
-from replay_core.jobs import Document, Job, OnEvent, ignore, is_coordinating
+from replay_core.jobs import Answer, Job, OnEvent, ignore, is_coordinating
 from tests.tui_debugger.driving import A, opened, press, rest, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, replayed
 from tui_debugger.answer import answer_of
@@ -22,7 +22,7 @@ from tui_debugger.commands.replay import command
 from tui_debugger.engine import ChildEngine
 
 #: What a replay may take on a box that others use too: a bound, not a pause.
-_LIMIT_S = 300
+_LIMIT_S = 600
 #: Where the cells of a test run: in real children, or in this very process.
 HERE = InProcess(perform)
 #: What differs from run to run, or says where it was written.
@@ -93,7 +93,7 @@ def engine() -> ChildEngine:
 class EngineHere:
     """Does the jobs in this very process: what the children do, without their start."""
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         return perform(job, on_event)
 
     async def start(self) -> None: ...
@@ -115,15 +115,15 @@ def compared(document: Any) -> Any:
     return [compared(one) for one in document] if isinstance(document, list) else document
 
 
-def commanded(*arguments: object) -> tuple[dict[str, Any], int]:
+def commanded(*arguments: object) -> tuple[Any, int]:
     """The document that the command writes to standard output, and its exit code."""
     result = CliRunner().invoke(command, [*map(str, arguments), "--warm", "--json"], standalone_mode=False)
     assert result.exception is None, result.output
-    document: dict[str, Any] = json.loads(result.stdout)
+    document: Any = json.loads(result.stdout)
     return document, int(result.return_value)
 
 
-async def pressed(app: RldbgApp, pilot: Any, document: dict[str, Any]) -> dict[str, Any]:
+async def pressed(app: RldbgApp, pilot: Any, document: Any) -> Any:
     """The document that the screen shows once `r` has run the plan of another one."""
     state, plan = app.session.state, document["plan"]
     state.replay.flags, state.replay.model = dict(plan["flags"]), plan["model"]
@@ -162,7 +162,7 @@ async def test_one_sample_off_is_listed_by_both(
 
 
 async def test_a_dead_child_is_asked_again_with_every_setting_apart() -> None:
-    def answer(job: Job) -> Document:
+    def answer(job: Job) -> Answer:
         if not job.params.get("is_apart"):
             Path(job.params["out"]).mkdir(parents=True)
             raise ChildDiedError("the child process was killed by SIGKILL (9) before it answered")
@@ -190,7 +190,7 @@ async def test_a_model_that_takes_its_process_along_is_one_crashed_cell(dump: Pa
             assert "last lines" in one["cells"][-1]["error"].pop("found"), "times and addresses stand in it"
         assert compared(shown) == compared(document)
         assert app.session.state.replay.cells == shown["cells"]
-        assert "crashed: the child process was killed by SIGABRT" in (app.session.state.trouble or "")
+        assert "crashed: the child process was killed by SIGABRT" in (app.session.state.job.trouble or "")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tui_debugger.reports.run import run_report
 from tui_debugger.reports.tensor import tensor_report
 
 
-def compared(directory: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+def compared(directory: Path, a: Any, b: Any) -> Any:
     return workbench.compare_dumps(*write_pair(directory, {"modules": a}, {"modules": b}))
 
 
@@ -96,8 +96,8 @@ def test_columns_are_as_wide_as_their_widest_cell():
     assert columns([]) == []
 
 
-def replay_document() -> dict[str, Any]:
-    def cell(number: int, agrees: bool | None, segments: list[dict[str, Any]] | None) -> dict[str, Any]:
+def replay_document() -> Any:
+    def cell(number: int, agrees: bool | None, segments: list[Any] | None) -> Any:
         return {
             "flags": {"attention": "sdpa", "packing": number == 2}, "effective": {"attention": ["mm"]},
             "outcome": "ran", "error": None, "notes": [], "time": {"load_s": 1.0, "compile_s": None, "steady_s": 0.05},

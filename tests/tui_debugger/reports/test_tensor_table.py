@@ -10,7 +10,7 @@ from tui_debugger.reports.comparison import divergence
 from tui_debugger.reports.tensor_table import tensor_table
 
 
-def row(name: str, verdict: str = "DIFF", *, micro: int = 0, reason: str = "", suspect: bool = False) -> dict[str, Any]:
+def row(name: str, verdict: str = "DIFF", *, micro: int = 0, reason: str = "", suspect: bool = False) -> Any:
     key = {"step": 12, "rank": 0, "micro": micro, "role": "actor", "stage": "modules"}
     figures = {"mismatched": 5, "max_abs": 1.25e-4, "rel_l2": 0.0625}
     return {
@@ -38,7 +38,7 @@ def test_without_a_terminal_every_column_is_there() -> None:
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 132])
 @pytest.mark.parametrize("micros", [1, 2])
 def test_within_a_terminal_every_line_fits_and_what_is_left_out_is_said(width: int, micros: int) -> None:
-    rows = [{**one, "a_key": {**one["a_key"], "micro": at % micros}} for at, one in enumerate(ROWS)]
+    rows: list[Any] = [{**one, "a_key": {**one["a_key"], "micro": at % micros}} for at, one in enumerate(ROWS)]
     rows = [{**one, "b_key": one["a_key"]} for one in rows]
     lines = tensor_table(rows, width)
     said = lines.pop() if lines[-1].startswith("(cut to ") else ""
@@ -60,7 +60,7 @@ def test_names_that_are_cut_keep_their_layer_and_it_is_said() -> None:
 
 
 def test_values_around_an_element_give_way_from_the_outside() -> None:
-    first = {
+    first: Any = {
         "name": "x", "verdict": "DIFF", "a_key": None, "b_key": None, "a": 1.0, "b": 2.0, "origin": None,
         "why": "so", "note": None,
         "index": {"sample": None, "position": None, "raw_a": [14], "raw_b": [14], "sample_b": None},

@@ -7,7 +7,7 @@ from typing import Any
 from tui_debugger.reports.trends import ROWS, SHOWN, trends_lines
 
 
-def series(signal: str = "loss", run: str = "a.log", **changes: Any) -> dict[str, Any]:
+def series(signal: str = "loss", run: str = "a.log", **changes: Any) -> Any:
     one = {
         "signal": signal, "name": f"actor/{signal}", "run": run, "steps": [1, 2, 3, 4], "values": [1.0, 2.0, 9.0, 2.5],
         "marks": [2], "sparkline": "▁▂█▂", "expected": [], "share": None,

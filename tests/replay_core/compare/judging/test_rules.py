@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,13 +32,13 @@ def a_RC() -> np.ndarray:
     return np.random.default_rng(0).choice([-1.0, 1.0], (64, 96)) * np.linspace(0.999, 1.001, 96)
 
 
-def of(a: np.ndarray, d: np.ndarray, context: Context, **options: bool) -> Case:
+def of(a: np.ndarray, d: np.ndarray, context: Context, **options: Any) -> Case:
     return figures([(a, a + d)], **options), context
 
 
 def touched(place: object, values: object) -> np.ndarray:
     d = np.zeros((64, 96))
-    d[place] = values  # type: ignore[index]
+    d[place] = values  # type: ignore[call-overload]
     return d
 
 
