@@ -37,7 +37,7 @@ ROLLOUT, BATCH, LOG = ("rollout", "trajectory"), ("actor", "batch_inputs"), ("ac
     ],
 )
 def test_two_paths_are_one_run_where_one_framework_wrote_records_of_different_kinds(
-    a: dict[str, Any], b: dict[str, Any], one: bool
+    a: Any, b: Any, one: bool
 ) -> None:
     assert are_one_run(a, b) is one
     assert are_one_run(b, a) is one
