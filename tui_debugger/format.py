@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
 from replay_core.errors import RldbgError
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
 
 #: Verdict words in the order a reader cares about them.
 VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from replay_core import naming
 from replay_core.compare.context import (
@@ -30,10 +30,12 @@ from replay_core.compare.pairing.regrouping import Alone, by_samples, called_ali
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
-from replay_core.documents.comparison import VerdictCounts
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import VerdictCounts
 
 #: A pair of tensors, and the computation they belong to.
 Entry = tuple[TensorPair, Facing]
@@ -73,7 +75,7 @@ class Comparison:
         counted = Counter(row.verdict for row in self.tensors)
         counts = {verdict.value: counted[verdict] for verdict in Verdict}
         total = len(self.tensors) + len(self.skipped)
-        return cast(VerdictCounts, {"total": total, **counts, "skipped": len(self.skipped)})
+        return cast("VerdictCounts", {"total": total, **counts, "skipped": len(self.skipped)})
 
     @property
     def elements(self) -> int:

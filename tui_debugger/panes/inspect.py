@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import events
@@ -12,14 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
-from replay_core.documents.tensor import (
-    AxisStrip,
-    CounterpartEntry,
-    DifferenceStrips,
-    TensorDocument,
-    TensorSide,
-    TokensEntry,
-)
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import FieldNote, State
@@ -28,6 +20,16 @@ from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import counterpart_lines, pair_heads, parts_table, token_table, window_table
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import (
+        AxisStrip,
+        CounterpartEntry,
+        DifferenceStrips,
+        TensorDocument,
+        TensorSide,
+        TokensEntry,
+    )
 
 _EMPTY = (
     "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import AroundEntry, ComparisonDocument, CoverageEntry, DivergenceEntry, PairEntry
 from replay_core.errors import SelectionError
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
 from tui_debugger.reports.summary import summary_lines
 from tui_debugger.reports.tensor_table import held_at, tensor_table, word
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import (
+        AroundEntry,
+        ComparisonDocument,
+        CoverageEntry,
+        DivergenceEntry,
+        PairEntry,
+    )
 
 #: Rows printed of each list; what is left out is counted.
 ROWS = 30
