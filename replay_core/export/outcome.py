@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from replay_core.documents.ruling import RulingDocument
 
 
-def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "warning") -> ExitCode:
+def exit_code(
+    doc: Document, *, allow_missing: bool = False, fail_on: str = "warning", fail_above: float | None = None
+) -> ExitCode:
     """The exit code of a finished command (the table in README.md). `fail_on` is for a diagnosis: the mildest severity
     that fails it, or `never`.
     """
@@ -27,7 +29,7 @@ def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "war
     if doc["kind"] == "run":
         return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
     if doc["kind"] == "ruling":
-        return ruling_code(doc)
+        return _ruling(doc, fail_above)
     if doc["kind"] == "parity":
         return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES
     return ExitCode.AGREES
@@ -35,12 +37,12 @@ def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "war
 
 def _comparison(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:
     if doc["ruling"] is not None and doc["ruling"]["ruling"] is not None and not doc["coverage"]["records_unreadable"]:
-        return ruling_code(doc["ruling"])
+        return _ruling(doc["ruling"])
     codes = [_one(doc, allow_missing), *(_comparison(other, allow_missing) for other in doc["others"])]
     return max(codes)  # 3 before 1 before 0, as their precedence is
 
 
-def ruling_code(doc: RulingDocument, fail_above: float | None = None) -> ExitCode:
+def _ruling(doc: RulingDocument, fail_above: float | None = None) -> ExitCode:
     """NOISE agrees, SUSPECT and BUG do not; `fail_above`: nor do log-probabilities further off than so many floors.
     What could not be ruled is no answer."""
     if doc["ruling"] is None:

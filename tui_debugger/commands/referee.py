@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from replay_core import workbench
-from replay_core.export.outcome import ruling_code
+from replay_core.export.outcome import exit_code
 from replay_core.records import Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.ruling import ruling_report
@@ -54,4 +54,4 @@ def command(
     )  # fmt: skip
     progress.clear()
     finish(doc, lambda one: ruling_report(one, show_all=show_all), as_json=as_json, output=output)
-    return int(ruling_code(doc, fail_above))
+    return int(exit_code(doc, fail_above=fail_above))
