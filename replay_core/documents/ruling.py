@@ -61,7 +61,7 @@ class HypothesisEntry(TypedDict):
     """Excess of the tensor over noise with the model as it is, and with the change."""
 
 
-class FloorEntry(TypedDict):
+class LogprobFloor(TypedDict):
     """The log-probabilities against the noise of this model on this batch."""
 
     observed: Number
@@ -110,7 +110,7 @@ class SideRuling(TypedDict):
     """Those tried on the first, the best first."""
     tensors: list[RuledTensor]
     """In order of computation."""
-    floor: FloorEntry | None
+    floor: LogprobFloor | None
     coverage: RulingCoverage | None
     notes: list[str]
 
