@@ -36,8 +36,9 @@ def exit_code(
 
 
 def _comparison(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:
-    if doc["ruling"] is not None and doc["ruling"]["ruling"] is not None and not doc["coverage"]["records_unreadable"]:
-        return _ruling(doc["ruling"])
+    ruling = doc.get("ruling")
+    if ruling is not None and ruling["ruling"] is not None and not doc["coverage"]["records_unreadable"]:
+        return _ruling(ruling)
     codes = [_one(doc, allow_missing), *(_comparison(other, allow_missing) for other in doc["others"])]
     return max(codes)  # 3 before 1 before 0, as their precedence is
 
