@@ -34,7 +34,7 @@ _FAR = 1 << 26
 _LIKELY = re.compile(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
-    rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
+    rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .{0,400}loss:"
     rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}
