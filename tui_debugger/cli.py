@@ -28,6 +28,7 @@ COMMANDS = {
     "replay": "tui_debugger.commands.replay",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
+    "weights": "tui_debugger.commands.weights",
     "info": "tui_debugger.commands.info",
 }
 

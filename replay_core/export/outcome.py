@@ -21,7 +21,7 @@ def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "war
         return _replay(doc)
     if doc["kind"] == "run":
         return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
-    if doc["kind"] == "parity":
+    if doc["kind"] == "parity" or doc["kind"] == "weights":
         return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES
     return ExitCode.AGREES
 
