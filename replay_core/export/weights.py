@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replay_core.documents.parts import SCHEMA_VERSION
-from replay_core.documents.weights import DestinationEntry, WeightPart, WeightsDocument, WeightsSide
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 from replay_core.weight_sync.arrival import SEVERITY, Destination, PartArrival, WeightSync
 from replay_core.weight_sync.state import WeightState
+
+if TYPE_CHECKING:
+    from replay_core.documents.weights import DestinationEntry, WeightPart, WeightsDocument, WeightsSide
 
 
 def weights_document(found: WeightSync, allowed: Sequence[str] = ()) -> WeightsDocument:
@@ -18,22 +21,22 @@ def weights_document(found: WeightSync, allowed: Sequence[str] = ()) -> WeightsD
     counts = Counter(one.arrival for one in found.destinations)
     wrong = [one for one in found.destinations if one.arrival not in ("arrived", *allowed)]
     states = [found.known.sender, *found.received, *found.known.older]
-    doc = WeightsDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="weights",
+    doc: WeightsDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "weights",
         **stamp(),
-        a=_side([found.known.sender]),
-        b=_side(found.received),
-        before=None if found.known.before is None else _side([found.known.before]),
-        older=[_side([state]) for state in found.known.older],
-        parallel=found.parallel,
-        agrees=not wrong and not found.not_sent,
-        allowed=list(allowed),
-        headline=_headline(found, wrong),
-        counts={word: counts[word] for word in SEVERITY if counts[word]},
-        destinations=[_destination(one) for one in found.destinations],
-        not_sent=found.not_sent,
-        coverage={
+        "a": _side([found.known.sender]),
+        "b": _side(found.received),
+        "before": None if found.known.before is None else _side([found.known.before]),
+        "older": [_side([state]) for state in found.known.older],
+        "parallel": found.parallel,
+        "agrees": not wrong and not found.not_sent,
+        "allowed": list(allowed),
+        "headline": _headline(found, wrong),
+        "counts": {word: counts[word] for word in SEVERITY if counts[word]},
+        "destinations": [_destination(one) for one in found.destinations],
+        "not_sent": found.not_sent,
+        "coverage": {
             "destinations": len(found.destinations),
             "compared": sum(one.arrival not in ("unmapped", "unreadable", "shape") for one in found.destinations),
             "by_digest": sum(one.by_digest for one in found.destinations),
@@ -41,9 +44,9 @@ def weights_document(found: WeightSync, allowed: Sequence[str] = ()) -> WeightsD
             "unmoved": sum(one.is_unmoved for one in found.destinations),
             "padding_rows": sum(one.padding for one in found.destinations),
         },
-        problems=[{"where": str(state.path), "what": what} for state in states for what in state.problems],
-        notes=found.notes,
-    )
+        "problems": [{"where": str(state.path), "what": what} for state in states for what in state.problems],
+        "notes": found.notes,
+    }
     return clean(doc)
 
 

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay_core import dtypes
-from replay_core.documents.weights import Arrival
 from replay_core.engine_names import ENGINE_OWN, Piece, pieces
 from replay_core.errors import DumpError, NothingComparableError
 from replay_core.jobs import OnEvent, Progress, ignore
@@ -23,6 +23,9 @@ from replay_core.weight_sync.blocks import Block, Layout, laid_out, parallelism
 from replay_core.weight_sync.scales import dequantised, on_its_grid
 from replay_core.weight_sync.state import Values, WeightState
 from replay_core.weight_sync.suspects import Known, Suspect, cast, layers_beside, suspects
+
+if TYPE_CHECKING:
+    from replay_core.documents.weights import Arrival
 
 #: Worst first: what a destination of several parts is called by.
 SEVERITY: tuple[Arrival, ...] = (

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import dtypes
-from replay_core.documents.weights import Arrival
 from replay_core.measure.equality import unequal
 from replay_core.weight_sync.state import Values
 
-Found = tuple[Arrival, str]
+if TYPE_CHECKING:
+    from replay_core.documents.weights import Arrival
+
+Found: TypeAlias = "tuple[Arrival, str]"
 Wide = NDArray[np.float64]
 
 #: Levels of a symmetric integer grid: int8, int4.

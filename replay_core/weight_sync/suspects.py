@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay_core import pages
-from replay_core.documents.weights import Arrival
 from replay_core.weight_sync.blocks import Block
 from replay_core.weight_sync.state import Values, WeightState
+
+if TYPE_CHECKING:
+    from replay_core.documents.weights import Arrival
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?=\.)|(?<![^.])h\.(\d+)(?=\.)")
 #: Coarser types a push may have gone through, finest first.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from replay_core.documents.weights import DestinationEntry, WeightsDocument, WeightsSide
+from typing import TYPE_CHECKING
+
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
+
+if TYPE_CHECKING:
+    from replay_core.documents.weights import DestinationEntry, WeightsDocument, WeightsSide
 
 #: Destinations listed; `--json` has them all.
 _MOST = 20
