@@ -149,8 +149,12 @@ NOTES = frozenset(
 )  # fmt: skip
 
 _MODULE = re.compile(r"\.(inputs|output)(\.|$)")
+_EXPERTS = re.compile(r"(?:^|\.)experts\.")
 #: What a trainer puts around a model (a state dict may hold `model.model.layers`), and around modules inside it.
-_WRAPPERS = re.compile(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+")
+#: The model itself is a module too: what goes into it keeps a name before `.inputs`.
+_WRAPPERS = re.compile(
+    r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))"
+)
 _INSIDE = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
 
@@ -219,6 +223,11 @@ def is_input(name: str) -> bool:
     return bool(found and found.group(1) == "inputs")
 
 
+def is_routed(name: str) -> bool:
+    """Whether the name is a tensor inside a layer of experts: its rows are the tokens that a router sent there."""
+    return is_module_tensor(name) and _EXPERTS.search(module_of(name)) is not None
+
+
 def meaning(name: str) -> Meaning:
     """What a canonical name implies; an unknown name has no phase and is judged as a plain value."""
     known = MEANINGS.get(name)
@@ -228,6 +237,8 @@ def meaning(name: str) -> Meaning:
         tail = name[len(module_of(name)) + 1 :]
         if tail.endswith("attention_mask"):
             return Meaning(Phase.MODULES, "mask")
+        if tail.endswith("input_ids"):
+            return Meaning(Phase.MODULES, "ids", "valid", "full")
         if tail.endswith("position_ids"):
             return Meaning(Phase.MODULES, "positions", "valid", "full")
         return Meaning(Phase.MODULES, "activation", "valid", "full")

@@ -252,8 +252,7 @@ class _Work:
             entries += self._of_facing(facing, once, only_layout)
         entries.sort(key=lambda entry: entry[0])
         result.notes += [
-            f"{where}: {number} one-sided tensors only lay the same samples out differently; "
-            "tokens are compared one by one"
+            f"{where}: {number} tensors only lay the same samples out differently; tokens are compared one by one"
             for where, number in only_layout.items()
         ]
         for facing in again:

@@ -181,7 +181,9 @@ class Facing:
         placed_a, placed_b = both[0].place(a, by_shape=guess), both[1].place(b, by_shape=guess)
         if placed_a is None or placed_b is None or placed_a.by_token != placed_b.by_token:
             return None
-        if a.shape[placed_a.axes :] != b.shape[placed_b.axes :]:
+        if placed_a.heads != placed_b.heads or (placed_a.keys is None) is not (placed_b.keys is None):
+            return None
+        if placed_a.keys is None and a.shape[placed_a.axes :] != b.shape[placed_b.axes :]:
             return None
         return placed_a, placed_b, pairing
 
