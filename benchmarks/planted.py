@@ -265,7 +265,9 @@ def truncating(running: Running) -> Where | None:
         return None
 
     def cut(_run: Any, x: Tensor) -> Tensor:
-        exact = functional.linear(x.float(), module.weight.float(), None if module.bias is None else module.bias.float())
+        exact = functional.linear(
+            x.float(), module.weight.float(), None if module.bias is None else module.bias.float()
+        )
         return (exact.view(torch.int32) & -65536).view(torch.float32).to(x.dtype)
 
     around(module, cut)
@@ -511,7 +513,10 @@ def no_window(running: Running) -> Where | None:
 
 @bug("the softcap of attention is left out", "softcap", "cap")
 def no_softcap(running: Running) -> Where | None:
-    if getattr(running.model.config, "attn_logit_softcapping", None) is None or running.model.config.model_type != "gemma2":
+    if (
+        getattr(running.model.config, "attn_logit_softcapping", None) is None
+        or running.model.config.model_type != "gemma2"
+    ):
         return None
     return changed_attention(running, lambda how: setattr(how, "softcap", False))
 
@@ -697,7 +702,9 @@ def other_activation(running: Running) -> Where | None:
         return None
     is_silu = "SiLU" in type(module).__name__
     around(module, lambda _run, x: functional.gelu(x) if is_silu else functional.silu(x))
-    return Where(tuple(map(running.name, (module, mlp))), (f"{running.name(module)}.output", f"{running.name(down)}.inputs"))
+    return Where(
+        tuple(map(running.name, (module, mlp))), (f"{running.name(module)}.output", f"{running.name(down)}.inputs")
+    )
 
 
 @bug("gelu is the other approximation", "activation", "gelu", "tanh")
@@ -707,7 +714,9 @@ def other_gelu(running: Running) -> Where | None:
         return None
     is_tanh = "tanh" in type(module).__name__.lower()
     around(module, lambda _run, x: functional.gelu(x, approximate="none" if is_tanh else "tanh"))
-    return Where(tuple(map(running.name, (module, mlp))), (f"{running.name(module)}.output", f"{running.name(down)}.inputs"))
+    return Where(
+        tuple(map(running.name, (module, mlp))), (f"{running.name(module)}.output", f"{running.name(down)}.inputs")
+    )
 
 
 @bug("an embedding has a stale row", "older", "stale", "row", "embed")

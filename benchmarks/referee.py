@@ -21,7 +21,7 @@ import time
 import warnings
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from benchmarks import zoo
 from benchmarks.harmless import HARMLESS, Harmless
 from benchmarks.peers import msprobe_rule, sglang_rule, torch_assert_close
 from benchmarks.planted import BUGS, Bug, Where
-from replay_core import naming
+from replay_core import naming, workbench
 from replay_core.compare import compare_runs
 from replay_core.compare.pairing.align import Rowwise, ShapesDifferError, face, pair_tensors
 from replay_core.compare.pairing.regrouping import by_samples
@@ -198,8 +198,10 @@ def table(pair: Pair) -> Answer:
 
 
 def referee(pair: Pair) -> Answer:
-    """`rldbg referee`."""
-    raise NotImplementedError
+    """`rldbg referee`: with the weights that the dumps note."""
+    said = workbench.referee(pair.a, pair.b)
+    why = " ".join(str(said[key]) for key in ("hypothesis", "what") if said[key])
+    return Answer(said["ruling"] == "BUG", said["module"], said["side"], why)
 
 
 def lined_up(a: Run, b: Run) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
@@ -236,31 +238,32 @@ def peers(pair: Pair) -> dict[str, Answer]:
     same(): torch/_dynamo/utils.py, with the tolerances that torch/benchmarks/dynamo uses for inference (1e-3 in half
     precision, 1e-4 else); its fp64 reference is the clean model in fp64.
     """
-    from torch._dynamo.utils import same
-
     dtype = zoo.DTYPES[pair.case.dtype]
     a, b, exact = (open_run(path) for path in (pair.a, pair.b, pair.exact))
     reference = {name: x for name, x, _ in lined_up(exact, a)}
     answers = {name: Answer(False) for name in ("assert_close", "sglang's rule", "msprobe's rule", "torch same()")}
     for name, x, y in lined_up(a, b):
-        one, other = ({name: torch.from_numpy(side).to(dtype)} for side in (x, y))
-        says: dict[str, Callable[[], bool]] = {
-            "assert_close": lambda: torch_assert_close(one, other),
-            "sglang's rule": lambda: sglang_rule(one, other),
-            "msprobe's rule": lambda: msprobe_rule(one, other),
-        }
+        one, other = (torch.from_numpy(side).to(dtype) for side in (x, y))
         truth = reference.get(name)
-        if truth is not None and truth.shape == x.shape:
-            says["torch same()"] = lambda: same(
-                one[name], other[name], torch.from_numpy(truth), equal_nan=True,
-                tol=1e-4 if dtype == torch.float32 else 1e-3, log_error=lambda *_: None,
-            )  # fmt: skip
-        for tool, passes in says.items():
-            if not answers[tool].found and not passes():
+        for tool, answer in answers.items():
+            if not answer.found and not _passes(tool, one, other, truth):
                 answers[tool] = Answer(True, name)
         if all(answer.found for answer in answers.values()):
             break
     return answers
+
+
+def _passes(tool: str, one: torch.Tensor, other: torch.Tensor, truth: np.ndarray[Any, Any] | None) -> bool:
+    """Whether a tool finds nothing wrong with one pair of tensors."""
+    if tool != "torch same()":
+        rule = {"assert_close": torch_assert_close, "sglang's rule": sglang_rule, "msprobe's rule": msprobe_rule}[tool]
+        return rule({"x": one}, {"x": other})
+    from torch._dynamo.utils import same
+
+    if truth is None or truth.shape != tuple(one.shape):
+        return True
+    tol = 1e-4 if one.dtype == torch.float32 else 1e-3
+    return same(one, other, torch.from_numpy(truth), equal_nan=True, tol=tol, log_error=lambda *_: None)
 
 
 # Scores.
@@ -352,7 +355,7 @@ def main() -> None:
         run(chosen, folder, asked)
     finally:
         if asked.case:
-            print(f"the dumps are in {folder}: clean, and other ({chosen[0].side} has the bug)")
+            _say(f"the dumps are in {folder}: clean, and other ({chosen[0].side} has the bug)")
         else:
             shutil.rmtree(folder)
 
@@ -380,13 +383,18 @@ def run(chosen: list[Case], folder: Path, asked: argparse.Namespace) -> None:
                 out.write(json.dumps(line) + "\n")
                 out.flush()
     for judge, lines in wrong.items():
-        print(f"\n{judge}:")
-        print("\n".join(f"  {line}" for line in lines))
-    print(f"\n{ran} pairs, {time.process_time() - start:.0f} CPU seconds")
+        _say(f"\n{judge}:")
+        _say("\n".join(f"  {line}" for line in lines))
+    _say(f"\n{ran} pairs, {time.process_time() - start:.0f} CPU seconds")
     for half, by_judge in scores.items():
-        print(half)
+        _say(half)
         for judge, score in by_judge.items():
-            print("  " + score.line(judge))
+            _say("  " + score.line(judge))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def answers_of(pair: Pair, judges: list[str]) -> Iterator[tuple[str, Answer]]:

@@ -1,7 +1,7 @@
 """Tiny models of many architectures, built by transformers and run as a trainer or an engine would, into dumps.
 
-Each is random, briefly trained, or rescaled until its activations have channels that outweigh the rest, as those of
-real models do. Everything is seeded. Nothing in here, nor in `planted.py` and `harmless.py`, knows what rldbg judges by.
+Each is random, briefly trained, or rescaled until some of its channels outweigh the rest, as those of real models do.
+Everything is seeded. Nothing in here, nor in `planted.py` and `harmless.py`, knows what rldbg judges by.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Running:
 class Attending:
     """How one attention is computed.
 
-    kernel: plain (as transformers' eager), fp32 (nothing rounded before the output), flash (blocks of keys, unnormalised
-    weights rounded to the storage dtype). The rest are hooks for what goes wrong.
+    kernel: plain (as transformers' eager), fp32 (nothing rounded before the output), flash (blocks of keys, weights
+    rounded to the storage dtype before they are normalised). The rest are hooks for what goes wrong.
     """
 
     kernel: str = "plain"

@@ -471,7 +471,7 @@ class Batch:
         return self._known[alignment]
 
     def _columns(self) -> Ints:
-        """The column of the layout in which every position of every sample stands [sample, position]; -1 past its end."""
+        """The column of the layout in which each position of each sample stands [sample, position]; -1 past its end."""
         assert self.layout is not None
         said = self._says("full")
         columns = np.full((self.count, int(self.lengths.max(initial=0))), -1, np.int64)

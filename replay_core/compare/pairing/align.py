@@ -109,7 +109,18 @@ def _lies_otherwise(name: str, a: TensorRef, b: TensorRef, facing: Facing) -> bo
         return False
     of_a, of_b = facing.a.layout, facing.b.layout
     is_alike = of_a is not None and of_b is not None and np.array_equal(of_a.sample_BS, of_b.sample_BS)
-    return not is_alike or (is_mask and a.dtype != b.dtype)
+    return not is_alike or (a.dtype != b.dtype if is_mask else not _same_choices(name, facing))
+
+
+def _same_choices(name: str, facing: Facing) -> bool:
+    """Whether every slot, padding too, was sent to the same experts as far as the layer of experts recorded it."""
+    block = name[: name.index("experts.")]
+    for (other, stage), (_, a) in facing.a.tensors.items():
+        if other.startswith(block) and naming.is_module_tensor(other) and a.dtype.startswith("int"):
+            b = facing.b.tensors.get((other, stage))
+            if b is not None and not pages.same_bytes(a, b[1]):
+                return False
+    return True
 
 
 def _restates(ref: TensorRef, batch: Batch | None, facing: Facing) -> bool:
@@ -249,7 +260,7 @@ class Rowwise:
         known = placed_a.by_token and meaning.region != "all"
         if not known and pairing.in_order and self.a.shape == self.b.shape:
             return False
-        self._face(placed_a, placed_b, pairing, both, meaning)
+        self._face(placed_a, placed_b, facing, pairing, both, meaning)
         if self.rows_a is None or not self.rows_a.size:
             self.rows_a = self.rows_b = self.tokens = None
             if facing.partial or not pairing.in_order:
@@ -263,6 +274,7 @@ class Rowwise:
         self,
         placed_a: Placed,
         placed_b: Placed,
+        facing: Facing,
         pairing: Pairing,
         batches: tuple[Batch, Batch],
         meaning: naming.Meaning,
@@ -286,6 +298,13 @@ class Rowwise:
             ("b", self.b, tokens_b, rows_b, tokens_a, counts_b),
         ):
             self._one_sided(which, ref, (tokens, rows, others, counts), meaning, sure)
+        if placed_a.by_token and facing.rerouted:
+            gone = keep & facing.gone_elsewhere(shared, self.a, self.a.canonical or self.a.name)
+            if gone.any() and (keep & ~gone).any():
+                keep &= ~gone
+                self.note = (
+                    f"{np.count_nonzero(gone):,} tokens are not compared: other experts, or after one with others"
+                )
         self.tokens = np.repeat(shared[keep], placed_a.heads)
         self.rows_a, self.rows_b = (
             (rows[keep, None] + np.arange(placed.heads) * placed.apart).reshape(-1)
