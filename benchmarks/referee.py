@@ -194,7 +194,8 @@ def table(pair: Pair) -> Answer:
     if first is None:
         others = [row.name for row in compared.tensors if row.verdict.diverges]
         return Answer(compared.agrees is False, next(iter(others), None), why="nothing computed diverges")
-    return Answer(True, first.name, None, first.reason, compared.origin, None if first.rule is None else first.rule.id)
+    origin = None if compared.origin is None else compared.origin.module
+    return Answer(True, first.name, None, first.reason, origin, None if first.rule is None else first.rule.id)
 
 
 def referee(pair: Pair) -> Answer:
