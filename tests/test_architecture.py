@@ -19,14 +19,14 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
-    ("parity", "referee"),
+    ("parity", "referee", "weight_sync"),
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
     ("dumps", "objectives"),
     ("samples",),  # which tokens of which samples
     ("measure", "decoding"),
     ("pages",),
-    ("records", "naming", "jobs"),
+    ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
     ("selection", "dtypes", "file_spans", "budget"),  # bytes of a file without a SIGBUS; what a file may cost
     ("errors",),
@@ -79,6 +79,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "info",
             "following",
             "explanation",
+            "weights",
             "ruling",
         )
     },
@@ -107,6 +108,7 @@ NUMPY_FREE = (
     "records",
     "dtypes",
     "naming",
+    "engine_names",
     "jobs",
     "recorder",
     "export",

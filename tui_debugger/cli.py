@@ -29,6 +29,7 @@ COMMANDS = {
     "referee": "tui_debugger.commands.referee",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
+    "weights": "tui_debugger.commands.weights",
     "info": "tui_debugger.commands.info",
 }
 

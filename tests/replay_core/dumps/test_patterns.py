@@ -21,10 +21,14 @@ PATTERNS = {
 LENGTH = 1 << 12
 MOST_S = 0.05
 #: What the patterns begin with, and what they repeat.
-BEGINNINGS = ("", "step:1 - a:", "step 1: {", "{'a': ", "'a':", "iter 1: loss ", "[Micro 0] 1. ", "step: 1 ", "step 1 |",
-              "WARNING: ", "a=", "x error", "(a pid=")  # fmt: skip
-PUMPS = ("A", "1", " ", "a", "\\", "'", '"', "1,", "1.", "a b", "a:1 ", " - a:1", "{'", "step 1: {", "step: 1 ",
-         "iter 1: loss 1 ", "a=1", "'a': 1, ", "\x1b[", "\x1b]", "[Micro 1] 1. a", "np.float64(", "(", "step:1 - a:1")  # fmt: skip
+BEGINNINGS = (
+    "", "step:1 - a:", "step 1: {", "{'a': ", "'a':", "iter 1: loss ", "[Micro 0] 1. ", "step: 1 ", "step 1 |",
+    "WARNING: ", "a=", "x error", "(a pid=",
+)  # fmt: skip
+PUMPS = (
+    "A", "1", " ", "a", "\\", "'", '"', "1,", "1.", "a b", "a:1 ", " - a:1", "{'", "step 1: {", "step: 1 ",
+    "iter 1: loss 1 ", "a=1", "'a': 1, ", "\x1b[", "\x1b]", "[Micro 1] 1. a", "np.float64(", "(", "step:1 - a:1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PATTERNS)
