@@ -18,10 +18,12 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from replay_core.budget import lift_limit, limit_process
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.executors import wire
 from replay_core.executors.in_process import unexpected
@@ -31,6 +33,9 @@ Perform = Callable[[Job, OnEvent], Answer]
 
 #: Added to the nice value: a child must not slow a trainer on the same machine.
 NICENESS = 5
+
+#: How soon a job that was not stopped is asked again.
+_AGAIN_S = 0.02
 
 _PR_SET_PDEATHSIG = 1
 
@@ -51,7 +56,9 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
     if chosen.role == wire.READER:
-        _limit_memory()
+        limit_process()
+    else:
+        lift_limit()
     _Loop(perform or _workbench, requests_fd, answers_fd).run()
 
 
@@ -94,14 +101,21 @@ class _Loop:
                 os.write(2, b"not a request: %r\n" % line[:200])
             elif message.get("cancel"):
                 self._cancelled.add(message["id"])
-                if hasattr(signal, "pthread_kill"):
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            else:
+                threading.Thread(target=self._interrupt, args=(message["id"],), name="cancel", daemon=True).start()
+            elif isinstance(message.get("job"), str) and isinstance(message.get("params") or {}, dict):
                 self._waiting.put((message["id"], Job(message["job"], message.get("params") or {})))
+            else:
+                os.write(2, b"not a request: %r\n" % line[:200])
         _leave()
 
-    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        if not self._is_writing:
+    def _interrupt(self, number: int) -> None:
+        """Again until it is heard: an import in the job's way is not interrupted."""
+        while self._running == number and number in self._cancelled and hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(_AGAIN_S)
+
+    def _on_interrupt(self, _signal: int, frame: FrameType | None) -> None:
+        if not self._is_writing and not _is_importing(frame):
             self._stop_if_cancelled()
 
     def _stop_if_cancelled(self) -> None:
@@ -159,6 +173,15 @@ class _Loop:
                 _leave()
 
 
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether the frame is inside an import: stopped there, a library is half a library for every later job."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def _samples(job: Job, on_event: OnEvent) -> Any:
     # Who coordinates has nothing to weigh: its children send samples of their own.
@@ -196,21 +219,6 @@ def _die_with_parent() -> None:
     # stdin EOF does the same, but a thread must run to see it, and native code may hold the interpreter.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _limit_memory() -> None:
-    """RLIMIT_DATA for a reader: half of the machine's memory, at least 2 GiB.
-
-    A reader streams and maps files (shared maps do not count), so it needs a fraction of this; a file
-    that makes it ask for more becomes a MemoryError of one job and not a machine that swaps.
-    """
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = max(memory // 2, 2 << 30)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
 
 
 def _cancelled(job: Job) -> dict[str, Any]:

@@ -199,21 +199,27 @@ def limit_process() -> None:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = int(max(memory // 2, 2 << 30))
-        _set_limit(limit if hard < 0 else min(limit, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = _process_limit(hard)
+        if soft < 0 or limit < soft:
+            _set_limit(limit)
         _is_limited = True
 
 
 def lift_limit() -> None:
-    """Undo `limit_process`, which children inherit."""
-    global _is_limited
+    """Undo the `limit_process` of a parent, which its children inherit; a limit that somebody else set stays."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        _set_limit(resource.getrlimit(resource.RLIMIT_DATA)[1])
-    _is_limited = False
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft == _process_limit(hard):
+            _set_limit(hard)
+
+
+def _process_limit(hard: int) -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = int(max(memory // 2, 2 << 30))
+    return limit if hard < 0 else min(limit, hard)
 
 
 def _limited(stored: int) -> int | None:

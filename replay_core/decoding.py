@@ -1,7 +1,18 @@
-"""Token ids as text, where a tokenizer.json is named or lies beside the dump. Nothing is downloaded or run."""
+"""Token ids as text, where a tokenizer.json is named or lies beside the dump. Nothing is downloaded or run.
+
+A tokenizer is a program's input that anybody may put beside a dump, and its library answers what it does not expect by
+ending the process, or by writing text without end. So it decodes in a child with limits of its own.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +24,12 @@ FILE = "tokenizer.json"
 MAX_BYTES = 1 << 28
 #: Folders above the dump in which a trainer leaves its tokenizer.
 _PARENTS = 2
+#: What a tokenizer's child may take: memory beside 32 times the file, CPU seconds beside one for a megabyte, text.
+_MEMORY = 256 << 20
+_MAX_LETTERS = 1 << 22
+#: A child that answers nothing, on a machine that is busy.
+_PATIENCE_S = 30.0
+_CHILD = "import sys; sys.path[:] = {path!r}\nfrom replay_core.decoding import serve; serve()"
 
 
 def find_tokenizer(path: Path, known: Iterable[str] = ()) -> Path | None:
@@ -25,7 +42,7 @@ def find_tokenizer(path: Path, known: Iterable[str] = ()) -> Path | None:
             try:
                 if candidate.is_file():
                     return candidate
-            except OSError:
+            except (OSError, ValueError):
                 continue
     return None
 
@@ -48,28 +65,110 @@ class Decoder:
         """Raises:
         RequestError: there is no such file, or it is no tokenizer.
         """
-        from tokenizers import Tokenizer  # 20 ms, and only who looks at text pays
-
         self.path = path / FILE if path.is_dir() else path
         try:
             size = self.path.stat().st_size
-            if size > MAX_BYTES:
-                raise RequestError("the tokenizer is too large", file=str(self.path), found=f"{size:,} bytes")
-            self._tokenizer: Any = Tokenizer.from_file(str(self.path))
         except OSError as error:
             raise RequestError(f"there is no tokenizer: {error.strerror}", file=str(self.path)) from None
-        except RequestError:
-            raise
-        except BaseException as error:
-            # The library reports every damage as a bare Exception, or as a panic that is none.
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise RequestError(f"the file is no tokenizer: {error}", file=str(self.path)) from None
+        if not self.path.is_file() or size > MAX_BYTES:
+            raise RequestError("the tokenizer is no file, or too large", file=str(self.path), found=f"{size:,} bytes")
+        root = str(Path(__file__).resolve().parents[1])
+        path_of_modules = [str(Path(entry).resolve()) for entry in sys.path if entry]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD.format(path=[*path_of_modules, root]), str(self.path), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"},
+        )
+        weakref.finalize(self, _end, self._process)
+        self._ask([])
 
     def text(self, ids: Sequence[int]) -> str:
-        """The ids as one text, special tokens shown."""
-        return str(self._tokenizer.decode([i for i in ids if 0 <= i < 2**32], skip_special_tokens=False))
+        """The ids as one text, special tokens shown.
+
+        Raises:
+            RequestError: the tokenizer ended, or wrote more than any text.
+        """
+        return self._ask([ids])[0]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each id by itself."""
-        return [self.text([i]) if 0 <= i < 2**32 else "" for i in ids]
+        """Each id by itself.
+
+        Raises:
+            RequestError: as `text`.
+        """
+        return self._ask([[i] for i in ids])
+
+    def _ask(self, rows: list[Sequence[int]]) -> list[str]:
+        answer: Any = None
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps([list(row) for row in rows]).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._line())
+        except (OSError, ValueError):
+            answer = None
+        if isinstance(answer, list) and len(answer) == len(rows):
+            return [str(text) for text in answer]
+        _end(self._process)
+        found = (
+            answer.get("error") if isinstance(answer, dict) else "its process was ended: too much memory, time or text"
+        )
+        raise RequestError("the file is no tokenizer that can be used", file=str(self.path), found=str(found)[:400])
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        parts: list[bytes] = []
+        fd, deadline = self._process.stdout.fileno(), time.monotonic() + _PATIENCE_S
+        while not parts or not parts[-1].endswith(b"\n"):
+            ready = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]
+            parts.append(os.read(fd, 1 << 16) if ready else b"")
+            if not parts[-1]:
+                raise ValueError("no answer")
+        return b"".join(parts)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:
+                continue
+    process.wait()
+
+
+def serve() -> None:
+    """The child: a line of lists of ids in, a line of texts out, until its input ends."""
+    import resource
+
+    path, size = sys.argv[1], int(sys.argv[2])
+    seconds = 1 + (size >> 20)
+    for limit, value in (
+        (resource.RLIMIT_DATA, _MEMORY + 32 * size), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0),
+    ):  # fmt: skip
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard < 0 else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    answer: Any
+    tokenizer: Any = None
+    for line in sys.stdin:
+        try:
+            if tokenizer is None:
+                from tokenizers import Tokenizer
+
+                tokenizer = Tokenizer.from_file(path)
+            answer, letters = [], 0
+            for ids in json.loads(line):
+                text = tokenizer.decode([i for i in ids if 0 <= i < 2**32], skip_special_tokens=False)
+                answer.append(text)
+                letters += len(text)
+                if letters > _MAX_LETTERS:
+                    raise ValueError("its texts are longer than any sample")
+        except BaseException as error:
+            # The library reports every damage as a bare Exception, or as a panic that is none.
+            answer = {"error": f"{error}"[:400]}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()

@@ -22,6 +22,7 @@ helps; it crosses a process boundary as a plain mapping and comes out as the sam
 
 from __future__ import annotations
 
+import traceback
 from enum import IntEnum
 from typing import Any
 
@@ -160,6 +161,18 @@ def error_from_mapping(mapping: dict[str, Any]) -> RldbgError:
     kind = _tree(RldbgError).get(str(mapping.get("type")), RldbgError)
     fields = {name: mapping.get(name) for name in ("file", "tensor", "expected", "found", "hint")}
     return kind(str(mapping.get("message", "unknown error")), **fields)
+
+
+def stack_of(error: BaseException) -> list[str]:
+    """Lines of a report: the stack and the type of an error and of what led to it, never their texts.
+
+    A text may quote the file that was read, and with it tensors, prompts or a secret.
+    """
+    lines = []
+    before = error.__cause__ or error.__context__
+    if before is not None and before is not error:
+        lines += [*stack_of(before), "\nled to\n\n"]
+    return [*lines, *traceback.format_tb(error.__traceback__), f"{type(error).__module__}.{type(error).__qualname__}\n"]
 
 
 #: Libraries that the base installation does not bring, and the extra that does.

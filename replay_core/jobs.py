@@ -100,9 +100,25 @@ def event_to_mapping(event: Event) -> dict[str, Any]:
     return {"event": _NAMES[type(event)], **{name: getattr(event, name) for name in event.__slots__}}
 
 
+#: What stands in an event's fields.
+_NUMBER, _NONE = (int, float), type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "done": (int,), "total": (int, _NONE), "what": (str,), "text": (str,), "document": (dict,), "elapsed_s": _NUMBER,
+    "host_mib": _NUMBER, "gpu_mib": (*_NUMBER, _NONE), "cpu_percent": _NUMBER,
+}  # fmt: skip
+
+
 def event_from_mapping(mapping: Mapping[str, Any]) -> Event:
-    kind = _EVENTS[mapping["event"]]
-    return kind(**{name: mapping[name] for name in kind.__slots__})
+    """The event that `event_to_mapping` described.
+
+    Raises:
+        ValueError: it is none: unknown, or a field is missing or of another type.
+    """
+    name = mapping["event"]
+    kind = _EVENTS.get(name) if isinstance(name, str) else None
+    if kind is None or not all(isinstance(mapping.get(field), _TYPES[field]) for field in kind.__slots__):
+        raise ValueError(f"no event: {name!r:.40}")
+    return kind(**{field: mapping[field] for field in kind.__slots__})
 
 
 def ignore(_event: Event) -> None:

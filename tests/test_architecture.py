@@ -58,7 +58,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.workbench": (None, "the façade: every headless command asks here"),
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
     "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
-    "replay_core.budget": (("limit_process", "lift_limit"), "memory of a process that reads untrusted files"),
+    "replay_core.budget": (("limit_process",), "memory of a process that reads untrusted files"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
@@ -83,6 +83,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "ruling",
         )
     },
+    "replay_core.documents.reopening": (("read_document",), "a saved document, by the schema that commands use"),
     "replay_core.export.documents": (("stamp", "write_document"), "the documents that commands print and save"),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
     "replay_core.executors": (("wire",), "the child's pipe"),

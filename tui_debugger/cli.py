@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 import replay_core
+from replay_core.budget import limit_process
 from replay_core.errors import ExitCode, RldbgError, missing_library
 from tui_debugger.commands import fail
 
@@ -34,6 +35,8 @@ COMMANDS = {
 }
 
 HIDDEN = ("ui",)
+#: What runs a trainer or a model, in this process or in one that inherits its limits.
+_UNLIMITED = ("record", "replay", "demo", "parity")
 
 
 class _Commands(click.Group):
@@ -91,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code."""
+    if not arguments or arguments[0] not in _UNLIMITED:
+        limit_process()
     try:
         result: Any = cli.main(args=arguments, prog_name="rldbg", standalone_mode=False)
         return int(result or 0)
@@ -105,6 +110,10 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted")
         return ExitCode.INTERRUPTED
+    except MemoryError:
+        hint = "a part of it may fit: show --slice, or compare --name, --step, --rank and --micro"
+        fail("what was asked for needs more memory than a reader may have: half of the machine's", hint)
+        return ExitCode.BAD_BYTES
     except Exception as error:
         if missing := missing_library(error, "the command"):
             fail(str(missing))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from pathlib import Path
 
 import replay_core
+from replay_core.errors import stack_of
 from tui_debugger import paths
 
 
 def crash_text(error: BaseException) -> str:
     """What the report holds."""
-    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    stack = "".join(stack_of(error))
     return f"rldbg {replay_core.__version__}\n\n{stack}"
 
 

@@ -18,8 +18,12 @@ DIVERGING = frozenset({"NAN", "SHAPE", "DIFF"})
 
 NONE = "—"
 
-#: What a terminal acts on instead of showing: controls, direction marks, line and paragraph separators, surrogates.
-UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+#: What a terminal acts on or hides instead of showing: controls, direction marks, separators, joiners, soft hyphens,
+#: tags, surrogates.
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 
 
 def safe(text: object, *, lines: bool = False) -> str:

@@ -53,7 +53,7 @@ def read_settings(path: Path | None = None) -> Settings:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return settings
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         settings.problems.append(f"{path}: {error}")
         return settings
     for section, content in table.items():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from replay_core.documents.reopening import read_document
 from replay_core.errors import DumpError
 from tui_debugger import paths
 from tui_debugger.state import State
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from replay_core.documents.replay import CellEntry
     from replay_core.documents.run import RunDocument
 
-SCHEMA_VERSION = 1
 #: Documents the screen can show again.
 KINDS = ("comparison", "replay", "parity", "diagnosis", "run", "record")
 
@@ -71,35 +71,12 @@ def read(path: Path) -> Document:
     """A saved document.
 
     Raises:
-        DumpError: it is no JSON, of a kind the screen does not show, or of a schema from the future.
+        DumpError: it is not as the schema says, or of a kind the screen does not show.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DumpError("the document cannot be read", file=str(path), found=str(error)) from None
-    if not isinstance(document, dict) or document.get("kind") not in KINDS:
-        found = document.get("kind") if isinstance(document, dict) else type(document).__name__
-        raise _unshown(path, str(found))
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise DumpError(
-            "the document was written by another rldbg", file=str(path), expected=f"schema_version {SCHEMA_VERSION}",
-            found=str(version), hint="upgrade rldbg, or compare the dumps again",
-        )  # fmt: skip
-    missing = [name for name in _NEEDED[str(document["kind"])] if name not in document]
-    if missing:
-        raise DumpError("the document is not whole", file=str(path), expected=", ".join(missing), found="none of them")
-    return cast("Document", document)
-
-
-_NEEDED = {
-    "comparison": ("a", "b", "counts", "tensors"),
-    "replay": ("cells", "baseline", "plan"),
-    "parity": ("a", "b", "batches", "about", "cause", "randomness"),
-    "diagnosis": ("path", "dialect", "steps", "findings", "checked", "skipped"),
-    "run": ("path", "records"),
-    "record": ("path", "key", "fields"),
-}
+    document = read_document(path)
+    if document.get("kind") not in KINDS:
+        raise _unshown(path, str(document.get("kind")))
+    return document
 
 
 #: The parts of a record's key.

@@ -55,7 +55,7 @@ def read_theme(path: Path) -> Theme:
     """
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ThemeError(f"{path}: {error}") from None
     variables = table.pop("variables", {})
     if not isinstance(variables, dict):

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 from replay_core.documents.kinds import Document
 from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.errors import DumpError
+from replay_core.file_spans import regular
 
 #: Made of the documents' types, by `schema.py`.
 SCHEMA_PATH = Path(__file__).with_name("schema.json")
@@ -30,9 +31,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def is_document(path: Path) -> bool:
     """Whether a file begins as a document of rldbg's does: cheap, and no promise that it is whole."""
     try:
-        with open(path, "rb") as file:
+        with regular(path) as file:
             head = file.read(256)
-    except OSError:
+    except DumpError:
         return False
     return head.lstrip().startswith(b"{") and b'"schema_version"' in head and b'"kind"' in head
 
@@ -43,12 +44,12 @@ def read_document(path: Path) -> Document:
     Raises:
         DumpError: it cannot be read, is not JSON, is of another schema, or lacks what its kind must have.
     """
+    with regular(path) as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise DumpError("the document is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError("the document is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DumpError(f"cannot open the document: {error.strerror}", file=str(path)) from None
+        text = data.decode()
     except UnicodeDecodeError:
         raise DumpError("the document is not UTF-8", file=str(path)) from None
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_core.errors import JobCancelledError, error_from_mapping
 from replay_core.executors import wire
-from replay_core.jobs import Answer, Event, Job, LogLine, OnEvent, event_from_mapping, ignore
+from replay_core.jobs import Answer, Event, Job, LogLine, OnEvent, ignore
 
 #: Bytes taken from a child at once. What is not taken yet stays in its pipe, and the child waits: a fast child fills no
 #: buffer here that would have to be moved about while keys wait.
@@ -192,12 +192,16 @@ class AsyncChild:
         assert process.stdout is not None
         began = time.monotonic()
         async for line in _lines(process.stdout):
-            message = wire.decode(line)
-            pending = self._pending.get(message["id"]) if message else None
-            if message is None or pending is None:
+            told = wire.told(line)
+            if told is None:
+                self._end_garbled(process, line)
                 continue
-            if "event" in message:
-                pending.deliver(event_from_mapping(message))
+            number, message = told
+            pending = self._pending.get(number)
+            if pending is None:
+                continue
+            if not isinstance(message, dict):
+                pending.deliver(message)
                 # Lines that have arrived are read without ever waiting: nobody else would have a turn.
                 is_long = time.monotonic() - began > _BUSY_S
                 await asyncio.sleep(_REST_S if is_long else 0)
@@ -205,6 +209,13 @@ class AsyncChild:
             else:
                 pending.finished.set()
                 pending.settle(message)
+
+    def _end_garbled(self, process: asyncio.subprocess.Process, line: bytes) -> None:
+        """Whoever waits for what that line should have been would wait for ever."""
+        waiting = list(self._pending.values())
+        for pending in waiting:
+            pending.settle(wire.garbled([pending.job.kind], line))
+        wire.kill_group(process.pid)
 
     async def _drain_logs(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from replay_core.errors import error_from_mapping
 from replay_core.executors import wire
-from replay_core.jobs import Answer, Job, LogLine, OnEvent, event_from_mapping, ignore
+from replay_core.jobs import Answer, Job, LogLine, OnEvent, ignore
 
 #: How long a child that closed its wire, or was asked to leave, may take before it is killed.
 GRACE_S = 5.0
@@ -169,13 +169,15 @@ class _Child:
             if source == _LOG:
                 log_complete |= self._log(line, on_event) == number
                 continue
-            message = wire.decode(line)
-            if message is None or message["id"] != number:
-                self._log(line, on_event)
-            elif "event" in message:
-                on_event(event_from_mapping(message))
+            told = wire.told(line)
+            if told is None:
+                raise wire.garbled([job.kind], line)
+            if told[0] != number:
+                continue  # of a job that was given up
+            if isinstance(told[1], dict):
+                answer = told[1]
             else:
-                answer = message
+                on_event(told[1])
 
     def _log(self, line: bytes, on_event: OnEvent) -> int | None:
         text, ended = wire.read_log(line)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import traceback
 from collections.abc import Callable
 
-from replay_core.errors import RldbgError, missing_library
+from replay_core.errors import RldbgError, missing_library, stack_of
 from replay_core.jobs import Answer, Job, OnEvent, ignore
 
 
@@ -40,7 +39,7 @@ def unexpected(job: Job, error: BaseException) -> RldbgError:
     else:
         hint = "where the traceback ends in rldbg and not in the model's own code, please report it with that file"
     return RldbgError(
-        f"{job.kind} stopped on {type(error).__name__}: {error}",
+        f"{job.kind} stopped on {type(error).__name__}: {str(error)[:400]}",
         file=_crash_file(job, error),
         hint=hint,
     )
@@ -52,7 +51,7 @@ def _crash_file(job: Job, error: BaseException) -> str | None:
         descriptor, path = tempfile.mkstemp(prefix=f"rldbg-crash-{job.kind}-", suffix=".txt")
         with os.fdopen(descriptor, "w") as file:
             file.write(f"job {job.kind}\n")
-            file.writelines(traceback.format_exception(type(error), error, error.__traceback__))
+            file.writelines(stack_of(error))
     except OSError:
         return None
     return path

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import ChildDiedError
-from replay_core.jobs import REPLAYER_JOBS, Job
+from replay_core.jobs import REPLAYER_JOBS, Event, Job, event_from_mapping
 
 READER = "reader"
 REPLAYER = "replayer"
@@ -55,16 +55,44 @@ def encode(message: Mapping[str, Any]) -> bytes:
         ValueError: a number is NaN or infinite; documents spell those as strings.
         TypeError: something in the message is not JSON.
     """
-    return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # A lone surrogate, which a file's names and texts may hold, crosses the pipe as it is.
+    return text.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
     """The message of one line, or None when the line is not a message."""
     try:
         message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and type(message.get("id")) is int else None
+
+
+def told(line: bytes) -> tuple[int, Event | dict[str, Any]] | None:
+    """Of a child's line: which job it is about, and the event or answer. None where it is neither.
+
+    Nothing but messages goes over the wire, so that whoever reads such a line is told by a broken child.
+    """
+    message = decode(line)
+    if message is None:
+        return None
+    try:
+        if "event" in message:
+            return message["id"], event_from_mapping(message)
     except ValueError:
         return None
-    return message if isinstance(message, dict) and "id" in message else None
+    is_answer = "result" in message or isinstance(message.get("error"), dict)
+    return (message["id"], message) if is_answer else None
+
+
+def garbled(jobs: Iterable[str], line: bytes) -> ChildDiedError:
+    """The error for a child that said what is no message."""
+    return ChildDiedError(
+        "the child process said what is no message, so it was ended",
+        expected=f"an event of or an answer to {', '.join(jobs) or 'no job'}",
+        found=repr(line[:80]),
+    )
 
 
 def request(number: int, job: Job) -> bytes:
@@ -86,7 +114,7 @@ def read_log(line: bytes) -> tuple[str | None, int | None]:
     printed, mark, number = text.partition(_END_MARK)
     if not mark:
         return text, None
-    return printed or None, int(number) if number.isdigit() else None
+    return printed or None, int(number) if number.isdecimal() and number.isascii() and len(number) < 19 else None
 
 
 def role_of(job: Job) -> str:

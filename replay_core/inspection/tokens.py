@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from replay_core import naming
 from replay_core.decoding import Decoder, find_tokenizer
+from replay_core.errors import RequestError
 from replay_core.inspection.subject import Subject
 from replay_core.measure.lag import detect_lag
 from replay_core.samples.batch import Batch, by_sample, rows_of
@@ -39,7 +41,10 @@ def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
     if b is not None:
         columns += _columns(_batches(b), sample, "b", b.ref.name)
     path = find_tokenizer(a.record.path, a.run.models.values())
-    pieces = Decoder(path).pieces([int(token) for token in row]) if path is not None else None
+    pieces = None
+    if path is not None:
+        with suppress(RequestError):  # nobody asked for the one that lies there
+            pieces = Decoder(path).pieces([int(token) for token in row])
     return {
         "sample": sample,
         "samples": len(ids),
@@ -115,10 +120,15 @@ def decoded(subject: Subject, shown: list[int], tokenizer: Path | None) -> Decod
     path = tokenizer or find_tokenizer(subject.record.path, subject.run.models.values())
     if path is None:
         return None
-    decoder = Decoder(path)
     samples = [row.reshape(-1)[:MAX_TEXT_TOKENS].tolist() for row in rows_of(subject.ref)[:MAX_TEXTS]]
-    return {
-        "tokenizer": str(decoder.path),
-        "pieces": decoder.pieces([int(value) for value in shown]),
-        "samples": [decoder.text([int(value) for value in row]) for row in samples],
-    }
+    try:
+        decoder = Decoder(path)
+        return {
+            "tokenizer": str(decoder.path),
+            "pieces": decoder.pieces([int(value) for value in shown]),
+            "samples": [decoder.text([int(value) for value in row]) for row in samples],
+        }
+    except RequestError:
+        if tokenizer is not None:
+            raise
+        return None  # nobody asked for the one that lies there

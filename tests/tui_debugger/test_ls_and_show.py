@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.hostile import MAKERS
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.errors import RequestError
 from tests.fixtures import FIXTURES
@@ -146,6 +147,20 @@ def test_a_tokenizer_that_is_none_is_a_wrong_request(content: bytes | None, tmp_
         path.write_bytes(content)
     with pytest.raises(RequestError):
         Decoder(path)
+
+
+@pytest.mark.parametrize("kind", ["anything", "expands", "panics"])
+def test_a_hostile_tokenizer_beside_a_dump_costs_its_texts_alone(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maker = next(maker for name, maker in MAKERS.items() if "tokenizer" in name and name.endswith(kind))
+    path = maker(tmp_path)
+    assert run(["show", str(path), "input_ids", "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert text is None or len(str(text)) < 1 << 22
+    if text is None:
+        assert run(["show", str(path), "input_ids", "--tokenizer", str(tmp_path / "tokenizer.json")]) == 2
+        assert "no tokenizer that can be used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "diagnose", "replay"])

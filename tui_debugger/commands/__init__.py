@@ -93,7 +93,7 @@ def finish(
 
         try:
             write_document(doc, output)
-            click.echo(f"wrote {output}", err=True)
+            click.echo(f"wrote {safe(output)}", err=True)
         except RldbgError as error:
             refused = error  # after the answer: it took the time it took
     # A reader that leaves early (`| head`) does not change the answer, nor the code that stands for it.

@@ -27,16 +27,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import reading
 from replay_core.compare.judging.rules import BY_ID, HEADS, Bound
 from replay_core.compare.judging.verdict import Context
 from replay_core.dtypes import FAMILIES
-from replay_core.errors import RequestError
+from replay_core.errors import DumpError, RequestError
+from replay_core.file_spans import regular
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
+#: Longer than any file of rules somebody wrote.
+MAX_BYTES = 1 << 18
 COLUMNS = ("local", "end-to-end", "gradient", "param")
 _ELEMENTWISE = ("atol", "rtol")
 #: Rules of which a file sets no number: `exact` is a switch, `elementwise` has two.
@@ -184,9 +188,15 @@ def load_tolerances(path: Path) -> Tolerances:
         RequestError: it cannot be read, or a table is not one; names the table and the key.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RequestError("the tolerance file cannot be read", file=str(path), found=str(error)) from None
+        with reading(path), regular(path) as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise RequestError(
+                "the tolerance file is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes"
+            )
+        content = tomllib.loads(text.decode())
+    except (DumpError, ValueError, RecursionError) as error:
+        raise RequestError("the tolerance file cannot be read", file=str(path), found=str(error)[:400]) from None
     rules = content.pop("tolerance", None)
     if content or not isinstance(rules, list) or not rules or not all(isinstance(rule, dict) for rule in rules):
         raise RequestError(

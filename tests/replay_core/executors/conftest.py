@@ -58,6 +58,19 @@ def perform(job, on_event):
     if job.kind == "flood":
         while True:
             on_event(Partial({"first": "x" * 1_000_000}))
+    if job.kind == "import":
+        import importlib, tempfile
+        folder = tempfile.mkdtemp()
+        sys.path.insert(0, folder)
+        with open(f"{folder}/{params['name']}.py", "w") as module:
+            module.write("import time\\ntold()\\nuntil = time.monotonic() + 1\\n"
+                         "while time.monotonic() < until: time.sleep(.01)\\nwhole = True\\n")
+        import builtins
+        builtins.told = lambda: on_event(Progress(0, None, "importing"))
+        importlib.import_module(params["name"])
+        time.sleep(60)
+    if job.kind == "imported":
+        return {"whole": getattr(sys.modules.get(params["name"]), "whole", False)}
     if job.kind == "deaf":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Printed, not sent: a cancel that meets an event on its way would still be heard.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -171,3 +172,25 @@ async def test_lines_are_whole_however_they_come() -> None:
     lines = [line async for line in _lines(stream)]
     assert lines[3] == long
     assert [*lines[:3], *lines[4:]] == [b"one", b"two", b"", b"last"]
+
+
+@pytest.mark.parametrize(
+    "line", ["no message", '{"id": 1, "event": "none"}', '{"id": 1, "event": "progress"}', '{"id": [1]}', '{"id": 1}']
+)
+async def test_a_line_that_is_no_message_ends_the_child_and_nobody_waits(line: str) -> None:
+    code = f"import sys\nfor request in sys.stdin: sys.stdout.write({line!r} + '\\n'); sys.stdout.flush()"
+    async with started(lambda role: [sys.executable, "-c", code]) as child:
+        with pytest.raises(ChildDiedError, match="no message"):
+            await asyncio.wait_for(child.run(Job("open")), 20)
+
+
+async def test_a_cancel_inside_an_import_waits_for_its_end(command: Command) -> None:
+    async with started(command, grace_s=20.0) as child:
+        seen = Seen()
+        running = asyncio.create_task(child.run(Job("import", {"name": "slow_to_import"}), seen))
+        await asyncio.wait_for(seen.progressed.wait(), 20)
+        await child.cancel()
+        with pytest.raises(JobCancelledError):
+            await running
+        # A module that was stopped half-way would be imported anew, or be half of one.
+        assert await child.run(Job("imported", {"name": "slow_to_import"})) == {"whole": True}

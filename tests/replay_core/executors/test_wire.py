@@ -27,6 +27,36 @@ def test_a_line_that_is_no_message_is_none(line: bytes) -> None:
     assert wire.decode(line) is None
 
 
+GARBLED = [
+    b"no message",
+    b'{"id": 1, "event": "none"}',
+    b'{"id": 1, "event": "progress", "done": 1}',
+    b'{"id": 1, "event": "sample", "elapsed_s": "x", "host_mib": 1, "gpu_mib": null, "cpu_percent": 1}',
+    b'{"id": 1, "event": ["log"], "text": "x"}',
+    b'{"id": 1}',
+    b'{"id": 1, "error": "text"}',
+    b'{"id": [1], "result": {}}',
+    b'{"id": true, "result": {}}',
+    b'{"id": 1, "result": ' + b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("line", GARBLED, ids=lambda line: line[:40].decode())
+def test_a_line_that_is_neither_event_nor_answer_tells_nothing(line: bytes) -> None:
+    assert wire.told(line) is None
+
+
+def test_a_lone_surrogate_crosses_the_pipe() -> None:
+    line = wire.encode({"id": 1, "result": {"name": "a\ud800b"}})
+    assert wire.told(line) == (1, {"id": 1, "result": {"name": "a\ud800b"}})
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "9" * 30, "", "-1"])
+def test_an_end_mark_of_no_number_ends_nothing(number: str) -> None:
+    mark = wire.end_mark(4).replace("4", number)
+    assert wire.read_log(mark.encode())[1] is None
+
+
 def test_an_end_mark_glued_to_a_line_without_newline_keeps_the_line() -> None:
     assert wire.read_log(b"no newline" + wire.end_mark(4).encode()) == ("no newline", 4)
     assert wire.read_log(wire.end_mark(4).encode()) == (None, 4)

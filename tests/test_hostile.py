@@ -1,0 +1,86 @@
+"""Every hostile file through every command that reads, in a process of its own under the limits that users have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.builders import save_file
+from tests.hostile import MAKERS
+
+MOST_S, MOST_MIB = 2.0, 512
+#: What `rldbg --version` and the libraries of a comparison hold before they read anything.
+_ITS_OWN_MIB = 130
+_START = "import sys; from tui_debugger.cli import main; main(sys.argv[1:])"
+
+pytestmark = pytest.mark.slow
+
+
+def ended(words: list[str]) -> tuple[int, float, float, str]:
+    """Exit code, CPU seconds, MiB at most, and what was said, of a command."""
+    # A shell between, so that the high-water mark of this process is not the child's.
+    command = ["/bin/sh", "-c", 'exec "$@"', "sh", sys.executable, "-c", _START, *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, close_fds=True)
+    assert process.stderr is not None
+    said: list[bytes] = []
+    drain = threading.Thread(target=lambda: said.append(process.stderr.read() if process.stderr else b""))
+    drain.start()
+    killer = threading.Timer(60, process.kill)
+    killer.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    killer.cancel()
+    drain.join()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, said[0].decode()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_command_hangs_floods_or_fails_on_a_hostile_file(tmp_path: Path, name: str) -> None:
+    if "parquet" in name:
+        pytest.importorskip("pyarrow")
+    path = str(MAKERS[name](tmp_path))
+    for words in (["ls", path], ["show", path], ["show", path, "input_ids"], ["compare", path, path], ["diagnose", path]):
+        code, cpu_s, mib, said = ended(words)
+        assert code in range(5), (words[0], said)
+        assert cpu_s <= MOST_S, words
+        assert mib <= MOST_MIB + _ITS_OWN_MIB, words
+
+
+@pytest.mark.parametrize("words", [["ls"], ["show"], ["show", "w"], ["compare"], ["diagnose"]], ids=" ".join)
+def test_a_file_cut_and_grown_under_a_command_ends_in_an_answer_or_an_error(tmp_path: Path, words: list[str]) -> None:
+    """Five hundred races of each command."""
+    tensors = {"w": torch.arange(300_000.0), "v": torch.arange(40_000.0).reshape(200, 200).T}
+    path, other = save_file(tmp_path / "x.pt", tensors), save_file(tmp_path / "y.pt", tensors)
+    asked = [words[0], str(path), *([str(other)] if words == ["compare"] else words[1:])]
+    code = (
+        "import contextlib, io, sys\n"
+        "from tui_debugger.cli import run\n"
+        "for _ in range(500):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        code = run(sys.argv[1:])\n"
+        "    assert code in range(5), code\n"
+    )
+    size, stopped = path.stat().st_size, threading.Event()
+
+    def cut() -> None:
+        while not stopped.is_set():
+            os.truncate(path, size // 3)
+            time.sleep(0.0005)
+            os.truncate(path, size)
+            time.sleep(0.0005)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        done = subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, timeout=900)
+    finally:
+        stopped.set()
+        cutter.join()
+    assert done.returncode == 0, done.stderr[-1000:]
