@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import threading
+import time
 from typing import Any
 
 from rich.cells import cell_len
@@ -22,6 +23,10 @@ from textual.color import Color
 from textual.filter import LineFilter
 
 from tui_debugger.format import UNSAFE
+
+
+#: What is left to an orderly end once the terminal is gone.
+_LEAVING_S = 3.0
 
 
 def survive_broken_input() -> None:
@@ -92,7 +97,8 @@ def end_when_the_terminal_is_gone(fd: int = 0) -> None:
     """Send this process SIGHUP when its terminal vanishes without the kernel doing so.
 
     A pty that is not the controlling terminal (started by a tool, its parent killed) goes without a signal, and
-    the thread that reads keys would then spin on it for ever.
+    the thread that reads keys would then spin on it for ever. A process that has not left some seconds later is ended:
+    there is no terminal to give back, and its children end with their pipe.
     """
 
     def watch() -> None:
@@ -100,6 +106,9 @@ def end_when_the_terminal_is_gone(fd: int = 0) -> None:
         poll.register(fd, 0)  # asks for nothing: hang-up and error are told all the same
         poll.poll()
         os.kill(os.getpid(), signal.SIGHUP)
+        # A client that fed keys to the end has left more of them than are worked off before the signal is heard.
+        time.sleep(_LEAVING_S)
+        os._exit(128 + signal.SIGHUP)
 
     if os.isatty(fd):
         threading.Thread(target=watch, name="rldbg-terminal", daemon=True).start()

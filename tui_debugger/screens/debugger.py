@@ -57,7 +57,7 @@ _LIVE_S = 1 / 4
 
 class DebuggerScreen(KeyedScreen):
     KEYS_OF = "debugger"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy"), (190, "-vast")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
     AUTO_FOCUS = ""
     ESCAPE_TO_MINIMIZE = False
@@ -67,9 +67,11 @@ class DebuggerScreen(KeyedScreen):
         self.session, self.state = session, session.state
         self.stage = Stage(self, session)
         self.panes = self.stage.panes
-        self.search, self.requests = TensorSearch(self.stage), Requests(self.stage)
+        self.requests = Requests(self.stage)
+        self.search = TensorSearch(self.stage, self.requests)
         self.marking, self.taking = Marking(self.stage), Taking(self.stage)
         self.examining = Examining(self.stage, self.requests)
+        session.comparing.behind = partial(self.stage.work, group="steps")
         session.diagnosing.behind = partial(self.stage.work, group="diagnose")
         self._stale: set[Part] = set()
         self._lines: list[str] = []
@@ -232,6 +234,8 @@ class DebuggerScreen(KeyedScreen):
             self.redraw(Part.RUNS)
         elif self.panes.active != "tensors":
             self.panes.focus("tensors")
+        elif self.stage.go_back():
+            return
         elif not self.state.tolerance.is_table and self.state.job.busy is None:
             self.requests.judge_by(Tolerance())
             if self.state.compared is not None:

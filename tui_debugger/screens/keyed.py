@@ -43,13 +43,16 @@ class KeyedScreen(Screen[None]):
 
         self.app.push_screen(ThemeScreen())
 
+    def do_suspend(self) -> None:
+        self.app.action_suspend_process()
+
     def do_palette(self) -> None:
         self.app.action_command_palette()
 
     def do_help(self) -> None:
         from tui_debugger.screens.help import HelpScreen  # rich.table: 10 ms
 
-        self.app.push_screen(HelpScreen(self.actions))
+        self.app.push_screen(HelpScreen(self.actions, self.KEYS_OF))
 
 
 class Overlay(KeyedScreen):
@@ -69,4 +72,5 @@ class Overlay(KeyedScreen):
         """Draw the state anew."""
 
     def do_back(self) -> None:
+        self.stage.state.trail = ""
         self.app.pop_screen()
