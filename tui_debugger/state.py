@@ -10,14 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from replay_core.documents.comparison import ComparisonDocument
-from replay_core.documents.difference import DifferenceDocument
-from replay_core.documents.replay import CellEntry, ReplayDocument
-from replay_core.documents.run import RunDocument
-from replay_core.documents.tensor import TensorDocument
-from replay_core.jobs import Document, Sample
+from replay_core.jobs import Sample
 from replay_core.replay.axes import Axes
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
@@ -28,6 +23,14 @@ from tui_debugger.parity_view import ParityView
 from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.tensor_list import TensorList
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument
+    from replay_core.documents.difference import DifferenceDocument
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.replay import CellEntry, ReplayDocument
+    from replay_core.documents.run import RunDocument
+    from replay_core.documents.tensor import TensorDocument
 
 SAMPLES_KEPT = 900
 #: Dialects of runs that are lines and curves.
@@ -99,11 +102,12 @@ class Matrix:
         """The number of the first of `cells`: the recording is 0, and joins them when all have run."""
         return 0 if self.document is not None else 1
 
-    def to_run(self, base: Flags) -> list[dict[str, Any]]:
-        """The settings of the cells that have not run yet, in the order in which they will; `base`: of the pane."""
+    def to_run(self, base: Flags) -> list[dict[str, Any] | None]:
+        """The settings of the cells that have not run yet, in the order in which they will (`base`: of the pane); None
+        for each row alone, which all of them are held to."""
         if self.document is not None:
             return []
-        return [flags.to_mapping() for flags in Axes.parse(self.axes).cells(base)][max(0, len(self.cells) - 1) :]
+        return [None, *(flags.to_mapping() for flags in Axes.parse(self.axes).cells(base))][len(self.cells) :]
 
     @property
     def baseline(self) -> CellEntry | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, StepEntry
 from tui_debugger import format as fmt
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, StepEntry
 
 NOT_COMPARED = "not compared"
 #: Why a step that one run alone has cannot be compared.
@@ -51,16 +53,16 @@ class StepsCompared:
     def take(self, step: int | None, document: ComparisonDocument, word: str | None = None) -> None:
         """Keep what the comparison of a step came to. `word`: what it comes to, where more than its tensors says so."""
         first = document["first_divergence"]
-        self.found[step] = StepEntry(
-            step=step,
-            verdict=word or fmt.comparison_answer(document).word,
-            counts=document["counts"],
-            first=first and first["name"],
-            why=None,
-        )
+        self.found[step] = {
+            "step": step,
+            "verdict": word or fmt.comparison_answer(document).word,
+            "counts": document["counts"],
+            "first": first and first["name"],
+            "why": None,
+        }
 
     def take_failure(self, step: int | None, why: str) -> None:
-        self.found[step] = StepEntry(step=step, verdict=None, counts=None, first=None, why=why)
+        self.found[step] = _unknown(step, why)
 
     def said(self, step: int | None) -> str:
         """What a line says of the step: `DIFF`, `not compared`, `only in a`; empty where nobody asked for it."""
@@ -103,8 +105,9 @@ class StepsCompared:
 
     def entries(self) -> list[StepEntry]:
         """Every step of the two, as a document has them; empty where they were not compared step by step."""
+        steps = sorted((*self.asked, *self.alone))
+        return [self.found.get(step) or _unknown(step, self.alone.get(step)) for step in steps]
 
-        def entry(step: int) -> StepEntry:
-            return StepEntry(step=step, verdict=None, counts=None, first=None, why=self.alone.get(step))
 
-        return [self.found.get(step) or entry(step) for step in sorted((*self.asked, *self.alone))]
+def _unknown(step: int | None, why: str | None) -> StepEntry:
+    return {"step": step, "verdict": None, "counts": None, "first": None, "why": why}

@@ -24,7 +24,6 @@ from textual.filter import LineFilter
 
 from tui_debugger.format import UNSAFE
 
-
 #: What is left to an orderly end once the terminal is gone.
 _LEAVING_S = 3.0
 

@@ -85,16 +85,15 @@ async def test_what_will_run_stands_there_before_it_runs_under_the_number_it_kee
     engine = ScriptedEngine()
     async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
         await press(app, pilot, "m", "a", "ctrl+u", *"attention=eager,fa2 packing=off,on block_mask=on,off", "enter")
-        before = [line[5:].split() for line in screen(app).splitlines() if " to run " in line]
-        assert len(before) == 8
-        assert ["to", "run", "-", "eager", "off", "on"] in before
+        before = [line.split() for line in screen(app).splitlines() if " to run " in line]
+        assert len(before) == 9
+        assert before[0][-7:] == ["1", "to", "run", "-", "each", "row", "alone"]
         engine.gate = asyncio.Event()
         await pilot.press("r")
-        await until(pilot, lambda: " 1 ran " in screen(app))
-        assert "BASELINE" in next(line for line in screen(app).splitlines() if " 1 ran " in line)
+        await until(pilot, lambda: "1 runs now    -          each row alone" in screen(app))
         engine.gate.set()
         await rest(app, pilot)
-        assert "BASELINE" in next(line for line in screen(app).splitlines() if " 1 ran " in line)
+        assert " 1 ran         BASELINE   each row alone" in screen(app)
         rows = [line[28:].split()[:3] for line in screen(app).splitlines() if "AGREES  " in line or "DIFFERS  " in line]
         settings = [row for row in rows if row and row[0] in ("eager", "fa2")]
         assert len({tuple(row) for row in settings}) == len(settings) == 4, "every line says what it ran"

@@ -7,9 +7,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, PairEntry
 from replay_core.errors import JobCancelledError, RequestError, RldbgError
 from replay_core.jobs import Event, Job, Partial, Piece, Progress
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
@@ -23,6 +22,9 @@ from tui_debugger.state import Busy, Part, Scope
 from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.together import sides
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, PairEntry
 
 
 class Comparing:

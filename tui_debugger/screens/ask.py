@@ -16,7 +16,6 @@ from textual.widgets import Input, Static
 from tui_debugger import format as fmt
 from tui_debugger.widgets.line_input import LineInput
 
-
 #: Entries listed under the line; what is left out is counted.
 _LISTED = 8
 

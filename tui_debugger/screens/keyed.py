@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from tui_debugger import keymap
 from tui_debugger.actions import Action
+from tui_debugger.state import Part
 
 if TYPE_CHECKING:
     from tui_debugger.screens.stage import Stage
@@ -73,4 +74,5 @@ class Overlay(KeyedScreen):
 
     def do_back(self) -> None:
         self.stage.state.trail = ""
+        self.stage.redraw(Part.ANSWER)
         self.app.pop_screen()

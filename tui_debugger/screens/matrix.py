@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from replay_core.documents.replay import CellEntry
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
 from replay_core.replay.flags import Flags
@@ -27,6 +26,9 @@ from tui_debugger.state import Mark, Matrix
 from tui_debugger.widgets.bars import KeyBar
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import CellEntry
 
 _EMPTY = "No cell."
 _NONE_RUN = (
@@ -47,10 +49,10 @@ class MatrixRows(Rows):
         super().__init__(id="matrix-rows", empty=_EMPTY)
         self._matrix = Matrix()
         self._marked: set[str] = set()
-        self._to_run: list[dict[str, Any]] = []
+        self._to_run: list[dict[str, Any] | None] = []
         self._axes: dict[str, int] = {}
 
-    def show(self, matrix: Matrix, marked: set[str], to_run: list[dict[str, Any]]) -> None:
+    def show(self, matrix: Matrix, marked: set[str], to_run: list[dict[str, Any] | None]) -> None:
         self._matrix, self._marked, self._to_run = matrix, marked, to_run
         values = {} if matrix.is_one_replay else dict(Axes.parse(matrix.axes).values)
         # A value tells a cell from its neighbour: a column is as wide as its widest.
@@ -81,8 +83,9 @@ class MatrixRows(Rows):
         mark = "+" if str(row) in self._marked else " "
         text = Text(f"{mark}{'›' if row == self.cursor else ' '}{number:>2} ")
         if row >= len(self._matrix.cells):
-            outcome = "runs next" if self._matrix.runs and row == len(self._matrix.cells) else "to run"
-            text.append(f"{outcome:<12}{'-':<11}{self._values(self._to_run[row - len(self._matrix.cells)])}")
+            outcome = "runs now" if self._matrix.runs and row == len(self._matrix.cells) else "to run"
+            flags = self._to_run[row - len(self._matrix.cells)]
+            text.append(f"{outcome:<12}{'-':<11}{'each row alone' if flags is None else self._values(flags)}")
             text.stylize(paint(self, "muted"))
             return text
         cell = self._matrix.cells[row]

@@ -53,7 +53,10 @@ class Requests:
 
         run = self._state.opened.a
         recorded = run["models"].values() if run is not None else ()
-        known = [*dict.fromkeys(["checkpoint", *recorded] if recorded else []), *(RANDOM + name for name in ARCHITECTURES)]
+        known = [
+            *dict.fromkeys(["checkpoint", *recorded] if recorded else []),
+            *(RANDOM + name for name in ARCHITECTURES),
+        ]
         hint = "a directory, a cached hub id, or random:llama-tiny"
         self._stage.ask("Model to replay with", hint, then, self._state.replay.model or "", path=True, known=known)
 
