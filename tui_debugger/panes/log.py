@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from rich.text import Text
+from textual import events
 from textual.geometry import Size
 from textual.reactive import Reactive
 from textual.widgets import RichLog
@@ -35,7 +36,7 @@ class LogPane(RichLog):
         self.kept: deque[str] = deque(maxlen=LINES_KEPT)
         """The lines themselves, for the log over the whole screen."""
 
-    def on_resize(self) -> None:
+    def on_resize(self, _event: events.Resize) -> None:
         """What came while the pane was hidden had no width to be wrapped to, and what came before has another."""
         width = self.scrollable_content_region.width
         if width and width != self._wrapped_to:

@@ -35,6 +35,12 @@ def completions(value: str, known: Sequence[str] = ()) -> list[str]:
     return words + [value[: len(value) - len(begun)] + name for name in names]
 
 
+def _begun_alike(texts: Sequence[str]) -> str:
+    """The letters that all of them begin with."""
+    low, high = min(texts, default=""), max(texts, default="")
+    return low[: next((i for i, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))]
+
+
 class Completing(Suggester):
     """Suggests the first completion; right arrow takes it."""
 
@@ -82,8 +88,7 @@ class AskScreen(ModalScreen[str | None]):
             return
         line = self.query_one(LineInput)
         found = completions(line.value, self._known)
-        common = os.path.commonprefix(found)
-        if len(common) > len(line.value):
+        if len(common := _begun_alike(found)) > len(line.value):
             line.value = common
             line.cursor_position = len(common)
         shown = [one.rstrip("/").rpartition("/")[2] + "/" * one.endswith("/") for one in found[:_LISTED]]

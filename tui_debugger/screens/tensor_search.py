@@ -20,7 +20,12 @@ class TensorSearch:
 
     def do_ruling(self) -> None:
         """What a referee that has the weights says of the two."""
-        self._stage.say("not ruled: no weights" if self._state.tensors.comparison is not None else NEXT)
+        comparison = self._state.tensors.comparison
+        if comparison is None:
+            self._stage.say(NEXT)
+            return
+        ruled = comparison.get("ruling")
+        self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}" if ruled else "not ruled: no weights")
 
     def do_first(self) -> None:
         state = self._state
