@@ -175,6 +175,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_ALL),
     Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_LOGGED),
     Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_ALL),
+    Action("mouse", ("f3",), "mouse", "leave the mouse to the terminal, to select; again: back", LOOK, screens=_ALL),
     Action("suspend", ("ctrl+z",), "suspend", "leave for the shell; fg comes back", LOOK, screens=_ALL),
     Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_ALL),
     Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_ALL),

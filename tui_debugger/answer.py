@@ -21,7 +21,7 @@ NO_DUMP = "no dump is open"
 def answer_of(state: State) -> fmt.Answer:
     """What the top of the screen says now."""
     if state.tensors.early:
-        return fmt.first_answer(state.tensors.early, running=str(state.job.busy or "the comparison still runs"))
+        return fmt.first_answer(state.tensors.early, running=_running(state))
     if state.tensors.comparison and not state.job.busy and not state.tensors.shows_record:
         answer = fmt.comparison_answer(state.tensors.comparison)
         if not state.tolerance.is_table:
@@ -34,7 +34,7 @@ def answer_of(state: State) -> fmt.Answer:
                 answer.facts.append(f"only {only}")
         return _of_every_step(_of_replay(answer, state), state)
     if state.job.busy:
-        return fmt.Answer("RUN", "muted", str(state.job.busy), [], [_done_so_far(state), "ctrl+c cancels"])
+        return fmt.Answer("RUN", "muted", str(state.job.busy), [], [state.job.busy.how_long, _done_so_far(state)])
     if state.job.trouble:
         return fmt.Answer(
             "ERROR", "missing", state.job.trouble, [], [state.job.trouble_help, "the log pane (4) has all of it"], True
@@ -126,6 +126,10 @@ def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:
         return answer
     # What the step shown comes to is in the notes, as counts.
     return replace(answer, word="PARTLY", token="missing", where="no divergence, but not everything was compared")
+
+
+def _running(state: State) -> str:
+    return f"{state.job.busy} · {state.job.busy.how_long}" if state.job.busy else "the comparison still runs"
 
 
 def _done_so_far(state: State) -> str:

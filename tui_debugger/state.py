@@ -143,6 +143,11 @@ class Busy:
             return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{self._pace()}".rstrip()
         return f"{self.what}: {self.unit}" if self.unit else self.what
 
+    @property
+    def how_long(self) -> str:
+        """Since when it runs, and how to stop it."""
+        return f"{fmt.seconds(max(0.0, self.now - self.began))} · ctrl+c cancels"
+
     def _pace(self) -> str:
         """Rate and time left, once a phase has gone on long enough to tell."""
         spent = self.now - self.phase_began

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.segment import Segment
+from textual.app import App
 from textual.color import Color
 from textual.filter import LineFilter
 
@@ -36,6 +37,17 @@ def survive_broken_input() -> None:
         return functools.partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
     linux_driver.getincrementaldecoder = forgiving  # type: ignore[attr-defined]
+
+
+def toggle_mouse(app: App[Any]) -> bool:
+    """Give the mouse to the terminal, whose own selection then works, or take it back; whether the app has it now."""
+    driver: Any = app._driver  # textual has no public name for it, nor for the switch
+    if driver._mouse:
+        driver._disable_mouse_support()
+    driver._mouse = not driver._mouse  # what a driver that is resumed goes by, too
+    if driver._mouse:
+        driver._enable_mouse_support()
+    return bool(driver._mouse)
 
 
 def speaks_utf8() -> bool:

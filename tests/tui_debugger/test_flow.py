@@ -360,6 +360,34 @@ async def test_the_worst_is_under_the_cursor_when_the_worst_come_first() -> None
         assert state.tensors.row.name == "layers.1.input_layernorm.output"
 
 
+async def test_the_head_of_a_column_pressed_twice_sorts_by_it() -> None:
+    async with opened(A, B) as (app, pilot):
+        head = app.debugger.query_one("#tensor-rows")
+        await pilot.click(head, offset=(head.size.width - 25, 0), times=2)
+        await rest(app, pilot)
+        assert app.session.state.tensors.sort == "worst first"
+        await pilot.click(head, offset=(15, 0), times=2)
+        await rest(app, pilot)
+        assert app.session.state.tensors.sort == "name"
+        await pilot.click(head, offset=(15, 0), times=2)
+        await rest(app, pilot)
+        assert app.session.state.tensors.sort == "order of computation"
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+async def test_work_that_says_nothing_is_seen_to_run_and_how_to_stop_it(width: int) -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    async with opened(A, engine=engine, size=(width, 24)) as (app, pilot):
+        await pilot.press("r")
+        await until(pilot, lambda: "RUN  replaying" in screen(app))
+        seen: set[str] = set()
+        await until(pilot, lambda: seen.add(screen(app).splitlines()[2]) or len(seen) > 2, "something that moves")  # type: ignore[func-returns-value]
+        assert all("ctrl+c cancels" in line for line in seen)
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+
+
 async def test_d_leads_to_the_first_divergence_from_any_screen_and_esc_back_to_it() -> None:
     async with opened(A, B) as (app, pilot):
         for key, name in (("m", "matrix"), ("C", "trends"), ("P", "parity")):

@@ -192,6 +192,20 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_draws_the_screen_again(on_pty: ty
     assert app.ended() == 0
 
 
+def test_f3_leaves_the_mouse_to_the_terminal_and_takes_it_back(on_pty: type[OnPty]) -> None:
+    app = on_pty(_RUN)
+    app.wait_for(b"no dump is open")
+    app.output = b""
+    app.send(b"\x1bOR")
+    app.wait_for(b"\x1b[?1000l")
+    app.wait_for(b"the terminal's")
+    app.output = b""
+    app.send(b"\x1bOR")
+    app.wait_for(b"\x1b[?1000h")
+    app.send(b"q")
+    assert app.ended() == 0
+
+
 def test_no_mouse_asks_for_no_mouse(on_pty: type[OnPty]) -> None:
     app = on_pty("-m tui_debugger", "ui", "--no-mouse")
     app.wait_for(b"no dump is open")

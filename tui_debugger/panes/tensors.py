@@ -8,12 +8,12 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.events import Key
+from textual.events import Click, Key
 from textual.widgets import Input
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
-from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted, TensorOpened
+from tui_debugger.messages import FilterChanged, FilterClosed, SortAsked, TensorHighlighted, TensorOpened
 from tui_debugger.panes.start import StartList
 from tui_debugger.state import State
 from tui_debugger.tensor_rows import SORTS, TensorRow
@@ -126,6 +126,14 @@ class TensorRows(Rows):
                 paint(self, "muted") if quiet else "",
             )
         return text
+
+    def on_click(self, event: Click) -> None:
+        """Twice on a column's head sorts by it."""
+        if event.y >= self.head_lines or event.chain != 2:
+            return
+        figures = sum(size + 1 for _, size in self._columns(self.size.width))
+        by = SORTS[2] if 11 <= event.x < self.size.width - figures else SORTS[1]
+        self.post_message(SortAsked(by))
 
     def _cell(self, item: TensorRow, column: str) -> str:
         entry, metrics = item.entry, item.entry.get("metrics") or {}

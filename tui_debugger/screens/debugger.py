@@ -23,6 +23,7 @@ from tui_debugger.messages import (
     ProblemOpened,
     RecordHighlighted,
     RecordOpened,
+    SortAsked,
     StartChosen,
     TensorHighlighted,
     TensorOpened,
@@ -132,6 +133,7 @@ class DebuggerScreen(KeyedScreen):
                 self.query_one("#right").mount(self._inspect, self._telemetry),
             )
         self.is_whole = True
+        self.set_interval(_LIVE_S, self._show_that_it_runs)
         self.panes.mark_active()
         self.redraw(*Part)
 
@@ -173,6 +175,12 @@ class DebuggerScreen(KeyedScreen):
         on_top = self.app.screen
         if on_top is not self and isinstance(on_top, Overlay):
             on_top.redraw()
+
+    def _show_that_it_runs(self) -> None:
+        """A job that says nothing for a while is still seen to run: how long it has."""
+        if (busy := self.state.job.busy) is not None:
+            busy.now = time.monotonic()
+            self.redraw(Part.ANSWER)
 
     def _can_wait(self, parts: set[Part]) -> set[Part]:
         """What of these a running job changes many times a second."""
@@ -259,6 +267,10 @@ class DebuggerScreen(KeyedScreen):
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
         self.panes.focus("inspect")
+
+    @on(SortAsked)
+    def _sort_asked(self, event: SortAsked) -> None:
+        self.search.do_sort(event.by)
 
     @on(RecordHighlighted)
     def _record_highlighted(self, event: RecordHighlighted) -> None:

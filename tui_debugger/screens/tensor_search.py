@@ -115,8 +115,11 @@ class TensorSearch:
         self._state.inspection.sheet = "tokens" if self._state.inspection.sheet == "values" else "values"
         self._stage.work(self._session.looking.inspect(), "inspect")
 
-    def do_sort(self) -> None:
-        self._state.tensors.sort = SORTS[(SORTS.index(self._state.tensors.sort) + 1) % len(SORTS)]
+    def do_sort(self, by: str = "") -> None:
+        """The next order, or the one asked for; that again is the order of computation."""
+        now = self._state.tensors.sort
+        following = SORTS[(SORTS.index(now) + 1) % len(SORTS)]
+        self._state.tensors.sort = following if not by else SORTS[0] if by == now else by
         self._stage.say(f"sorted: {self._state.tensors.sort}")
         self._state.tensors.filter_error = None
         self._stage.work(self._refilter(to_top=self._state.tensors.sort != SORTS[0]), "filter")
