@@ -10,7 +10,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
-def command(shell: str) -> int:
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> int:
     """Print the script that completes rldbg's words in a shell.
 
     \b
@@ -18,9 +19,7 @@ def command(shell: str) -> int:
     zsh    eval "$(rldbg completion zsh)"             in ~/.zshrc
     fish   rldbg completion fish | source             in ~/.config/fish/config.fish
     """
-    from tui_debugger.cli import cli
-
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "rldbg", "_RLDBG_COMPLETE").source())
+    click.echo(kind(ctx.find_root().command, {}, "rldbg", "_RLDBG_COMPLETE").source())
     return 0

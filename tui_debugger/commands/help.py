@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from importlib import import_module
 
 import click
 
@@ -45,9 +44,7 @@ def _flags() -> str:
 
 
 def _files() -> str:
-    from replay_core.dumps.opening import DIALECTS
-
-    names = ", ".join(dict.fromkeys(dialect.name for dialect in DIALECTS))
+    names = ", ".join(workbench.dialects())
     said = (
         f"A dump is a directory that a framework wrote, or a file of it; several paths are one run. Read: {names}. "
         "Nothing is converted, and nothing that a file carries is executed."
@@ -74,21 +71,20 @@ TOPICS: dict[str, tuple[str, Callable[[], str]]] = {
 @click.pass_context
 def command(ctx: click.Context, topic: str | None) -> int:
     """Explain a command, a rule (D07) or a topic; without one, list them."""
-    from tui_debugger.cli import COMMANDS, cli
-
-    above = ctx.parent or ctx
+    above = ctx.find_root()
+    every = above.command
+    assert isinstance(every, click.Group)
     if topic is None:
-        click.echo(cli.get_help(above))
+        click.echo(every.get_help(above))
         click.echo("\nTopics:\n" + textwrap.indent(_listed({name: first for name, (first, _) in TOPICS.items()}), "  "))
     elif topic in TOPICS:
         first, text = TOPICS[topic]
         click.echo(f"{topic}: {first}\n\n{text()}")
-    elif topic in COMMANDS:
-        named: click.Command = import_module(COMMANDS[topic]).command
+    elif (named := every.get_command(above, topic)) is not None:
         click.echo(named.get_help(click.Context(named, info_name=topic, parent=above)))
     elif topic[:1].upper() in "DL" and topic[1:].isdecimal():
         click.echo(workbench.explain_rule(topic))
     else:
-        known = ", ".join([*COMMANDS, *TOPICS])
+        known = ", ".join([*every.list_commands(above), *TOPICS])
         raise RequestError("there is no such topic", expected=f"{known} or a rule like D07", found=topic)
     return 0
