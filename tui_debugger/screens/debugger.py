@@ -33,6 +33,7 @@ from tui_debugger.panes.steps import StepsPane
 from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.examining import Examining
 from tui_debugger.screens.keyed import KeyedScreen, Overlay
+from tui_debugger.screens.leaving import Leaving
 from tui_debugger.screens.marking import Marking
 from tui_debugger.screens.requests import Requests
 from tui_debugger.screens.stage import Stage
@@ -71,6 +72,7 @@ class DebuggerScreen(KeyedScreen):
         self.requests = Requests(self.stage)
         self.search = TensorSearch(self.stage, self.requests)
         self.marking, self.taking = Marking(self.stage), Taking(self.stage)
+        self._leaving = Leaving(self.stage)
         self.examining = Examining(self.stage, self.requests)
         session.comparing.behind = partial(self.stage.work, group="steps")
         session.diagnosing.behind = partial(self.stage.work, group="diagnose")
@@ -91,7 +93,7 @@ class DebuggerScreen(KeyedScreen):
     @property
     def parts(self) -> tuple[object, ...]:
         """Who does the actions, whatever screen is on top."""
-        return self, self.panes, self.search, self.requests, self.marking, self.taking, self.examining
+        return self, self.panes, self.search, self.requests, self.marking, self.taking, self.examining, self._leaving
 
     def doers(self) -> Iterable[object]:
         # A pane does what its keys do to itself.

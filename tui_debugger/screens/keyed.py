@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.screen import Screen
 
-from tui_debugger import keymap, terminal
+from tui_debugger import keymap
 from tui_debugger.actions import Action
 from tui_debugger.state import Part
 
@@ -43,13 +43,6 @@ class KeyedScreen(Screen[None]):
         from tui_debugger.screens.themes import ThemeScreen  # textual's OptionList: 5 ms
 
         self.app.push_screen(ThemeScreen())
-
-    def do_mouse(self) -> None:
-        has_it = terminal.toggle_mouse(self.app)
-        self.app.notify(f"the mouse is {'the screen' if has_it else 'the terminal'}'s", markup=False, timeout=3)
-
-    def do_suspend(self) -> None:
-        self.app.action_suspend_process()
 
     def do_palette(self) -> None:
         self.app.action_command_palette()

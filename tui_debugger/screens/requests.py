@@ -47,15 +47,13 @@ class Requests:
 
     def ask_model(self, then: Callable[[str], None]) -> None:
         """Ask which model a replay loads: what the dump names, and the random ones, can be completed."""
-        # 8 ms that nobody waits for who never asks
-        from replay_core.replay.architectures import ARCHITECTURES
-        from replay_core.replay.references import RANDOM
+        from replay_core.replay.architectures import ARCHITECTURES  # as late as the question
 
         run = self._state.opened.a
         recorded = run["models"].values() if run is not None else ()
         known = [
             *dict.fromkeys(["checkpoint", *recorded] if recorded else []),
-            *(RANDOM + name for name in ARCHITECTURES),
+            *(f"random:{name}" for name in ARCHITECTURES),
         ]
         hint = "a directory, a cached hub id, or random:llama-tiny"
         self._stage.ask("Model to replay with", hint, then, self._state.replay.model or "", path=True, known=known)
