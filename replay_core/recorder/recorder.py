@@ -505,7 +505,8 @@ class Recorder:
         """The weights noted for a step, or for the last step before it."""
         if self.settings.enabled:
             with self.guarded({"step": step, "part": "nearest_checkpoint"}):
-                models = self._patience.run(self._opened().read)["models"]
+                step = number("step", step)
+                models = self._patience.run(lambda: self._opened().read())["models"]
                 noted = weights_noted(models, step)
                 return None if noted is None or (noted[0] or 0) > step else noted[1]
         return None
