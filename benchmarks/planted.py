@@ -777,7 +777,7 @@ def permuted_head(running: Running) -> Where | None:
     return at(running, module)
 
 
-LOGPROBS = Where(("policy_logprobs", "log_probs"), ("policy_logprobs",))
+LOGPROBS = Where(("policy_logprobs", "logprobs"), ("policy_logprobs",))
 
 
 @bug("log probabilities are taken at another temperature", "temperature", "scal")
