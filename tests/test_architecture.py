@@ -83,7 +83,10 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "ruling",
         )
     },
-    "replay_core.export.documents": (("stamp", "write_document"), "the documents that commands print and save"),
+    "replay_core.export.documents": (
+        ("stamp", "check_place", "write_document"),
+        "the documents that commands print and save",
+    ),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
     "replay_core.executors": (("wire",), "the child's pipe"),
     "replay_core.executors.wire": (None, "the child's pipe"),
