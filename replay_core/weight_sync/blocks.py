@@ -47,6 +47,13 @@ class Block:
         values = destination if self.expert is None else destination[self.expert]
         return values[self.rows[0] : self.rows[1]] if values.ndim else values
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a parameter of that shape has this place."""
+        inner = shape if self.expert is None else shape[1:]
+        return (self.expert is None or (len(shape) == 3 and self.expert < shape[0])) and (
+            not inner or self.rows[1] <= inner[0]
+        )
+
     def of_shard(self, number: int) -> Block:
         """The block that another shard would hold."""
         assert self.cut is not None

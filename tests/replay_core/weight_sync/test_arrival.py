@@ -315,3 +315,13 @@ def test_an_allowed_grid_fails_nothing(dense: Trained, tmp_path: Path) -> None:
     parameters = worker(dense).parameters
     _int8(parameters, dense)
     assert judged(dense, parameters, tmp_path, allowed=("quantised",))["agrees"]
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_what_was_there_before_may_be_the_engines_own_recording(digests: bool, dense: Trained, tmp_path: Path) -> None:
+    """Its names are fused; of digests alone equality is all there is."""
+    record_weights(Module(worker(dense, 0).parameters), tmp_path / "before", step=0, digests=digests)
+    parameters = worker(dense).parameters
+    _unwritten(parameters, dense)
+    doc = judged(dense, parameters, tmp_path, digests=digests, before=tmp_path / "before", older=[])
+    assert wrong(doc) == [(QKV, "untouched")], doc["headline"]
