@@ -8,6 +8,7 @@
     ├── DumpError                    exit 3   the bytes are wrong
     │   ├── TruncatedError                    the file ends before what it declares
     │   ├── UnsafeFileError                   the file asks to run code
+    │   ├── BudgetError                       the file asks for more than it may cost
     │   ├── NotADumpError                     no dialect knows the directory
     │   └── NothingComparableError            not one tensor could be compared
     ├── CellError                    exit 4   a replay failed, crashed, or cannot run here
@@ -22,6 +23,7 @@ helps; it crosses a process boundary as a plain mapping and comes out as the sam
 from __future__ import annotations
 
 from enum import IntEnum
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -115,6 +117,10 @@ class UnsafeFileError(DumpError):
     """Reading the file the usual way would run code that it carries."""
 
 
+class BudgetError(DumpError):
+    """The file asks for more bytes, values, depth or seconds than what is stored in it may cost."""
+
+
 class NotADumpError(DumpError):
     """No dialect recognises the path as a dump."""
 
@@ -170,6 +176,8 @@ def missing_library(error: BaseException, what: str) -> UnavailableError | None:
     library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if library not in EXTRAS:
         return None
+    if EXTRAS[library] == "replay" and find_spec("torch") is None:
+        library = "torch"  # what it is about: the smaller one only happened to be asked for first
     return UnavailableError(
         f"{what} needs {library}",
         expected=f"the extra `{EXTRAS[library]}`",
