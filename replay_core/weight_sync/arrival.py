@@ -15,7 +15,7 @@ from replay_core import dtypes
 from replay_core.engine_names import ENGINE_OWN, Piece, pieces
 from replay_core.errors import DumpError, NothingComparableError
 from replay_core.jobs import OnEvent, Progress, ignore
-from replay_core.measure.digests import digest_of, is_digest
+from replay_core.measure.digests import digest, digest_of, is_digest
 from replay_core.measure.equality import unequal
 from replay_core.records import TensorRef
 from replay_core.weight_sync import fits
@@ -192,6 +192,10 @@ def _destination(
     if layout.why is not None:
         found.arrival, found.what = "shape", layout.why
         return found
+    unread = [piece.source for piece in made_of if not known.sender.tensors[piece.source].is_readable]
+    if unread:
+        _by_both_digests(found, unread, made_of, layout, known.sender)
+        return found
     try:
         if ref.is_readable:
             found.parts = list(_parts(state, name, layout, known))
@@ -210,6 +214,19 @@ def _destination(
     worst = min(found.parts, key=lambda one: SEVERITY.index(one.arrival))
     found.arrival, found.what = worst.arrival, worst.what
     return found
+
+
+def _by_both_digests(
+    found: Destination, unread: list[str], made_of: Sequence[Piece], layout: Layout, sender: WeightState
+) -> None:
+    """Where the trainer kept no values: a parameter that is one of its own may have the same digest; no more is known."""
+    sent = sender.tensors[made_of[0].source]
+    if len(made_of) == 1 and sent.shape == found.ref.shape and sent.dtype == found.ref.dtype and is_digest(sent.digest):
+        found.by_digest = True
+        same = digest(found.ref) == sent.digest
+        found.arrival, found.what = ("arrived", "") if same else ("differs", "its digest is another")
+    else:
+        found.arrival, found.what = "unreadable", f"no values of the trainer's {', '.join(unread[:3])} were recorded"
 
 
 def _is_unmoved(name: str, ref: TensorRef, layout: Layout, known: Known) -> bool:

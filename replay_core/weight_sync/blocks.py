@@ -27,8 +27,8 @@ class Block:
     shards: tuple[int, int] | None = None
 
     def of(self, state: WeightState) -> Values | None:
-        """The block as a state has it; None where the state has no such parameter, or another shape of it."""
-        if not state.has(self.piece.source):
+        """The block as a state has it; None where the state has no values of such a parameter, or another shape."""
+        if not state.has(self.piece.source) or not state.tensors[self.piece.source].is_readable:
             return None
         values = state.values(self.piece.source)
         if self.piece.of_stack and self.piece.expert is not None:
