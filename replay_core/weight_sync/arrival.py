@@ -219,7 +219,7 @@ def _destination(
 def _by_both_digests(
     found: Destination, unread: list[str], made_of: Sequence[Piece], layout: Layout, sender: WeightState
 ) -> None:
-    """Where the trainer kept no values: a parameter that is one of its own may have the same digest; no more is known."""
+    """Where the trainer kept no values, a parameter that is one of its own may have the same digest."""
     sent = sender.tensors[made_of[0].source]
     if len(made_of) == 1 and sent.shape == found.ref.shape and sent.dtype == found.ref.dtype and is_digest(sent.digest):
         found.by_digest = True
