@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt docs tolerances bench bench-compare bench-record bench-replay bench-ui install clean
+.PHONY: help demo test test-all fuzz check fmt docs tolerances bench bench-compare bench-record bench-replay bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,10 @@ test: $(STAMP)  ## all tests but the slow ones
 
 test-all: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+SECONDS ?= 60
+fuzz: $(STAMP)  ## mutated files of every kind that is read, SECONDS=60 of them
+	$(BIN)/python -m tests.fuzz $(SECONDS)
 
 check: $(STAMP)  ## form, lint, types of code and tests, tests, layers, generated pages: what a change must pass
 	$(BIN)/ruff format --check .

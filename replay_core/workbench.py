@@ -343,6 +343,13 @@ def diagnose(
     return diagnosis_document(run, found, series_block(case.signals))
 
 
+def dialects() -> list[str]:
+    """Who writes what can be opened."""
+    from replay_core.dumps.opening import DIALECTS
+
+    return list(dict.fromkeys(dialect.name for dialect in DIALECTS))
+
+
 def explain_rule(id: str) -> str:
     """What a rule of the catalogue looks at, as text.
 

@@ -46,7 +46,13 @@ def test_no_command_hangs_floods_or_fails_on_a_hostile_file(tmp_path: Path, name
     if "parquet" in name:
         pytest.importorskip("pyarrow")
     path = str(MAKERS[name](tmp_path))
-    for words in (["ls", path], ["show", path], ["show", path, "input_ids"], ["compare", path, path], ["diagnose", path]):
+    for words in (
+        ["ls", path],
+        ["show", path],
+        ["show", path, "input_ids"],
+        ["compare", path, path],
+        ["diagnose", path],
+    ):
         code, cpu_s, mib, said = ended(words)
         assert code in range(5), (words[0], said)
         assert cpu_s <= MOST_S, words

@@ -21,6 +21,7 @@ from replay_core.dumps import (
     metrics,
     msprobe,
     native,
+    native_below,
     nexrl,
     open_instruct,
     openrlhf,
@@ -48,8 +49,8 @@ from replay_core.records import Fields, Problem, Record, RecordKey, Run, TensorR
 DIALECTS = in_order(
     [
         *(room.DIALECT for room in (
-            native, nexrl, openrlhf, areal, verl, roll, slime, skyrl, sglang, msprobe, shards, open_instruct,
-            trl_inputs, grpo_events, weights, prime_rl,
+            native, native_below, nexrl, openrlhf, areal, verl, roll, slime, skyrl, sglang, msprobe, shards,
+            open_instruct, trl_inputs, grpo_events, weights, prime_rl,
         )),
         *row_tables.DIALECTS,
         *(room.DIALECT for room in (metrics, curves, log_text, loose_rows, loose)),

