@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare import compare_runs
 from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.sample import shows_fp32
 from replay_core.compare.judging.verdict import Context
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
@@ -161,8 +162,9 @@ def against(recorded: Recorded, run: Run, batch: MicroBatch, *, known_fp32: bool
         nothing = dict.fromkeys(("verdict", "max_abs", "mean_abs", "k3", "at"))
         return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
     pair: PairFigures = figures([(a, b)], exact=False, logprobs=recorded.name != "values")
+    pair.row_sample = np.nonzero(chosen)[0]
     context = Context(naming.meaning(recorded.name), coarsest("float32", recorded.dtype), exact=False,
-                      known_fp32=known_fp32)  # fmt: skip
+                      known_fp32=known_fp32 or shows_fp32(pair))  # fmt: skip
     found = judge(pair, None, context)
     distance = np.abs(b - a)
     worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
