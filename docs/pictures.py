@@ -28,7 +28,7 @@ from rich.color import Color  # noqa: E402
 from rich.segment import Segment  # noqa: E402
 from rich.style import Style  # noqa: E402
 
-from replay_core.jobs import Document, Job, OnEvent, ignore  # noqa: E402
+from replay_core.jobs import Answer, Job, OnEvent, ignore  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 ANSWERS = IMAGES / "answers"
@@ -87,7 +87,7 @@ def _answering() -> Any:
     runs = {str(A): saved["open a"], str(B): saved["open b"], str(LOG): document("run_log"),
             str(CRITIC): {**document("run_a"), "path": str(CRITIC)}}  # fmt: skip
 
-    def diagnose(job: Job) -> Document | None:
+    def diagnose(job: Job) -> Answer | None:
         return saved["diagnose"] if job.params["path"] == str(A) else None
 
     return ScriptedEngine(
@@ -104,7 +104,7 @@ class _Listening:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self.answers: dict[str, Document] = {}
+        self.answers: dict[str, Answer] = {}
 
     async def start(self) -> None:
         await self._engine.start()
@@ -112,10 +112,10 @@ class _Listening:
     async def stop(self) -> None:
         await self._engine.stop()
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         # In one piece: what is streamed to the screen is not in the document.
         whole = Job(job.kind, {**job.params, "stream": False}) if "stream" in job.params else job
-        answer: Document = await self._engine.run(whole, on_event)
+        answer: Answer = await self._engine.run(whole, on_event)
         known = job.kind if job.kind != "open" else f"open {'b' if 'open a' in self.answers else 'a'}"
         self.answers.setdefault(known, answer)
         return answer
@@ -126,7 +126,7 @@ def record() -> None:
     from tui_debugger.app import RldbgApp
     from tui_debugger.engine import ChildEngine
 
-    async def listen(cells: Sequence[Path]) -> dict[str, Document]:
+    async def listen(cells: Sequence[Path]) -> dict[str, Answer]:
         engine = _Listening(ChildEngine())
         async with RldbgApp(*cells, engine=engine).run_test(size=(120, 30)) as pilot:
             while not set(engine.answers) >= {"compare", "inspect", "difference", "diagnose"}:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
+    from replay_core.documents.replay import ReplayDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.parity.sides import CriticAnswer
@@ -231,7 +232,7 @@ _ASKED = ("matrix", "models", "against", "twice", "is_warm")
 CELL_LIMIT_S = 1800.0
 
 
-def _replay_job(params: dict[str, Any], on_event: OnEvent) -> Document:
+def _replay_job(params: dict[str, Any], on_event: OnEvent) -> ReplayDocument:
     """One setting runs in this process, which stays warm; every cell of a matrix, or `is_apart`, in a fresh child."""
     from replay_core.executors.child import ChildRunner
     from replay_core.executors.in_process import InProcess

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from replay_core.documents.diagnosis import SeriesEntry
     from replay_core.documents.replay import CellEntry
 
-Document: TypeAlias = Any
-
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = (
     "open", "record", "inspect", "difference", "compare", "rejudge", "reopen", "diagnose", "explain", "follow",

@@ -11,15 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, PairEntry
-from replay_core.documents.diagnosis import DiagnosisDocument
-from replay_core.documents.difference import DifferenceDocument
-from replay_core.documents.kinds import Document
-from replay_core.documents.parity import ParityDocument
-from replay_core.documents.record import RecordDocument
-from replay_core.documents.replay import ReplayDocument
-from replay_core.documents.run import RunDocument
-from replay_core.documents.tensor import PointedTensor, TensorDocument
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
@@ -29,6 +20,15 @@ from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selecti
 
 if TYPE_CHECKING:
     from replay_core.compare import Comparison
+    from replay_core.documents.comparison import ComparisonDocument, PairEntry
+    from replay_core.documents.diagnosis import DiagnosisDocument
+    from replay_core.documents.difference import DifferenceDocument
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.parity import ParityDocument
+    from replay_core.documents.record import RecordDocument
+    from replay_core.documents.replay import ReplayDocument
+    from replay_core.documents.run import RunDocument
+    from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.inspection.subject import Subject
     from replay_core.measure.statistics import Statistics
 

@@ -10,14 +10,13 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual.app import App, SystemCommand
 from textual.events import Event, Key
 from textual.screen import Screen
 
 from replay_core.errors import ExitCode
-from replay_core.jobs import Document
 from tui_debugger import collecting, keymap, paths, remembered, terminal, theming
 from tui_debugger.actions import of_screen
 from tui_debugger.crash import write_crash
@@ -26,6 +25,9 @@ from tui_debugger.screens.debugger import DebuggerScreen
 from tui_debugger.session import Session
 from tui_debugger.settings import Settings, read_settings
 from tui_debugger.state import Part, Scope, State
+
+if TYPE_CHECKING:
+    from replay_core.documents.run import RunDocument
 
 _FATAL_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 #: How often a changed place is written, in seconds.
@@ -64,7 +66,7 @@ class RldbgApp(App[None]):
         ascii: bool = False,
         theme: str | None = None,
         engine: Engine | None = None,
-        listed: Document | None = None,
+        listed: RunDocument | None = None,
         settings: Settings | None = None,
         peeked: Iterable[int] = (),
         parity: dict[str, Any] | None = None,
@@ -262,7 +264,7 @@ def run_ui(
     ascii: bool = False,
     mouse: bool = True,
     theme: str | None = None,
-    listed: Document | None = None,
+    listed: RunDocument | None = None,
     peeked: Iterable[int] = (),
     parity: dict[str, Any] | None = None,
     follow: bool = False,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from replay_core.documents.comparison import ComparisonDocument
-from replay_core.documents.replay import CapturedDigests, CellEntry, ReplayDocument
+from typing import TYPE_CHECKING
+
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument
+    from replay_core.documents.replay import CapturedDigests, CellEntry, ReplayDocument
 
 
 def label(cell: CellEntry) -> str:

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from replay_core.executors import wire
 from replay_core.executors.async_child import AsyncChild
-from replay_core.jobs import BACKGROUND_JOBS, Document, Job, OnEvent, ignore, is_coordinating
+from replay_core.jobs import BACKGROUND_JOBS, Answer, Job, OnEvent, ignore, is_coordinating
 
 
 class Engine(Protocol):
     """Runs jobs for the screen. Tests put a script in its place."""
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         """One job to its end. Cancelling the task that waits cancels the job.
 
         Raises:
@@ -44,7 +44,7 @@ class ChildEngine:
         """Start the reader; the replayer starts with its first job."""
         await self._reader.start()
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         if is_coordinating(job):
             await self._replayer.stop()
             return await self._coordinator.run(job, on_event)

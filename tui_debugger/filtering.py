@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from replay_core.jobs import Document
 from tui_debugger.tensor_list import TensorList
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, order_key, scopes
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument
 
 #: Rows looked at between two keys: some milliseconds.
 SLICE = 2_000
@@ -18,7 +21,7 @@ AT_ONCE = 1_000
 
 
 async def listed(
-    tensors: TensorList, document: Document, told: Callable[[], None]
+    tensors: TensorList, document: ComparisonDocument, told: Callable[[], None]
 ) -> tuple[list[TensorRow], list[int], bool]:
     """A comparison's rows, those of them to be shown, and whether they come from several records.
 

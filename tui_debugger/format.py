@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
 from replay_core.errors import RldbgError
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
 
 #: Verdict words in the order a reader cares about them.
 VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")
@@ -263,6 +265,11 @@ def first_answer(
     if first.get("why"):
         notes.append(str(first["why"]))
     return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, notes)
+
+
+def origin(first: Mapping[str, Any]) -> str:
+    """What produced the first divergence, in a sentence; empty where there is nothing to say."""
+    return ": ".join(str(part) for part in (first.get("origin"), first.get("origin_why")) if part)
 
 
 def _remarks(document: ComparisonDocument, totals: VerdictCounts) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.jobs import Document
 from tui_debugger import format as fmt
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import DiagnosisDocument, FindingEntry, SeriesEntry
 
 #: Worst first.
 SEVERITIES = ("error", "warning", "info")
@@ -25,7 +27,7 @@ _STEP = re.compile(r"\bstep (\d+)\b")
 class Health:
     """The diagnosis of the open run: what is known of it so far."""
 
-    document: Document | None = None
+    document: DiagnosisDocument | None = None
     doing: str = ""
     """What runs now: `step 3 (2 of 9)`; empty while nothing does."""
     trouble: str = ""
@@ -35,15 +37,15 @@ class Health:
     """Steps diagnosed one by one as they came: rules over several steps have not seen them."""
 
     @property
-    def findings(self) -> list[dict[str, Any]]:
-        return list((self.document or {}).get("findings") or [])
+    def findings(self) -> list[FindingEntry]:
+        return self.document["findings"] if self.document else []
 
     @property
-    def series(self) -> list[dict[str, Any]]:
-        return list((self.document or {}).get("series") or [])
+    def series(self) -> list[SeriesEntry]:
+        return self.document["series"] if self.document else []
 
     @property
-    def worst(self) -> dict[str, Any] | None:
+    def worst(self) -> FindingEntry | None:
         """The first finding that is worth a warning."""
         return next((one for one in causes(self.findings) if one["severity"] != "info"), None)
 
@@ -79,14 +81,14 @@ class Health:
 
     def at_steps(self) -> dict[int | None, tuple[str, int]]:
         """Severity and number of warnings and errors of every step that was looked at; none of them is ""."""
-        document = self.document or {}
-        if not document.get("checked"):
+        if self.document is None or not self.document["checked"]:
             return {}
-        found: dict[int | None, tuple[str, int]] = dict.fromkeys(document.get("steps") or [], ("", 0))
+        found: dict[int | None, tuple[str, int]] = dict.fromkeys(self.document["steps"], ("", 0))
         for one in causes(self.findings):
             if one["severity"] == "info":
                 continue
-            for step in one["steps"] or [one["where"].get("step")]:
+            steps: list[int | None] = [*one["steps"]] or [one["where"]["step"]]
+            for step in steps:
                 severity, count = found.get(step, ("", 0))
                 found[step] = (worse(severity, one["severity"]), count + 1)
         return found
@@ -97,10 +99,10 @@ def worse(one: str, other: str) -> str:
     return min(one, other, key=lambda each: SEVERITIES.index(each) if each else len(SEVERITIES))
 
 
-def causes(findings: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def causes(findings: Sequence[FindingEntry]) -> list[FindingEntry]:
     """The findings that no other explains, worst first."""
-    alone = (dict(one) for one in findings if one["echo_of"] is None)
-    return iter(sorted(alone, key=lambda one: SEVERITIES.index(one["severity"])))
+    alone = (one for one in findings if one["echo_of"] is None)
+    return sorted(alone, key=lambda one: SEVERITIES.index(one["severity"]))
 
 
 def in_steps(steps: Sequence[int]) -> str:
@@ -114,9 +116,9 @@ def in_steps(steps: Sequence[int]) -> str:
     return "steps " + ", ".join(map(str, steps)) if len(steps) < 5 else f"{len(steps)} steps from {steps[0]} on"
 
 
-def _others(findings: Sequence[Mapping[str, Any]]) -> str:
+def _others(findings: Sequence[FindingEntry]) -> str:
     """`and 2 more warnings (7)`"""
-    counts = Counter(one["severity"] for one in list(causes(findings))[1:])
+    counts = Counter(one["severity"] for one in causes(findings)[1:])
     parts = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
     return f"and {' and '.join(parts)} more (7)" if parts else ""
 
@@ -133,7 +135,7 @@ class Line:
     severity: str = "info"
     where: str = ""
     depth: int = 0
-    finding: Mapping[str, Any] | None = None
+    finding: FindingEntry | None = None
     fold: str = ""
     """Name of what it folds, or lies folded under."""
 
@@ -142,7 +144,7 @@ def lines(health: Health, problems: Sequence[Mapping[str, Any]], opened: Collect
     """What is wrong, worst first: findings with what is downstream folded under them, problems met while reading,
     and what could not be looked at. `opened` are the folds that are open.
     """
-    downstream: dict[str, list[Mapping[str, Any]]] = {}
+    downstream: dict[str, list[FindingEntry]] = {}
     for one in health.findings:
         if one["echo_of"] is not None:
             downstream.setdefault(str(one["echo_of"]), []).append(one)
@@ -196,7 +198,7 @@ def _skipped(health: Health, opened: Collection[str]) -> list[Line]:
     return listed
 
 
-def _of_finding(one: Mapping[str, Any], depth: int = 0, fold: str = "") -> Line:
+def _of_finding(one: FindingEntry, depth: int = 0, fold: str = "") -> Line:
     where = one["where"]
     place = in_steps(one["steps"]) or fmt.scope(where)
     tensor = where.get("tensor") or ""

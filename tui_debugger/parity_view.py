@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
-from replay_core.jobs import Document
 from tui_debugger import format as fmt
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import BatchEntry, ParityDocument
 
 #: Causes that are no disagreement, and the colour of each.
 _AGREEING = {"equal": "same", "noise": "close", "padding": "padding"}
@@ -20,7 +22,7 @@ class ParityView:
     """One parity run, running, answered, or opened from a file."""
 
     request: dict[str, Any] = field(default_factory=dict)
-    document: Document | None = None
+    document: ParityDocument | None = None
     runs: bool = False
     is_wanted: bool = False
     """The screen is to be opened on it."""
@@ -35,18 +37,18 @@ class ParityView:
     """The scatter leaves out what no one reads."""
 
     @property
-    def batches(self) -> list[Document]:
-        return list((self.document or {}).get("batches") or [])
+    def batches(self) -> list[BatchEntry]:
+        return self.document["batches"] if self.document else []
 
     @property
     def number(self) -> int:
-        about = (self.document or {}).get("about")
+        about = self.document["about"] if self.document else None
         if self.chosen is not None and self.chosen < len(self.batches):
             return self.chosen
         return next((i for i, batch in enumerate(self.batches) if batch["name"] == about), 0)
 
     @property
-    def batch(self) -> Document | None:
+    def batch(self) -> BatchEntry | None:
         batches = self.batches
         return batches[self.number] if batches else None
 
@@ -88,13 +90,13 @@ class ParityView:
         return fmt.Answer(word, token, f"cause: {cause or 'not finite'}", facts, notes)
 
 
-def first_module(document: Mapping[str, Any], batch: Mapping[str, Any] | None) -> list[str]:
+def first_module(document: ParityDocument, batch: BatchEntry | None) -> list[str]:
     """Where the two part first inside the model, or that this was not looked at."""
-    first = (batch or {}).get("first_divergence")
+    first = batch["first_divergence"] if batch else None
     if first:
-        origin = f", origin {first['origin']}" if first.get("origin") else ""
+        origin = f", origin {first['origin']}" if first["origin"] else ""
         return [f"first diverging module tensor: {first['name']}{origin}"]
-    compared = document.get("comparison")
+    compared = document["comparison"]
     if not compared:
         return []
     count = compared["module_tensors"]

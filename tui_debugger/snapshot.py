@@ -7,13 +7,16 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import DumpError
-from replay_core.jobs import Document
 from tui_debugger import paths
 from tui_debugger.state import State
+
+if TYPE_CHECKING:
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.replay import CellEntry
+    from replay_core.documents.run import RunDocument
 
 SCHEMA_VERSION = 1
 #: Documents the screen can show again.
@@ -86,7 +89,7 @@ def read(path: Path) -> Document:
     missing = [name for name in _NEEDED[str(document["kind"])] if name not in document]
     if missing:
         raise DumpError("the document is not whole", file=str(path), expected=", ".join(missing), found="none of them")
-    return document
+    return cast("Document", document)
 
 
 _NEEDED = {
@@ -141,12 +144,13 @@ def _run(side: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> RunDocum
         "problems": [], "notes": [], "flags": side.get("flags"), "models": {}, "checked": "names", "unreadable": 0,
     }  # fmt: skip
     # Without a stamp: nobody has listed it, so it is not written.
-    return cast(RunDocument, run)
+    return cast("RunDocument", run)
 
 
-def cells_of(document: Mapping[str, Any]) -> list[Document]:
+def cells_of(document: Mapping[str, Any]) -> list[CellEntry]:
     """The cells of a saved replay. Where an older screen wrote one replay without their parts, `asked` tells them."""
-    return [{"part": "cell" if cell.get("asked") else "reference", **cell} for cell in document["cells"]]
+    told = [{"part": "cell" if cell.get("asked") else "reference", **cell} for cell in document["cells"]]
+    return cast("list[CellEntry]", told)
 
 
 def axes_text(axes: Mapping[str, list[Any]]) -> str:
@@ -160,8 +164,8 @@ def axes_text(axes: Mapping[str, list[Any]]) -> str:
 
 def documents(state: State, *, findings: bool = False) -> list[Document]:
     """The documents behind what is shown: none while nothing is open. `findings`: the diagnosis is looked at."""
-    matrix = [state.replay.matrix.document] if state.replay.matrix.document is not None else []
-    diagnosis = [state.opened.health.document] if state.opened.health.document is not None else []
+    matrix: list[Document] = [state.replay.matrix.document] if state.replay.matrix.document is not None else []
+    diagnosis: list[Document] = [state.opened.health.document] if state.opened.health.document is not None else []
     if diagnosis and (findings or state.opened.is_log):
         return diagnosis
     if state.tensors.shows_record or state.tensors.comparison is None:
@@ -189,7 +193,7 @@ def write_new(folder: Path, document: Document) -> Path:
     number = 0
     while True:
         tail = f"-{number}" if number else ""
-        path = place / f"rldbg-{document.get('kind', 'document')}-{stamp}{tail}.json"
+        path = place / f"rldbg-{document['kind']}-{stamp}{tail}.json"
         try:
             with path.open("x", encoding="utf-8") as file:
                 _write(file, text)

@@ -10,13 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from replay_core.documents.difference import DifferenceDocument
-from replay_core.documents.replay import CellEntry, ReplayDocument
-from replay_core.documents.run import RunDocument
-from replay_core.documents.tensor import TensorDocument
-from replay_core.jobs import Document, Sample
+from replay_core.jobs import Sample
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
 from tui_debugger.cells import dump_beside
@@ -25,6 +21,13 @@ from tui_debugger.live import LiveRun
 from tui_debugger.parity_view import ParityView
 from tui_debugger.tensor_list import TensorList
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.difference import DifferenceDocument
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.replay import CellEntry, ReplayDocument
+    from replay_core.documents.run import RunDocument
+    from replay_core.documents.tensor import TensorDocument
 
 SAMPLES_KEPT = 900
 #: Dialects of runs that are lines and curves.

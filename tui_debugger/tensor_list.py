@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, FirstSaid
-from replay_core.documents.record import RecordDocument
-from replay_core.jobs import Document
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows, scopes
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, FirstSaid
+    from replay_core.documents.record import RecordDocument
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class TensorList:
     """The (rank, micro) of the rows of a comparison that still runs."""
 
     def show_comparison(
-        self, document: Document, listed: tuple[list[TensorRow], list[int], bool] | None = None
+        self, document: ComparisonDocument, listed: tuple[list[TensorRow], list[int], bool] | None = None
     ) -> None:
         """Make a comparison the thing the tensor list shows, its first divergence selected.
 
@@ -81,7 +82,7 @@ class TensorList:
         here = (first.get("name"), first.get("a_key"))
         return next((i for i, row in enumerate(self.rows) if (row.name, row.entry.get("a_key")) == here), 0)
 
-    def show_record(self, document: Document) -> None:
+    def show_record(self, document: RecordDocument) -> None:
         self.record, self.shows_record, self.live = document, True, False
         self.rows = list(record_rows(document.get("fields") or []))
         self.several_records = False

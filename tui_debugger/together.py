@@ -7,13 +7,15 @@ its words, so what lies there decides.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.jobs import Document
 from tui_debugger.state import LOGS, Opened
 
+if TYPE_CHECKING:
+    from replay_core.documents.run import RunDocument
 
-def are_one_run(a: Document, b: Document) -> bool:
+
+def are_one_run(a: RunDocument, b: RunDocument) -> bool:
     """Whether two listed dumps are parts of one run: what they hold is of different kinds (role and stage), and one
     framework wrote both, or one of them is a log. Two that hold the same kind of record are two runs to compare."""
     dialects = [set(str(run.get("dialect")).split(" + ")) for run in (a, b)]

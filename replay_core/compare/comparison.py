@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from replay_core import naming
 from replay_core.compare.context import (
@@ -21,7 +21,7 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import may_be_first, order_of, origin_of
+from replay_core.compare.divergence import Origin, may_be_first, order_of, origin_of
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
@@ -30,10 +30,12 @@ from replay_core.compare.pairing.regrouping import Alone, by_samples, called_ali
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
-from replay_core.documents.comparison import VerdictCounts
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import VerdictCounts
 
 #: A pair of tensors, and the computation they belong to.
 Entry = tuple[TensorPair, Facing]
@@ -73,7 +75,7 @@ class Comparison:
         counted = Counter(row.verdict for row in self.tensors)
         counts = {verdict.value: counted[verdict] for verdict in Verdict}
         total = len(self.tensors) + len(self.skipped)
-        return cast(VerdictCounts, {"total": total, **counts, "skipped": len(self.skipped)})
+        return cast("VerdictCounts", {"total": total, **counts, "skipped": len(self.skipped)})
 
     @property
     def elements(self) -> int:
@@ -96,12 +98,12 @@ class Comparison:
         return next((row for row in self.tensors if _differs(row)), None)
 
     @property
-    def origin(self) -> str | None:
-        """The module that first turned agreeing inputs into a diverging output, within the first one's micro-batch."""
+    def origin(self) -> Origin | None:
+        """What produced the first divergence, within its micro-batch; None where that is no tensor of a module."""
         first = self.first
-        if first is None:
+        if first is None or not naming.is_module_tensor(first.name):
             return None
-        return origin_of([row for row in self.tensors if row.place == first.place])
+        return origin_of(row for row in [*self.tensors, *self.skipped] if row.place == first.place)
 
     @property
     def agrees(self) -> bool | None:

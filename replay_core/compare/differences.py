@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError, TensorPair, face, pair_tensors
-from replay_core.documents.difference import StripEntry, StripPlace, TokenPlace
 from replay_core.errors import RequestError
 from replay_core.measure.distribution import spread
 from replay_core.records import Record, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.difference import StripEntry, StripPlace, TokenPlace
 
 AXES = ("row", "channel")
 

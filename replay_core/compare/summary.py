@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +15,20 @@ from replay_core import pages
 from replay_core.compare.correlation import pearson
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError
-from replay_core.documents.comparison import (
-    DatumsEntry,
-    Moments,
-    SamplePairing,
-    SummaryBlock,
-    SummaryEntry,
-    SummaryField,
-    TrajectoryEntry,
-)  # fmt: skip
 from replay_core.errors import DumpError
 from replay_core.measure.statistics import as_reals
 from replay_core.samples.batch import Batch
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import (
+        DatumsEntry,
+        Moments,
+        SamplePairing,
+        SummaryBlock,
+        SummaryEntry,
+        SummaryField,
+        TrajectoryEntry,
+    )
 
 #: The script's sections, and the fields each of them compares (canonical names).
 SECTIONS: dict[str, tuple[str, ...]] = {

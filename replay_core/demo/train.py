@@ -8,19 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import transformers
 
 from replay_core.demo import faults, task
 from replay_core.demo.policy import Rollout, build_policy, sample, score, score_packed
-from replay_core.documents.replay import PlanEntry
 from replay_core.errors import SelectionError
 from replay_core.jobs import LogLine, OnEvent, Partial, Progress, ignore
 from replay_core.objectives import advantages, kl, policy_loss, reductions
 from replay_core.recorder import Recorder, StepRecorder
 from replay_core.rollouts import RolloutReplay
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import PlanEntry
 
 #: Enough for the mean reward to rise from about 0.15 to above 0.5.
 STEPS = 12

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from replay_core.documents.diagnosis import Link, Severity
+from replay_core.documents.diagnosis import Link
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: Worst first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")

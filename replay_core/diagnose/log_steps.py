@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from replay_core.diagnose.finding import Evidence
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.documents.diagnosis import Severity
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: A standard deviation of rewards below this is rounding, not a difference.
 NO_STD = 1e-7

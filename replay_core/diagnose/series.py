@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from replay_core.diagnose import expectations, trends
 from replay_core.diagnose.signals import RunLog, Series, Signals
-from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
 
 
 def series_block(signals: Signals | None) -> list[SeriesEntry]:
@@ -18,7 +20,7 @@ def series_block(signals: Signals | None) -> list[SeriesEntry]:
     for log in signals.logs if signals else ():
         rows, shares = expectations.seen(log), _phase_shares(log)
         for series in log.signals():
-            expected = [cast(ExpectedRow, row) for row in rows if row["signal"] == series.name]
+            expected = [cast("ExpectedRow", row) for row in rows if row["signal"] == series.name]
             block.append(_entry(series, log.paths[0], expected, shares.get(series.name)))
     return block
 

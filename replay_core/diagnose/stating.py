@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.diagnose.finding import Evidence, Finding, Where
-from replay_core.documents.diagnosis import Severity
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 
 def shown(name: str, value: Any, expected: str | None = None, source: str | None = None) -> Evidence:

@@ -82,14 +82,19 @@ class AroundEntry(TypedDict):
     """The tokens as text, where a tokenizer lies beside the dump."""
 
 
-class DivergenceEntry(ElementEntry, RecordPair):
+class _Originated(TypedDict, total=False):
+    origin_why: str
+    """Why `origin` is the origin, or why none can be named; absent where the tensor is no module's."""
+
+
+class DivergenceEntry(ElementEntry, RecordPair, _Originated):
     """Where two runs first part."""
 
     name: str
     verdict: VerdictWord
     metrics: MetricsEntry | None
     origin: str | None
-    """The smallest module whose inputs agree and whose output does not."""
+    """The smallest module around the tensor whose inputs agree and whose output does not."""
     why: str
     around: AroundEntry | None
     note: str | None

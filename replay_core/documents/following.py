@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from replay_core.documents.parts import Count, Number, Versioned
+from replay_core.documents.parts import Count, Versioned
 from replay_core.documents.run import RunDocument
 
 
@@ -20,7 +20,7 @@ class FollowingDocument(Versioned):
     total: Count
     """Records of the run now."""
     last_step: int | None
-    silent_s: Number | None
+    silent_s: float | None
     """Seconds since anything of the last steps was written."""
-    pace_s: Number | None
+    pace_s: float | None
     """Seconds a step takes, by the times of the last files; null where they do not tell."""

@@ -8,16 +8,16 @@ import traceback
 from collections.abc import Callable
 
 from replay_core.errors import RldbgError, missing_library
-from replay_core.jobs import Document, Job, OnEvent, ignore
+from replay_core.jobs import Answer, Job, OnEvent, ignore
 
 
 class InProcess:
     """Implements `jobs.Runner`; the process that calls it is the child."""
 
-    def __init__(self, perform: Callable[[Job, OnEvent], Document]) -> None:
+    def __init__(self, perform: Callable[[Job, OnEvent], Answer]) -> None:
         self._perform = perform
 
-    def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         """Run one job to its end.
 
         Raises:

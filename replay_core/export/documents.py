@@ -11,24 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import replay_core
 from replay_core import pages
-from replay_core.documents.comparison import (
-    AroundEntry,
-    ComparisonDocument,
-    CoverageEntry,
-    DivergenceEntry,
-    ElementEntry,
-    IndexEntry,
-    MetricsEntry,
-    PairEntry,
-    RecordPair,
-    RunSide,
-    ToleranceEntry,
-)  # fmt: skip
-from replay_core.documents.following import FollowingDocument
-from replay_core.documents.kinds import Document
-from replay_core.documents.parts import SCHEMA_VERSION, ProblemEntry, Stamp
-from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
-from replay_core.documents.run import RunDocument
+from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
 from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
@@ -36,6 +19,25 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
     from replay_core.compare.context import Around
+    from replay_core.compare.divergence import Origin
+    from replay_core.documents.comparison import (
+        AroundEntry,
+        ComparisonDocument,
+        CoverageEntry,
+        DivergenceEntry,
+        ElementEntry,
+        IndexEntry,
+        MetricsEntry,
+        PairEntry,
+        RecordPair,
+        RunSide,
+        ToleranceEntry,
+    )
+    from replay_core.documents.following import FollowingDocument
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.parts import ProblemEntry, Stamp
+    from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
+    from replay_core.documents.run import RunDocument
     from replay_core.dumps.following import Pulse
     from replay_core.measure.pair import PairFigures
     from replay_core.measure.statistics import Statistics
@@ -57,14 +59,14 @@ def run_document(
     """
     marked = marks(run)
     listed = None if only is None else {id(record) for record in only}
-    doc = RunDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="run",
+    doc: RunDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "run",
         **stamp(),
-        path=str(run.path),
-        dialect=run.dialect,
-        steps=run.steps(),
-        records=[
+        "path": str(run.path),
+        "dialect": run.dialect,
+        "steps": run.steps(),
+        "records": [
             {
                 "key": record.key.to_mapping(),
                 "path": str(record.path),
@@ -74,30 +76,31 @@ def run_document(
             for place, record in enumerate(run.records)
             if listed is None or id(record) in listed
         ],
-        problems=_problems(run.problems),
-        checked=checked,
-        notes=run.notes,
-        flags=run.flags,
-        models={"*" if step is None else str(step): reference for step, reference in run.models.items()},
-        unreadable=unreadable,
-    )
+        "problems": _problems(run.problems),
+        "checked": checked,
+        "notes": run.notes,
+        "flags": run.flags,
+        "models": {"*" if step is None else str(step): reference for step, reference in run.models.items()},
+        "unreadable": unreadable,
+    }
     return clean(doc)
 
 
 def following_document(run: Run, came: list[Record], pulse: Pulse, *, changed: bool, whole: bool) -> FollowingDocument:
     """What has come to a run that is followed: `run` lists the records of `came`, or all where they are `whole`."""
-    return FollowingDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="following",
+    doc: FollowingDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "following",
         **stamp(),
-        path=str(run.path),
-        run=run_document(run, "names", None if whole else came) if changed else None,
-        whole=whole,
-        total=len(run.records),
-        last_step=pulse.last_step,
-        silent_s=pulse.silent_s,
-        pace_s=pulse.pace_s,
-    )
+        "path": str(run.path),
+        "run": run_document(run, "names", None if whole else came) if changed else None,
+        "whole": whole,
+        "total": len(run.records),
+        "last_step": pulse.last_step,
+        "silent_s": pulse.silent_s,
+        "pace_s": pulse.pace_s,
+    }
+    return doc
 
 
 def marks(run: Run) -> dict[int, list[int]]:
@@ -126,15 +129,15 @@ def marks(run: Run) -> dict[int, list[int]]:
 def record_document(record: Record, statistics: dict[str, Statistics] | None = None) -> RecordDocument:
     """One record's fields; `statistics` by field name where somebody looked."""
     looked = statistics or {}
-    doc = RecordDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="record",
+    doc: RecordDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "record",
         **stamp(),
-        key=record.key.to_mapping(),
-        path=str(record.path),
-        fields=[field(ref, looked.get(ref.name)) for ref in record.tensors()],
-        problems=_problems(record.problems),
-    )
+        "key": record.key.to_mapping(),
+        "path": str(record.path),
+        "fields": [field(ref, looked.get(ref.name)) for ref in record.tensors()],
+        "problems": _problems(record.problems),
+    }
     return clean(doc)
 
 
@@ -148,7 +151,7 @@ def field(ref: TensorRef, statistics: Statistics | None = None) -> FieldEntry:
         "canonical": ref.canonical,
         "dtype": ref.dtype,
         "shape": list(ref.shape),
-        "alignment": cast(Alignment | None, ref.alignment),
+        "alignment": cast("Alignment | None", ref.alignment),
         "pad": ref.pad,
         "rows": None if ref.rows is None else list(ref.rows),
         "stats": None if statistics is None else statistics.to_mapping(),
@@ -187,27 +190,29 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
     }
     if comparison.numbers_absent is not None:
         coverage["numbers_absent"] = comparison.numbers_absent
-    doc = ComparisonDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="comparison",
+    doc: ComparisonDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "comparison",
         **stamp(),
-        a=_side(comparison.a),
-        b=_side(comparison.b),
-        counts=comparison.counts,
-        first_divergence=None if first is None else first_divergence(first, comparison.origin, comparison.around_first),
-        first_difference=None if difference is None else first_divergence(difference, None),
-        tensors=[tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
-        problems=_problems(comparison.problems),
-        notes=comparison.notes,
-        hints=hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
-        selection=comparison.selection,
-        tolerance=judged_by,
-        coverage=coverage,
-        summary=None if comparison.summary is None else comparison.summary.to_mapping(),
-        others=[],
-        segments=None,
-        ruling=None,
-    )
+        "a": _side(comparison.a),
+        "b": _side(comparison.b),
+        "counts": comparison.counts,
+        "first_divergence": None
+        if first is None
+        else first_divergence(first, comparison.origin, comparison.around_first),
+        "first_difference": None if difference is None else first_divergence(difference, None),
+        "tensors": [tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
+        "problems": _problems(comparison.problems),
+        "notes": comparison.notes,
+        "hints": hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
+        "selection": comparison.selection,
+        "tolerance": judged_by,
+        "coverage": coverage,
+        "summary": None if comparison.summary is None else comparison.summary.to_mapping(),
+        "others": [],
+        "segments": None,
+        "ruling": None,
+    }
     return clean(doc)
 
 
@@ -215,19 +220,26 @@ def _side(run: Run) -> RunSide:
     return {"path": str(run.path), "dialect": run.dialect, "flags": run.flags}
 
 
-def first_divergence(row: TensorVerdict, origin: str | None, around: Around | None = None) -> DivergenceEntry:
+def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
-    return {
+    keys, place = _keys(row), _place(row)
+    entry: DivergenceEntry = {
         "name": row.name,
-        **_keys(row),
+        "a_key": keys["a_key"],
+        "b_key": keys["b_key"],
         "verdict": row.verdict.value,
-        **_place(row),
+        "index": place["index"],
+        "a": place["a"],
+        "b": place["b"],
         "metrics": None if row.figures is None else metrics(row.figures, row),
-        "origin": origin,
+        "origin": None if origin is None else origin.module,
         "why": row.reason,
         "note": row.note,
-        "around": None if around is None else cast(AroundEntry, {**asdict(around), "texts": None}),
+        "around": None if around is None else cast("AroundEntry", {**asdict(around), "texts": None}),
     }
+    if origin is not None:
+        entry["origin_why"] = origin.why
+    return entry
 
 
 def tensor_row(row: TensorVerdict) -> PairEntry:

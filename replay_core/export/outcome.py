@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from replay_core.documents.comparison import ComparisonDocument
-from replay_core.documents.diagnosis import DiagnosisDocument
-from replay_core.documents.kinds import Document
-from replay_core.documents.replay import ReplayDocument
+from typing import TYPE_CHECKING
+
 from replay_core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument
+    from replay_core.documents.diagnosis import DiagnosisDocument
+    from replay_core.documents.kinds import Document
+    from replay_core.documents.replay import ReplayDocument
 
 
 def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "warning") -> ExitCode:

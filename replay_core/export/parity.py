@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from replay_core import naming
-from replay_core.documents.parity import (
-    BatchEntry,
-    BatchKind,
-    Counted,
-    CriticEntry,
-    ParityDocument,
-    ParityStep,
-    RegionMeasures,
-)
 from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.export.documents import first_divergence, stamp
 from replay_core.export.numbers import clean
 from replay_core.parity.correlation import Measures
 from replay_core.parity.judging import BatchResult, Parity, Step
 from replay_core.parity.sides import CriticSide
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import (
+        BatchEntry,
+        BatchKind,
+        Counted,
+        CriticEntry,
+        ParityDocument,
+        ParityStep,
+        RegionMeasures,
+    )
 
 
 def parity_document(found: Parity) -> ParityDocument:
@@ -28,25 +30,25 @@ def parity_document(found: Parity) -> ParityDocument:
     comparison = found.comparison
     batches = [_batch(one) for one in found.batches]
     shown = batches[found.batches.index(about)]
-    doc = ParityDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="parity",
+    doc: ParityDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "parity",
         **stamp(),
-        a=_side(found.a),
-        b=_side(found.b),
-        backends=[found.a.backend, found.b.backend],
-        about=about.name,
-        agrees=found.agrees,
-        cause=found.cause.kind,
-        why=found.cause.why,
-        also=[one.to_mapping() for one in about.causes[1:]],
-        threshold=found.threshold,
-        eval=shown["eval"],
-        train=shown["train"],
-        steps=shown["steps"],
-        batches=batches,
-        first_divergence=shown["first_divergence"],
-        comparison=None
+        "a": _side(found.a),
+        "b": _side(found.b),
+        "backends": [found.a.backend, found.b.backend],
+        "about": about.name,
+        "agrees": found.agrees,
+        "cause": found.cause.kind,
+        "why": found.cause.why,
+        "also": [one.to_mapping() for one in about.causes[1:]],
+        "threshold": found.threshold,
+        "eval": shown["eval"],
+        "train": shown["train"],
+        "steps": shown["steps"],
+        "batches": batches,
+        "first_divergence": shown["first_divergence"],
+        "comparison": None
         if comparison is None
         else {
             "counts": comparison.counts,
@@ -54,9 +56,9 @@ def parity_document(found: Parity) -> ParityDocument:
             "elements_compared": comparison.elements,
             "notes": comparison.notes,
         },
-        randomness=found.randomness,
-        notes=list(dict.fromkeys([*found.notes, *(note for one in found.batches for note in one.notes)])),
-    )
+        "randomness": found.randomness,
+        "notes": list(dict.fromkeys([*found.notes, *(note for one in found.batches for note in one.notes)])),
+    }
     return clean(doc)
 
 
@@ -77,9 +79,9 @@ def _batch(one: BatchResult) -> BatchEntry:
     evidence = one.evidence
     return {
         "name": one.name,
-        "kind": cast(BatchKind, one.kind),
+        "kind": cast("BatchKind", one.kind),
         "shape": list(one.shape),
-        "counted": cast(Counted, evidence.counted),
+        "counted": cast("Counted", evidence.counted),
         "dtype": evidence.dtype,
         "floor": evidence.floor,
         "causes": [found.to_mapping() for found in one.causes],

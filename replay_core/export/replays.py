@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from replay_core.documents.parts import SCHEMA_VERSION
-from replay_core.documents.replay import (
-    AgreementEntry,
-    CellEntry,
-    MatrixEntry,
-    PlanEntry,
-    RankingEntry,
-    RecordingEntry,
-    RepeatEntry,
-    ReplayDocument,
-)
 from replay_core.export.documents import first_divergence, stamp
 from replay_core.export.numbers import clean
 from replay_core.replay.matrix import CellResult
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.request import Replayed
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import (
+        AgreementEntry,
+        CellEntry,
+        MatrixEntry,
+        PlanEntry,
+        RankingEntry,
+        RecordingEntry,
+        RepeatEntry,
+        ReplayDocument,
+    )
 
 #: What a cell that did not run, or the recording, has nothing to say of.
 _UNSAID: dict[str, Any] = {
@@ -57,21 +59,21 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
     asked["role"] = replayed.role
     results = replayed.results
     notes = list(dict.fromkeys(note for result in results for note in result.cell["notes"]))
-    doc = ReplayDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="replay",
+    doc: ReplayDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "replay",
         **stamp(),
-        baseline=replayed.baseline,
-        plan=cast(PlanEntry, asked),
-        cells=[cell_entry(result) for result in results],
-        matrix=_matrix(replayed),
-        recording=cast(RecordingEntry | None, replayed.recording),
-        floors=replayed.floors,
-        determinism=cast(RepeatEntry | None, replayed.determinism),
-        ranking=cast(RankingEntry | None, replayed.ranking),
-        is_warm=replayed.is_warm,
-        notes=[*notes, *replayed.notes],
-    )
+        "baseline": replayed.baseline,
+        "plan": cast("PlanEntry", asked),
+        "cells": [cell_entry(result) for result in results],
+        "matrix": _matrix(replayed),
+        "recording": cast("RecordingEntry | None", replayed.recording),
+        "floors": replayed.floors,
+        "determinism": cast("RepeatEntry | None", replayed.determinism),
+        "ranking": cast("RankingEntry | None", replayed.ranking),
+        "is_warm": replayed.is_warm,
+        "notes": [*notes, *replayed.notes],
+    }
     return clean(doc)
 
 
@@ -101,7 +103,7 @@ def cell_entry(result: CellResult) -> CellEntry:
         "recorded_training": result.training,
         "recorded_params": result.params,
     }
-    return cast(CellEntry, cell)
+    return cast("CellEntry", cell)
 
 
 def _agreement(result: CellResult) -> AgreementEntry:

@@ -6,14 +6,16 @@ against what it changes.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from replay_core.documents.record import StatisticsEntry
-from replay_core.documents.tensor import CounterpartEntry
 from replay_core.inspection.subject import Subject
 from replay_core.inspection.window import Place, window
 from replay_core.measure.statistics import statistics
 from replay_core.records import Record, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.record import StatisticsEntry
+    from replay_core.documents.tensor import CounterpartEntry
 
 #: Stage and name prefix of either kind.
 _PREFIXES = {"param": "param.", "gradient": "grad."}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from replay_core.compare.differences import difference
-from replay_core.documents.difference import DifferenceDocument
 from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 from replay_core.inspection.subject import Subject
+
+if TYPE_CHECKING:
+    from replay_core.documents.difference import DifferenceDocument
 
 
 def difference_document(a: Subject, b: Subject, *, axis: str = "row", cells: int = 64) -> DifferenceDocument:
@@ -25,8 +29,12 @@ def difference_document(a: Subject, b: Subject, *, axis: str = "row", cells: int
         if not one.has_numbers:
             raise RequestError("there are no numbers to take a difference of", tensor=one.ref.name, found=one.ref.dtype)
     found = difference(a.micro_batch(), b.micro_batch(), a.ref, b.ref, axis=axis, cells=cells)
-    return clean(
-        DifferenceDocument(
-            schema_version=SCHEMA_VERSION, kind="difference", **stamp(), a=a.named(), b=b.named(), **found
-        )
-    )
+    doc: DifferenceDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "difference",
+        **stamp(),
+        "a": a.named(),
+        "b": b.named(),
+        **found,
+    }
+    return clean(doc)

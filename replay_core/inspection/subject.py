@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from replay_core.documents.parts import NamedTensor
 from replay_core.errors import RequestError, RldbgError
 from replay_core.records import Record, Run, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import NamedTensor
 
 
 @dataclass(frozen=True, slots=True)

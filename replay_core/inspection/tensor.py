@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from replay_core.compare import TensorVerdict, compare_runs
 from replay_core.documents.parts import SCHEMA_VERSION
-from replay_core.documents.tensor import TensorDocument, TensorSide
 from replay_core.errors import RldbgError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
@@ -20,6 +19,9 @@ from replay_core.measure.statistics import statistics
 from replay_core.measure.strips import difference_strips
 from replay_core.measure.window import parse_slices, sliced
 from replay_core.records import RecordKey
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import TensorDocument, TensorSide
 
 #: Pieces of `pages.CHUNK` elements that a look at once takes of a tensor; one of more (16 M elements) is sampled.
 CHUNKS = 64
@@ -98,29 +100,30 @@ def _document(
     count: int,
     chunks: int | None,
 ) -> TensorDocument:
-    return TensorDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="tensor",
+    doc: TensorDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "tensor",
         **documents.stamp(),
-        a=_side(a, chunks),
-        b=None if b is None else _side(b, chunks),
-        verdict=None if row is None else documents.tensor_row(row),
-        window=window(a.ref, None if b is None else b.ref, *start, count),
-        histogram=None,
-        part=None,
-        detected=None,
-        text=None,
-        part_b=None,
-        difference=None,
-        tokens=None,
-    )
+        "a": _side(a, chunks),
+        "b": None if b is None else _side(b, chunks),
+        "verdict": None if row is None else documents.tensor_row(row),
+        "window": window(a.ref, None if b is None else b.ref, *start, count),
+        "histogram": None,
+        "part": None,
+        "detected": None,
+        "text": None,
+        "part_b": None,
+        "difference": None,
+        "tokens": None,
+    }
+    return doc
 
 
 def _side(subject: Subject, chunks: int | None) -> TensorSide:
     looked = statistics(subject.ref, chunks) if subject.has_numbers else None
     sampled = looked.numel if looked is not None and looked.numel < subject.ref.numel else None
     place = {"path": str(subject.run.path), "key": subject.record.key.to_mapping(), "sampled": sampled}
-    return cast(TensorSide, {**documents.field(subject.ref, looked), **place})
+    return cast("TensorSide", {**documents.field(subject.ref, looked), **place})
 
 
 def _verdict(a: Subject, b: Subject) -> TensorVerdict | None:

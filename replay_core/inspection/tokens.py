@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from replay_core import naming
 from replay_core.decoding import Decoder, find_tokenizer
-from replay_core.documents.tensor import DecodedText, DetectedAlignment, TokenColumn, TokensEntry
 from replay_core.inspection.subject import Subject
 from replay_core.measure.lag import detect_lag
 from replay_core.samples.batch import Batch, by_sample, rows_of
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import DecodedText, DetectedAlignment, TokenColumn, TokensEntry
 
 #: Tokens of one sample shown at once.
 MAX_TOKENS = 512

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay_core import pages
-from replay_core.documents.parts import Value
-from replay_core.documents.tensor import ValuesWindow
 from replay_core.errors import RequestError
 from replay_core.records import TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import Value
+    from replay_core.documents.tensor import ValuesWindow
 
 Place = tuple[int, ...]
 

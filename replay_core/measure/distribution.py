@@ -10,15 +10,17 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.documents.difference import SpreadEntry, UlpEntry
-from replay_core.documents.parts import ExponentBin
 from replay_core.measure.equality import is_plain_float, unequal
 from replay_core.measure.statistics import as_real, as_reals
+
+if TYPE_CHECKING:
+    from replay_core.documents.difference import SpreadEntry, UlpEntry
+    from replay_core.documents.parts import ExponentBin
 
 Rows = NDArray[Any]
 Counts = NDArray[np.int64]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay_core.documents.tensor import HistogramEntry
 from replay_core.measure.statistics import as_real
 from replay_core.pages import flat_chunks
 from replay_core.records import TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import HistogramEntry
 
 
 def log2_histogram(ref: TensorRef) -> HistogramEntry:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from replay_core.documents.record import StatisticsEntry
 from replay_core.pages import flat_chunks, spread_chunks
 from replay_core.records import TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.record import StatisticsEntry
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -30,7 +32,7 @@ class Statistics:
     l2: float | None
 
     def to_mapping(self) -> StatisticsEntry:
-        return cast(StatisticsEntry, asdict(self))
+        return cast("StatisticsEntry", asdict(self))
 
 
 def statistics(ref: TensorRef, chunks: int | None = None) -> Statistics:

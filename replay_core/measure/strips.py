@@ -6,14 +6,16 @@ What a person sees at a glance: a leak lights up from one token on, a wrong head
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay_core import pages
-from replay_core.documents.parts import Number
-from replay_core.documents.tensor import DifferenceStrips
 from replay_core.records import TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import Number
+    from replay_core.documents.tensor import DifferenceStrips
 
 #: Stretches of a strip at most: as many as a terminal is wide.
 BUCKETS = 64

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from replay_core import pages
-from replay_core.documents.tensor import SliceEntry
 from replay_core.errors import RequestError
 from replay_core.records import TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import SliceEntry
 
 #: Values a person asked for at once; more belongs into a file.
 MAX_VALUES = 4096

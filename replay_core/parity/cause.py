@@ -7,18 +7,20 @@ turns equal inputs into different outputs, and what the values themselves say. A
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of
 from replay_core.compare.judging.limits import GAIN_FLOOR, NOISE, REL_L2
-from replay_core.documents.parity import CauseEntry, ParityCause
 from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values
 from replay_core.parity.evidence import ValueEvidence
 from replay_core.parity.sides import CriticSide
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import CauseEntry, ParityCause
 
 #: Every cause, what explains most first. The last three are no disagreement.
 CAUSES = (
@@ -194,7 +196,8 @@ def _first_norm(rows: list[TensorVerdict], *, bitwise: bool) -> str | None:
         first = next((row for row in rows if row.figures is not None and row.figures.mismatched), None)
         name = first.name.partition(".output")[0] if first is not None and ".output" in first.name else None
     else:
-        name = origin_of(rows) if any(may_be_first(row) for row in rows) else None
+        origin = origin_of(rows)
+        name = None if origin is None else origin.module
     return name if name is not None and "norm" in name.rpartition(".")[2] else None
 
 

@@ -7,13 +7,15 @@ does not, it is None and `undefined` says why. It is never NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare.correlation import pearson
-from replay_core.documents.parity import MeasuresEntry
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import MeasuresEntry
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -57,7 +59,7 @@ class Measures:
     std_ratio: float | None
 
     def to_mapping(self) -> MeasuresEntry:
-        return cast(MeasuresEntry, {name: getattr(self, name) for name in self.__slots__})
+        return cast("MeasuresEntry", {name: getattr(self, name) for name in self.__slots__})
 
 
 def measure(a: Any, b: Any, mask: Any = None, *, threshold: float = NEARLY_IDENTICAL) -> Measures:

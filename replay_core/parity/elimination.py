@@ -7,18 +7,20 @@ right one plus noise, so one of the two regressions has slope 1.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from replay_core.compare.judging.limits import NOISE, REL_L2
-from replay_core.documents.parity import ParityCause
 from replay_core.parity.evidence import ValueEvidence
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import ParityCause
 
 #: Dropout on a head leaves correlations in this range: below, nothing is shared; above, hardly a unit was dropped.
 _SCATTER = (0.8, 0.9995)
 
-Found = tuple[ParityCause, str, dict[str, Any]]
+Found: TypeAlias = "tuple[ParityCause, str, dict[str, Any]]"
 
 
 def from_values(ev: ValueEvidence) -> list[Found]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from replay_core.documents.parity import BandEntry
 from replay_core.parity.correlation import Measures
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import BandEntry
 
 #: The guide's own words for where its numbers come from.
 SOURCE = "ROLL fork's critic parity guide: tests/critic_parity, all positions, padding included"
@@ -56,7 +58,7 @@ def against(
 def _row(band: Band, masked: Measures, unmasked: Measures) -> BandEntry:
     found, over_all = getattr(masked, band.measure), getattr(unmasked, band.measure)
     held = {"masked": found, "unmasked": over_all, "note": _note(band, found, over_all), "source": SOURCE}
-    return cast(BandEntry, {**asdict(band), **held})
+    return cast("BandEntry", {**asdict(band), **held})
 
 
 def _note(band: Band, found: float | None, over_all: float | None) -> str:

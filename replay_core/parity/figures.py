@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay_core.decoding import Decoder
-from replay_core.documents.parity import ScatterEntry, ValueHistogram, WorstValue
 from replay_core.errors import RequestError
 from replay_core.parity.evidence import ValueEvidence
 from replay_core.parity.values import Values
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import ScatterEntry, ValueHistogram, WorstValue
 
 POINTS = 2000
 BINS = 40

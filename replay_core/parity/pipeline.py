@@ -12,13 +12,13 @@ import numpy as np
 
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, RequestError
-from replay_core.jobs import Document, Job, OnEvent, Progress, Runner, ignore
+from replay_core.jobs import Job, OnEvent, Progress, Runner, ignore
 from replay_core.parity.batches import DEFAULT, SEED, ParityBatch, make_batch
 from replay_core.parity.config import CriticConfig, read_config
 from replay_core.parity.correlation import NEARLY_IDENTICAL
 from replay_core.parity.judging import Parity, judge
 from replay_core.parity.pairing import open_two, paired
-from replay_core.parity.sides import CriticSide, TrainedStep, read_head
+from replay_core.parity.sides import CriticAnswer, CriticSide, TrainedStep, read_head
 from replay_core.parity.values import read_values
 from replay_core.replay.architectures import settings
 
@@ -128,11 +128,9 @@ def _recorded_steps(path: Path) -> list[TrainedStep]:
     return read if fits else []
 
 
-def _side(answer: Document, config: CriticConfig) -> CriticSide:
-    told = ("backend", "engine", "dump", "readback", "weights", "steps", "log", "seconds")
-    return CriticSide(
-        path=config.path, notes=[*config.notes, *answer["notes"]], **{name: answer[name] for name in told}
-    )
+def _side(answer: CriticAnswer, config: CriticConfig) -> CriticSide:
+    said: dict[str, Any] = {**answer, "path": config.path, "notes": [*config.notes, *answer["notes"]]}
+    return CriticSide(**said)
 
 
 def _side_notes(sides: Sequence[CriticSide]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.parity import RandomSource
 from replay_core.parity.sides import CriticSide
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import RandomSource
 
 #: (component, environment variable, configuration, name in a readback)
 _ROWS = (

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from replay_core import pages
-from replay_core.documents.parts import Settings
 from replay_core.errors import RldbgError
 from replay_core.parity.values import Floats
 from replay_core.records import Run
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import Settings
 
 _HEAD = "param.v_head.summary."
 #: What a critic's head is called in the file of weights that ROLL's critics leave beside their values.

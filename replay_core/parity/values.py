@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.documents.parts import NamedTensor
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.records import Inline, Record, Run, TensorRef, Unreadable
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import NamedTensor
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.judging.limits import WORST_ROW
-from replay_core.documents.comparison import SegmentEntry
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
@@ -29,6 +28,9 @@ from replay_core.replay.leak import broken_samples, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import SegmentEntry
 
 
 @dataclass(slots=True)

@@ -6,17 +6,19 @@ hidden states: on response log-probabilities an off-by-one boundary hides in bf1
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.documents.comparison import LogprobGap, SegmentEntry, WorstHidden
 from replay_core.errors import NothingComparableError
 from replay_core.records import Record, Run
 from replay_core.samples.batch import Batch
 from replay_core.samples.layout import TokenLayout
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import LogprobGap, SegmentEntry, WorstHidden
 
 Floats = NDArray[np.float64]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
-from replay_core.documents.info import GpuEntry
+if TYPE_CHECKING:
+    from replay_core.documents.info import GpuEntry
+
 
 MIB = 1 << 20
 

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import NotADumpError
-from replay_core.jobs import Document, Event, Job, LogLine, OnEvent, Partial, Progress, Sample, ignore
+from replay_core.jobs import Answer, Event, Job, LogLine, OnEvent, Partial, Progress, Sample, ignore
 from replay_core.replay.flags import DEFAULTS
 
 DOCUMENTS = Path(__file__).parent / "documents"
 
 
-def document(name: str) -> Document:
-    found: Document = json.loads((DOCUMENTS / f"{name}.json").read_text())
+def document(name: str) -> Answer:
+    found: Answer = json.loads((DOCUMENTS / f"{name}.json").read_text())
     return found
 
 
-def streamed(diagnosis: Document, on_event: OnEvent) -> Document:
+def streamed(diagnosis: Answer, on_event: OnEvent) -> Answer:
     """A diagnosis as a reader sends it: its series ahead of it, one by one."""
     for one in diagnosis["series"]:
         on_event(Partial({"series": [one]}))
     return {**diagnosis, "series": []}
 
 
-def replayed(flags: dict[str, Any]) -> Document:
+def replayed(flags: dict[str, Any]) -> Answer:
     """A replay as the engine answers it: each row alone, the padded batch, and the setting that was asked for."""
     matrix = document("matrix")
     _, reference, control, _, packed, _, leaking, *_ = matrix["cells"]
@@ -68,7 +68,7 @@ class ScriptedEngine:
     def last(self, kind: str) -> Job:
         return next(job for job in reversed(self.jobs) if job.kind == kind)
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         self.jobs.append(job)
         await asyncio.sleep(0)
         answer = self.answers.get(job.kind)
@@ -80,7 +80,7 @@ class ScriptedEngine:
             answer = await getattr(self, f"_{job.kind}")(job, on_event)
         return marshal.loads(marshal.dumps(answer))  # a copy, in a tenth of deepcopy's time
 
-    async def _open(self, job: Job, _on_event: OnEvent) -> Document:
+    async def _open(self, job: Job, _on_event: OnEvent) -> Answer:
         for name in ("run_a", "run_b", "run_log"):
             if document(name)["path"] == job.params["path"]:
                 return document(name)
@@ -88,10 +88,10 @@ class ScriptedEngine:
             "no dialect recognises this as a dump", file=job.params["path"], expected="a dump", hint="rldbg info"
         )
 
-    async def _record(self, job: Job, _on_event: OnEvent) -> Document:
+    async def _record(self, job: Job, _on_event: OnEvent) -> Answer:
         return {**document("record"), "key": job.params["key"]}
 
-    async def _inspect(self, job: Job, _on_event: OnEvent) -> Document:
+    async def _inspect(self, job: Job, _on_event: OnEvent) -> Answer:
         answer = document("inspect_pair" if job.params.get("b") else "inspect_one")
         for side in ("a", "b"):
             if asked := job.params.get(side):
@@ -99,40 +99,40 @@ class ScriptedEngine:
         answer["verdict"] = None
         return answer
 
-    async def _difference(self, job: Job, _on_event: OnEvent) -> Document:
+    async def _difference(self, job: Job, _on_event: OnEvent) -> Answer:
         return {**document("difference"), "axis": job.params["axis"]}
 
-    async def _rejudge(self, job: Job, _on_event: OnEvent) -> Document:
+    async def _rejudge(self, job: Job, _on_event: OnEvent) -> Answer:
         """Lenient limits find nothing; the table and strict ones find what the comparison did."""
         if (job.params["atol"] or 0) >= 1:
             return {**document("comparison_same")}
         return document("comparison")
 
-    async def _recorded_parity(self, job: Job, on_event: OnEvent) -> Document:
+    async def _recorded_parity(self, job: Job, on_event: OnEvent) -> Answer:
         on_event(Progress(1, 3, "batches"))
         if self.gate is not None:
             await self.gate.wait()
         return document("parity")
 
-    async def _parity(self, job: Job, on_event: OnEvent) -> Document:
+    async def _parity(self, job: Job, on_event: OnEvent) -> Answer:
         on_event(Progress(0, 2, "critic A: deepspeed"))
         on_event(LogLine("deepspeed compiles"))
         if self.gate is not None:
             await self.gate.wait()
         return document("parity")
 
-    async def _diagnose(self, job: Job, on_event: OnEvent) -> Document:
+    async def _diagnose(self, job: Job, on_event: OnEvent) -> Answer:
         answer = document("diagnosis_log" if job.params["path"].endswith(".log") else "diagnosis")
         return streamed({**answer, "path": job.params["path"]}, on_event)
 
-    async def _explain(self, job: Job, _on_event: OnEvent) -> Document:
+    async def _explain(self, job: Job, _on_event: OnEvent) -> Answer:
         return {
             "kind": "explanation",
             "id": job.params["id"],
             "text": f"{job.params['id']} looks at log-probabilities.",
         }
 
-    async def _compare(self, job: Job, on_event: OnEvent) -> Document:
+    async def _compare(self, job: Job, on_event: OnEvent) -> Answer:
         answer = document("comparison")
         on_event(Progress(12, 33, "tensors"))
         on_event(Partial({"first_divergence": answer["first_divergence"]}))
@@ -140,7 +140,7 @@ class ScriptedEngine:
             return document("comparison_same")
         return answer
 
-    async def _replay(self, job: Job, on_event: OnEvent) -> Document:
+    async def _replay(self, job: Job, on_event: OnEvent) -> Answer:
         answer = document("matrix") if job.params["matrix"] else replayed(job.params["plan"]["flags"])
         if not job.params["matrix"]:
             events: list[Event] = [LogLine("loading random:llama-tiny")]

@@ -74,7 +74,5 @@ def test_a_cut_name_keeps_the_number_of_its_layer(name: str, width: int, said: s
 ])  # fmt: skip
 def test_bitwise_is_said_only_where_every_pair_is_so(reasons: list[str], phrase: str) -> None:
     rows = [{"verdict": "SAME", "reason": reason} for reason in reasons]
-    assert (
-        fmt.comparison_answer(whole({"kind": "comparison", "counts": {"SAME": len(rows) or 2}, "tensors": rows})).where
-        == phrase
-    )
+    held = whole({"kind": "comparison", "counts": {"SAME": len(rows) or 2}, "tensors": rows})
+    assert fmt.comparison_answer(held).where == phrase

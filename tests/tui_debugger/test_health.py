@@ -60,7 +60,8 @@ def test_what_was_skipped_is_counted_and_says_why_when_opened() -> None:
 
 def test_clean_is_said_only_where_rules_looked() -> None:
     assert lines(Health(diagnosis()), [])[0].kind == "clean"
-    nothing = {**diagnosis(), "checked": []}
+    nothing = diagnosis()
+    nothing["checked"] = []
     assert all(line.kind != "clean" for line in lines(Health(nothing), []))
     assert "nothing could be diagnosed" in Health(nothing).note()
     assert Health(nothing).clean() is None

@@ -36,9 +36,7 @@ ROLLOUT, BATCH, LOG = ("rollout", "trajectory"), ("actor", "batch_inputs"), ("ac
         (_run("verl"), _run("log", LOG), False),
     ],
 )
-def test_two_paths_are_one_run_where_one_framework_wrote_records_of_different_kinds(
-    a: dict[str, Any], b: dict[str, Any], one: bool
-) -> None:
+def test_two_paths_are_one_run_where_one_framework_wrote_records_of_different_kinds(a: Any, b: Any, one: bool) -> None:
     assert are_one_run(a, b) is one
     assert are_one_run(b, a) is one
 

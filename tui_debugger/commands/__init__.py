@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from replay_core.documents.kinds import Document
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, LogLine, Progress
 from tui_debugger.format import safe
 
-D = TypeVar("D", bound=Document)
+D = TypeVar("D", bound="Document")
 
 if TYPE_CHECKING:
+    from replay_core.documents.kinds import Document
     from replay_core.records import Selection
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

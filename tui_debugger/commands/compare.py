@@ -6,18 +6,20 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from replay_core import workbench
-from replay_core.documents.comparison import ComparisonDocument, PairEntry
 from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, Partial
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
 from tui_debugger.reports.comparison import comparison_report, explanation
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, PairEntry
 
 _PATH = DumpPath()
 

@@ -7,14 +7,17 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import replay_core
-from replay_core.documents.info import InfoDocument
 from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from tui_debugger.commands import document_output, finish
+
+if TYPE_CHECKING:
+    from replay_core.documents.info import InfoDocument
 
 PACKAGES = ("textual", "rich", "numpy", "ml-dtypes", "torch", "transformers", "flash-attn", "safetensors")
 
@@ -30,24 +33,25 @@ def _info() -> InfoDocument:
     from replay_core.telemetry.devices import gpus
     from tui_debugger import paths
 
-    return InfoDocument(
-        schema_version=SCHEMA_VERSION,
-        kind="info",
+    doc: InfoDocument = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "info",
         **stamp(),
-        rldbg=replay_core.__version__,
-        python=platform.python_version(),
-        platform=platform.platform(),
-        cpu_count=os.cpu_count(),
-        gpus=gpus(),
-        packages={name: _version(name) for name in PACKAGES},
-        paths=paths.described(),
-        terminal={
+        "rldbg": replay_core.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "gpus": gpus(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "paths": paths.described(),
+        "terminal": {
             "stdin": sys.stdin.isatty(),
             "stdout": sys.stdout.isatty(),
             "encoding": sys.stdout.encoding,
             **{name: os.environ.get(name) for name in ("TERM", "COLORTERM", "TMUX", "NO_COLOR", "LANG", "LC_ALL")},
         },
-    )
+    }
+    return doc
 
 
 def _version(name: str) -> str | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import NotADumpError, RequestError
 from tui_debugger import snapshot
 from tui_debugger.commands import DumpPath
 from tui_debugger.peek import steps_in
+
+if TYPE_CHECKING:
+    from replay_core.documents.run import RunDocument
 
 #: Steps that are listed before the screen opens: what takes no longer than a blink.
 LISTED_AT_ONCE = 100

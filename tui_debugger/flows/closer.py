@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.difference import DifferenceDocument, StripCell, StripPlace
-from replay_core.documents.tensor import TensorDocument
 from replay_core.errors import RldbgError
 from replay_core.jobs import Job, ignore
 from tui_debugger.flows.errands import Errands
 from tui_debugger.state import Opened, Part
 from tui_debugger.together import named
+
+if TYPE_CHECKING:
+    from replay_core.documents.difference import DifferenceDocument, StripCell, StripPlace
+    from replay_core.documents.tensor import TensorDocument
 
 #: What nobody needs to look closer at.
 _PLAIN = frozenset({"SAME", "MISSING", "SHAPE", ""})

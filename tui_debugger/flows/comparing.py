@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import ComparisonDocument, PairEntry
 from replay_core.errors import RequestError
 from replay_core.jobs import Job, Partial, Piece
 from tui_debugger import format as fmt
@@ -21,6 +20,9 @@ from tui_debugger.flows.looking import Looking
 from tui_debugger.state import Busy, Part, Scope
 from tui_debugger.together import sides
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument, PairEntry
 
 
 class Comparing:

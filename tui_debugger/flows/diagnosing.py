@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, RldbgError
-from replay_core.jobs import Document, Event, Job, Partial, Progress
+from replay_core.jobs import Event, Job, Partial, Progress
 from tui_debugger.flows.errands import Errands
 from tui_debugger.health import Health
 from tui_debugger.state import Part
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import DiagnosisDocument, SeriesEntry
+    from replay_core.documents.run import RunDocument
 
 
 class Diagnosing:
@@ -58,8 +61,8 @@ class Diagnosing:
             health.doing = ""
             self._errands.changed(Part.RUNS, Part.ANSWER)
 
-    async def _diagnosed(self, run: RunDocument, steps: tuple[int, ...], health: Health) -> Document:
-        series: list[Document] = []
+    async def _diagnosed(self, run: RunDocument, steps: tuple[int, ...], health: Health) -> DiagnosisDocument:
+        series: list[SeriesEntry] = []
 
         def on_event(event: Event) -> None:
             if isinstance(event, Partial):
@@ -76,11 +79,14 @@ class Diagnosing:
             asked["known"] = {name: before[name] for name in ("findings", "checked", "skipped", "notes")}
         paths = [run["path"], *self.state.opened.more] if run is self.state.opened.a else [run["path"]]
         job = Job("diagnose", {"path": run["path"], "paths": paths, "stream": True, **asked})
-        document = await self._errands.engine.run(job, on_event)
+        document: DiagnosisDocument = await self._errands.engine.run(job, on_event)
         # Steps that come are no new curves: those of the whole run stay.
-        return {**document, "series": before["series"] if before is not None else series or document["series"]}
+        document["series"] = before["series"] if before is not None else series or document["series"]
+        return document
 
-    def _take_diagnosis(self, health: Health, document: Document, steps: tuple[int, ...], took_s: float) -> None:
+    def _take_diagnosis(
+        self, health: Health, document: DiagnosisDocument, steps: tuple[int, ...], took_s: float
+    ) -> None:
         before = health.document
         if steps and before is not None:
             health.document = document

@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from replay_core.documents.run import RunDocument
 from replay_core.errors import JobCancelledError, NotADumpError, RldbgError
-from replay_core.jobs import Document, Job
+from replay_core.jobs import Job
 from tui_debugger.flows.diagnosing import Diagnosing
 from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.looking import Looking
 from tui_debugger.live import LiveRun
 from tui_debugger.state import Part
+
+if TYPE_CHECKING:
+    from replay_core.documents.following import FollowingDocument
+    from replay_core.documents.run import RunDocument
 
 #: Seconds between two looks at a run that is followed.
 POLL_S = 1.0
@@ -62,23 +65,23 @@ class Following:
             state.opened.live_run = None
             self._errands.changed(Part.ANSWER)
 
-    async def _take_more(self, document: Document, live: LiveRun) -> None:
+    async def _take_more(self, document: FollowingDocument, live: LiveRun) -> None:
         live.waits = False
-        live.last_step, live.silent_s, live.pace_s = (document[n] for n in ("last_step", "silent_s", "pace_s"))
+        live.last_step, live.silent_s, live.pace_s = document["last_step"], document["silent_s"], document["pace_s"]
         if document["run"] is not None:
-            await self._grow(document["run"], whole=bool(document["whole"]))
+            await self._grow(document["run"], whole=document["whole"])
         self._diagnose_news()
 
-    async def _grow(self, run: Document, *, whole: bool) -> None:
+    async def _grow(self, run: RunDocument, *, whole: bool) -> None:
         """Take what has come. Who stands on the newest step goes on to the next; nobody else's cursor moves."""
         state = self.state
         before = state.opened.a
         newest = _newest(before)
         stands_there = before is None or state.opened.scope.step == newest
         records = run["records"] if whole or before is None else [*before["records"], *run["records"]]
-        state.opened.a = cast(RunDocument, {**run, "records": records})
+        state.opened.a = cast("RunDocument", {**run, "records": records})
         known = set(before["steps"] if before else ())
-        came = {record["key"]["step"] for record in run["records"]} - {None}
+        came = {step for record in run["records"] if (step := record["key"]["step"]) is not None}
         self._waiting |= came - known if whole else came
         self._came_at = time.monotonic()
         self._errands.changed(Part.RUNS, Part.ANSWER, Part.START)

@@ -89,7 +89,9 @@ class Looking:
             self._errands.changed(Part.INSPECT)
             await self.closer.look(params["a"], params.get("b"))
 
-    async def inspect_places(self, a: dict[str, Any], b: dict[str, Any], at_a: list[int], at_b: list[int]) -> None:
+    async def inspect_places(
+        self, a: Mapping[str, Any], b: Mapping[str, Any], at_a: list[int], at_b: list[int]
+    ) -> None:
         """Two tensors side by side, each from a place of its own on, whatever the list shows."""
         self.state.inspection.place_asked, self.state.inspection.here = True, at_a
         self.closer.give_up()

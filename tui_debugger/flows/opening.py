@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import RldbgError
-from replay_core.jobs import Document, Job
+from replay_core.jobs import Job
 from replay_core.replay.flags import IN_PANE, settings_known
 from tui_debugger import remembered, snapshot
 from tui_debugger.flows.comparing import Comparing
@@ -20,6 +20,10 @@ from tui_debugger.health import Health
 from tui_debugger.parity_view import ParityView
 from tui_debugger.state import Matrix, Part, Scope
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import DiagnosisDocument
+    from replay_core.documents.run import RecordLine, RunDocument
 
 
 class Opening:
@@ -34,7 +38,7 @@ class Opening:
         a: Path | None,
         b: Path | None,
         scope: Scope | None = None,
-        listed: Document | None = None,
+        listed: RunDocument | None = None,
         more: Sequence[Path] = (),
     ) -> None:
         """Open one dump, or a pair and look for the first divergence.
@@ -112,16 +116,17 @@ class Opening:
         state = self.state
         document = snapshot.read(path)
         state.opened.snapshot, state.opened.saved = path, document
-        self._errands.log(f"{path}: a saved {document['kind']} of {document.get('created')}")
+        self._errands.log(f"{path}: a saved {document['kind']} of {document['created']}")
         if document["kind"] == "comparison":
             state.opened.a, state.opened.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
-            state.opened.scope = Scope.of((document.get("first_divergence") or {}).get("a_key") or {})
+            first = document["first_divergence"]
+            state.opened.scope = Scope.of((first and first["a_key"]) or {})
             state.tolerance = Tolerance.of_document(document)
             self._errands.changed(Part.RUNS)
             await self._comparing.show(document)
         elif document["kind"] == "replay":
             state.replay.matrix.document, state.replay.matrix.cells = document, snapshot.cells_of(document)
-            if (document.get("matrix") or {}).get("axes"):
+            if document["matrix"]:
                 state.replay.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
             state.opened.a = snapshot.plan_as_run(document)
             self._errands.changed(Part.RUNS, Part.MATRIX, Part.ANSWER)
@@ -135,13 +140,13 @@ class Opening:
         elif document["kind"] == "run":
             state.opened.a = document
             self._errands.changed(Part.RUNS, Part.ANSWER)
-        else:
+        elif document["kind"] == "record":
             state.opened.a = snapshot.record_as_run(document)
             state.tensors.show_record(document)
             self._errands.changed(Part.RUNS, Part.TENSORS, Part.ANSWER)
             await self._looking.inspect()
 
-    async def _open_diagnosis(self, document: Document) -> None:
+    async def _open_diagnosis(self, document: DiagnosisDocument) -> None:
         """Show a saved diagnosis; its findings lead into the dump it is of, while that is still there."""
         state = self.state
         state.opened.health.document = document
@@ -158,8 +163,8 @@ class Opening:
             "a saved diagnosis: 7 lists its findings, enter goes to one, E diagnoses again", "information"
         )
 
-    def _take_settings(self, run: Document) -> None:
-        recorded = settings_known(run.get("flags"))
+    def _take_settings(self, run: RunDocument) -> None:
+        recorded = settings_known(run["flags"])
         for name in IN_PANE:
             # A dump of rows replayed alone must not make every later replay one.
             if name in recorded and name not in self.state.replay.flags_given and name != "rows_per_forward":
@@ -191,7 +196,7 @@ class Opening:
             self._errands.tell("where you were last time; d goes to the first divergence", "information")
 
 
-def _scope_of(before: remembered.Place, records: list[Document]) -> Scope | None:
+def _scope_of(before: remembered.Place, records: list[RecordLine]) -> Scope | None:
     """The scope looked at last time, while the run still has it."""
     known = before.get("scope")
     if not isinstance(known, dict):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import ExitCode, JobCancelledError, RldbgError
-from replay_core.jobs import Document, Job
+from replay_core.jobs import Job
 from tui_debugger import paths
 from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.looking import Looking
 from tui_debugger.flows.opening import Opening
 from tui_debugger.parity_view import ParityView
 from tui_debugger.state import Part, Scope
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import BatchEntry, ParityDocument, WorstValue
 
 
 class Parities:
@@ -40,18 +43,19 @@ class Parities:
             view.runs = False
             self._errands.changed(Part.PARITY, Part.ANSWER)
         if view.document is not None:
-            for note in view.document.get("notes") or []:
+            for note in view.document["notes"]:
                 self._errands.log(str(note))
             self._errands.log(view.answer().sentence)
 
-    async def _parity(self, view: ParityView) -> Document:
+    async def _parity(self, view: ParityView) -> ParityDocument:
         params = dict(view.request)
         recorded = bool(params.pop("recorded", False))
         if not recorded:
             params.setdefault("out", str(paths.new_replay_dir("parity")))
         kind, what = ("recorded_parity", "reading values") if recorded else ("parity", "parity")
         try:
-            return await self._errands.run(Job(kind, params), what, is_replay=not recorded)
+            document: ParityDocument = await self._errands.run(Job(kind, params), what, is_replay=not recorded)
+            return document
         except (asyncio.CancelledError, JobCancelledError):
             view.failed, view.why_failed = ExitCode.INTERRUPTED, "cancelled: r runs it again"
             raise
@@ -59,10 +63,9 @@ class Parities:
             view.failed, view.why_failed = error.exit_code, error.message
             raise
 
-    async def open_value(self, batch: Document, worst: Document) -> None:
+    async def open_value(self, batch: BatchEntry, worst: WorstValue) -> None:
         """Open the critics' own dumps on the tensor of values, at a token of it."""
-        sources = batch.get("sources") or {}
-        a, b = sources.get("a"), sources.get("b")
+        a, b = batch["sources"]["a"], batch["sources"]["b"]
         if not a or not b:
             self._errands.tell("the document does not say where these values lie", "warning")
             return
@@ -81,5 +84,5 @@ class Parities:
             return
         self._errands.changed(Part.TENSORS)
         self._errands.tell("a token of the parity's; P goes back to it", "information")
-        places = [worst["row"], worst["column"]], [worst.get("row_b", worst["row"]), worst["column"]]
+        places = [worst["row"], worst["column"]], [worst["row_b"], worst["column"]]
         await self._looking.inspect_places(a, b, *places)

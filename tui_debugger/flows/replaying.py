@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replay_core.errors import ChildDiedError, ModelError, RldbgError
-from replay_core.jobs import Document, Job
+from replay_core.jobs import Job, Piece
 from replay_core.replay.flags import Flags
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import NO_DUMP, answer_of
@@ -20,6 +21,9 @@ from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.opening import Opening
 from tui_debugger.state import Matrix, Part
 from tui_debugger.together import folder_of
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import CellEntry, ReplayDocument
 
 
 class Replaying:
@@ -49,7 +53,7 @@ class Replaying:
     async def _replay(self) -> None:
         state = self.state
 
-        def take(cell: Document) -> None:
+        def take(cell: CellEntry) -> None:
             state.replay.cells.append(cell)
             self._errands.log(f"replayed {label(cell)}")
             self._errands.changed(Part.TELEMETRY, Part.FLAGS)
@@ -65,7 +69,9 @@ class Replaying:
         if await self.compare_cells(baseline, cell):
             state.opened.step_verdicts[document["plan"]["step"]] = answer_of(state).word
 
-    async def _run(self, name: str, what: str, take: Callable[[Document], None], axes: str | None = None) -> Document:
+    async def _run(
+        self, name: str, what: str, take: Callable[[CellEntry], None], axes: str | None = None
+    ) -> ReplayDocument:
         """One replay job to its end; `take` is given every cell as soon as it is judged.
 
         Raises:
@@ -86,7 +92,7 @@ class Replaying:
             "flags": dict(state.replay.flags), "temperature": state.replay.temperature, "seed": state.replay.seed or 0,
         }  # fmt: skip
 
-        def take_part(part: Document) -> None:
+        def take_part(part: Piece) -> None:
             if "cell" in part:
                 take(part["cell"])
 
@@ -94,7 +100,7 @@ class Replaying:
             return Job("replay", {"plan": plan, "out": str(paths.new_replay_dir(name)), "matrix": axes, **more})
 
         try:
-            document = await self._errands.run(job(), what, is_replay=True, on_part=take_part)
+            document: ReplayDocument = await self._errands.run(job(), what, is_replay=True, on_part=take_part)
         except ChildDiedError as error:
             if axes is not None:  # its cells had children of their own: it is not one of them that died
                 raise
@@ -116,7 +122,7 @@ class Replaying:
         state.replay.matrix = Matrix(state.replay.matrix.axes, runs=True)
         self._errands.changed(Part.MATRIX)
 
-        def take(cell: Document) -> None:
+        def take(cell: CellEntry) -> None:
             state.replay.matrix.cells.append(cell)
             self._errands.changed(Part.MATRIX)
 
@@ -128,9 +134,10 @@ class Replaying:
             self._errands.changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
         if document is not None:
             state.replay.matrix.document, state.replay.matrix.cells = document, list(document["cells"])
-            state.replay.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
+            if document["matrix"]:
+                state.replay.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
 
-    async def compare_cells(self, a: Document, b: Document) -> bool:
+    async def compare_cells(self, a: CellEntry, b: CellEntry) -> bool:
         """Compare the dumps of two cells and show the divergence list; False where a cell left none."""
         sides = [dump_beside(one, other) for one, other in ((a, b), (b, a))]
         if not all(sides):
@@ -165,7 +172,11 @@ class Replaying:
         await self._opening.open(a, b)
 
 
-def _did_not_run(cell: Document) -> RldbgError:
-    error = cell["error"]
-    what = f"replay {label(cell)} {cell['outcome']}: {error['message']}"
-    return RldbgError(what, **{part: error.get(part) for part in ("file", "tensor", "expected", "found", "hint")})
+def _did_not_run(cell: CellEntry) -> RldbgError:
+    what, error = f"replay {label(cell)} {cell['outcome']}", cell["error"]
+    if error is None:
+        return RldbgError(what)
+    return RldbgError(
+        f"{what}: {error['message']}", file=error["file"], tensor=error["tensor"], expected=error["expected"],
+        found=error["found"], hint=error["hint"],
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import events
@@ -12,14 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
-from replay_core.documents.tensor import (
-    AxisStrip,
-    CounterpartEntry,
-    DifferenceStrips,
-    TensorDocument,
-    TensorSide,
-    TokensEntry,
-)
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import FieldNote, State
@@ -28,6 +20,16 @@ from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import counterpart_lines, pair_heads, parts_table, token_table, window_table
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import (
+        AxisStrip,
+        CounterpartEntry,
+        DifferenceStrips,
+        TensorDocument,
+        TensorSide,
+        TokensEntry,
+    )
 
 _EMPTY = (
     "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."
@@ -179,9 +181,10 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         text.append("\n")
         row = self._state.tensors.row
         first = self._state.tensors.comparison["first_divergence"] if self._state.tensors.comparison else None
-        if row is not None and row.is_first and not self._state.tensors.shows_record and first and first["origin"]:
+        origin = fmt.origin(first) if first else ""
+        if row is not None and row.is_first and not self._state.tensors.shows_record and origin:
             text.append("origin ", paint(self, "muted"))
-            text.append(f"{fmt.safe(first['origin'])}\n")
+            text.append("\n".join(fmt.wrapped(fmt.safe(origin), width, 7)) + "\n")
         raw = (verdict.get("index") or {}).get("raw_a")
         if raw is not None and verdict.get("a") is not None and word != "SAME":
             text.append(f"at {','.join(map(str, raw)) or 'the scalar'} ", paint(self, "muted"))

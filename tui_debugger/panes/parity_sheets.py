@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual.widget import Widget
@@ -11,6 +11,9 @@ from textual.widget import Widget
 from tui_debugger import format as fmt
 from tui_debugger.parity_view import MEASURES, ParityView, regions
 from tui_debugger.widgets.paint import paint
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import BandEntry, ParityDocument
 
 _LABEL = 24
 #: A correlation from here on is drawn as agreement.
@@ -38,7 +41,9 @@ def measures(widget: Widget, view: ParityView, width: int) -> Text:
     for _, _, region in shown:
         text.append(f"{fmt.number(region['n']):>{size}}")
     for key, label, digits in MEASURES:
-        label = f"{label} <{(view.document or {}).get('threshold'):g}" if key == "nearly_identical" else label
+        label = (
+            f"{label} <{view.document['threshold'] if view.document else 0:g}" if key == "nearly_identical" else label
+        )
         text.append(f"\n{fmt.middle(label, _LABEL - 1):<{_LABEL}}", muted)
         for _, _, region in shown:
             value = region[key]
@@ -92,7 +97,7 @@ def drift(widget: Widget, batch: Mapping[str, Any], width: int) -> Text:
     return text
 
 
-def bands(widget: Widget, rows: Sequence[Mapping[str, Any]], width: int) -> Text:
+def bands(widget: Widget, rows: Sequence[BandEntry], width: int) -> Text:
     """The published bands beside what is seen; the note where measurement contradicts them."""
     text, muted = Text(), paint(widget, "muted")
     if not rows:
@@ -101,7 +106,7 @@ def bands(widget: Widget, rows: Sequence[Mapping[str, Any]], width: int) -> Text
     data: str | None = None
     for number, row in enumerate(rows):
         seen = row["masked"]
-        inside = isinstance(seen, (int, float)) and row["low"] <= seen <= row["high"]
+        inside = isinstance(seen, (int, float)) and float(row["low"]) <= seen <= float(row["high"])
         if row["data"] != data:
             data = row["data"]
             text.append(f"\n{data}", paint(widget, "strong"))
@@ -118,15 +123,14 @@ def bands(widget: Widget, rows: Sequence[Mapping[str, Any]], width: int) -> Text
     return text
 
 
-def controls(widget: Widget, document: Mapping[str, Any], width: int) -> Text:
+def controls(widget: Widget, document: ParityDocument, width: int) -> Text:
     """What ran each critic, what was read back from the built models, and what was assumed."""
     text, muted, strong = Text(), paint(widget, "muted"), paint(widget, "strong")
-    for side in "ab":
-        one = document[side]
-        text.append(f"{side.upper()} ", paint(widget, "key"))
+    for side, one in (("A", document["a"]), ("B", document["b"])):
+        text.append(f"{side} ", paint(widget, "key"))
         text.append(f"{fmt.safe(one['backend'])} ", strong)
         ran = fmt.safe(f"{one['engine']} · {one['path']}")
-        took = f" · {fmt.seconds(one['seconds'])}" if one.get("seconds") is not None else ""
+        took = f" · {fmt.seconds(one['seconds'])}" if one["seconds"] is not None else ""
         text.append(f"{fmt.middle(ran, max(12, width - 24))}{took}\n", muted)
     rows = document["randomness"]
     size = max(8, (width - 28) // 2)
@@ -134,8 +138,8 @@ def controls(widget: Widget, document: Mapping[str, Any], width: int) -> Text:
     for row in rows:
         word, token = {True: ("yes", "muted"), False: ("NO", "missing"), None: ("?", "muted")}[row["equal"]]
         text.append(f"{fmt.middle(str(row['component']), 20):<21}")
-        for side in "ab":
-            text.append(f"{fmt.middle(_text(row[side]), size - 1):<{size}}")
+        for value in (row["a"], row["b"]):
+            text.append(f"{fmt.middle(_text(value), size - 1):<{size}}")
         text.append(f"{word}\n", paint(widget, token))
     for note in document["notes"]:
         for line in fmt.wrapped(f"note: {fmt.safe(note)}", width):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Sparkline
 
-from replay_core.documents.replay import CellEntry
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.cells import label
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import CellEntry
 
 _EMPTY = "Memory and time of a replay stand here\nwhile it runs. Press r to replay."
 

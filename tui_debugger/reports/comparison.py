@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import AroundEntry, ComparisonDocument, CoverageEntry, DivergenceEntry, PairEntry
 from replay_core.errors import SelectionError
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
 from tui_debugger.reports.summary import summary_lines
 from tui_debugger.reports.tensor_table import held_at, tensor_table, word
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import (
+        AroundEntry,
+        ComparisonDocument,
+        CoverageEntry,
+        DivergenceEntry,
+        PairEntry,
+    )
 
 #: Rows printed of each list; what is left out is counted.
 ROWS = 30
@@ -107,8 +115,8 @@ def _first(first: DivergenceEntry, beginning: str, width: int | None) -> list[st
         raw = index["raw_a"], index["raw_b"]
         a, b = words.exact_pair(first["a"], first["b"])
         lines.append(f"  values  a{raw[0] or ''} = {a}   b{raw[1] or ''} = {b}")
-    if first["origin"]:
-        lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
+    if origin := words.origin(first):
+        lines.append(f"  origin  {origin}")
     lines.append(f"  why     {first['why']}")
     if first["note"]:
         lines.append(f"  note    {first['note']}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
-from replay_core.documents.diagnosis import DiagnosisDocument, FindingEntry
 from tui_debugger import format as words
 from tui_debugger.reports.trends import trends_lines
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import DiagnosisDocument, FindingEntry
 
 WIDTH = 100
 #: Pieces of evidence printed of a finding; the document has all.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from replay_core.documents.parity import BandEntry, BatchEntry, MeasuresEntry, ParityDocument, RandomSource, WorstValue
-from replay_core.documents.parts import Number
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import (
+        BandEntry,
+        BatchEntry,
+        MeasuresEntry,
+        ParityDocument,
+        RandomSource,
+        WorstValue,
+    )
+    from replay_core.documents.parts import Number
 
 Figure = Literal[
     "pearson", "spearman", "nearly_identical", "max_abs", "mean_abs", "max_rel", "mean_rel", "slope", "offset",

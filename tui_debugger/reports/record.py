@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.parts import KeyEntry
-from replay_core.documents.record import FieldEntry, RecordDocument
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
+
+if TYPE_CHECKING:
+    from replay_core.documents.parts import KeyEntry
+    from replay_core.documents.record import FieldEntry, RecordDocument
 
 
 def record_report(doc: RecordDocument) -> str:

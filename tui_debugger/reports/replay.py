@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.comparison import SegmentEntry
-from replay_core.documents.replay import CellEntry, RankingEntry, RepeatEntry, ReplayDocument
 from replay_core.replay.flags import telling
 from tui_debugger import format as words
 from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import divergence
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import SegmentEntry
+    from replay_core.documents.replay import CellEntry, RankingEntry, RepeatEntry, ReplayDocument
 
 #: Samples printed of each cell; what is left out is counted.
 SEGMENTS = 16

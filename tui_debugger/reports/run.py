@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from replay_core.documents.run import RecordLine, RunDocument
+from typing import TYPE_CHECKING
+
 from tui_debugger.format import safe
 from tui_debugger.reports.columns import columns
+
+if TYPE_CHECKING:
+    from replay_core.documents.run import RecordLine, RunDocument
 
 
 def run_report(doc: RunDocument) -> str:

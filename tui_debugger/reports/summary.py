@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from replay_core.documents.comparison import DatumsEntry, SummaryBlock, SummaryField, TrajectoryEntry
+from typing import TYPE_CHECKING
+
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import DatumsEntry, SummaryBlock, SummaryField, TrajectoryEntry
 
 
 def summary_lines(summary: SummaryBlock) -> list[str]:

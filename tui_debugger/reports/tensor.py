@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replay_core.documents.tensor import HistogramEntry, SliceEntry, TensorDocument
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.record import key_words, short
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import HistogramEntry, SliceEntry, TensorDocument
 
 #: Cells of the longest bar of a histogram.
 _BAR = 40

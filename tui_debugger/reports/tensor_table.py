@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from replay_core.documents.comparison import MetricsEntry, PairEntry
-from replay_core.documents.parts import KeyEntry, Number
+from typing import TYPE_CHECKING
+
 from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import MetricsEntry, PairEntry
+    from replay_core.documents.parts import KeyEntry, Number
 
 _HEAD = ("verdict", "tensor", "where", "dtype", "shape", "max abs", "rel L2", "why")
 

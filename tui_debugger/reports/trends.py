@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
+from typing import TYPE_CHECKING
+
 from tui_debugger import format as words
 from tui_debugger.trend_rows import SHOWN
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import ExpectedRow, SeriesEntry
 
 #: Fewer points are no trend.
 POINTS = 3

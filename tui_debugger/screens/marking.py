@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from tui_debugger.panes.start import StartList
 from tui_debugger.panes.steps import StepsPane
 from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Mark, Part, Scope
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import CellEntry
 
 
 class Marking:
@@ -53,4 +58,6 @@ class Marking:
             self._stage.work(self._session.comparing.compare_scopes(Scope(**one.what), Scope(**other.what)), "job")
             self._stage.panes.focus("tensors")
         else:
-            self._stage.work(self._session.replaying.compare_cells(dict(one.what), dict(other.what)), "job")
+            self._stage.work(
+                self._session.replaying.compare_cells(cast("CellEntry", one.what), cast("CellEntry", other.what)), "job"
+            )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from replay_core.documents.replay import CellEntry
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
 from tui_debugger import format as fmt
@@ -26,6 +25,9 @@ from tui_debugger.state import Mark, Matrix
 from tui_debugger.widgets.bars import KeyBar
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.rows import Rows
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import CellEntry
 
 _EMPTY = (
     "No cell has run. r runs every combination of these axes, each in a child process of its own, and holds it "

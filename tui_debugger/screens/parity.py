@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -21,6 +21,9 @@ from tui_debugger.widgets.bars import KeyBar
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.plots import scatter, two_histograms
 from tui_debugger.widgets.rows import Rows
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import BatchEntry, WorstValue
 
 _NUMBERS = {name: number for number, name in enumerate(PARITY_PARTS, 1)}
 _WAITING = "Both critics run, each in a process of its own. Their values stand here once both have answered."
@@ -97,11 +100,11 @@ class Sheet(VerticalScroll, can_focus=True):
         else:
             body.update(self.sheet(batch, width, height))
 
-    def sheet(self, batch: dict[str, Any], width: int, height: int) -> Text:
+    def sheet(self, batch: BatchEntry, width: int, height: int) -> Text:
         view = self._view
         assert view.document is not None
         if self._part == "measures":
-            both = batch.get("train") is not None
+            both = batch["train"] is not None
             self.border_subtitle = ("t: eval or train" if both else "eval mode") + f" · {batch['dtype']}"
             return sheets.measures(self, view, width)
         if self._part == "scatter":
@@ -116,11 +119,11 @@ class Sheet(VerticalScroll, can_focus=True):
             return sheets.bands(self, batch["expectations"], width)
         return sheets.controls(self, view.document, width)
 
-    def _scatter(self, batch: dict[str, Any], width: int, height: int) -> Text:
+    def _scatter(self, batch: BatchEntry, width: int, height: int) -> Text:
         found, only = batch["scatter"], self._view.only_counted
         counted = "response" if batch["counted"] == "response" else "valid"
         points = [point for point in found["points"] if not only or point[2] == counted]
-        sampled = f"{found['shown']:,} of {found['total']:,} values" if found.get("sampled") else ""
+        sampled = f"{found['shown']:,} of {found['total']:,} values" if found["sampled"] else ""
         which = f"v: {'all' if only else 'those that count'}"
         self.border_subtitle = " · ".join(part for part in (sampled, which) if part)
         return scatter(self, points, width, height, ascii=self.app.has_class("-ascii"))
@@ -132,12 +135,12 @@ class WorstRows(Rows):
     def __init__(self) -> None:
         super().__init__(id="parity-worst", empty="No token that counts differs.")
         self.add_class("part")
-        self._worst: list[dict[str, Any]] = []
+        self._worst: list[WorstValue] = []
         self.border_title = _title("worst")
 
     def show(self, view: ParityView) -> None:
         batch = view.batch
-        self._worst = list(batch["worst"]) if batch else []
+        self._worst = batch["worst"] if batch else []
         self.empty = "No token that counts differs." if batch else _WAITING if view.runs else _NOTHING
         self.border_subtitle = "enter: to the token" if self._worst else ""
         no_text = bool(self._worst) and all(one["text"] is None for one in self._worst)
@@ -146,7 +149,7 @@ class WorstRows(Rows):
         self.set_count(len(self._worst), self.cursor)
 
     @property
-    def chosen(self) -> dict[str, Any] | None:
+    def chosen(self) -> WorstValue | None:
         return self._worst[self.cursor] if self.cursor < len(self._worst) else None
 
     def heading(self, width: int) -> Text:
@@ -237,13 +240,13 @@ class ParityScreen(Overlay):
         document, batch = view.document, view.batch
         if document is None or batch is None:
             return text
-        for side in "ab":
-            text.append(" ↔ " if side == "b" else "", paint(self, "muted"))
-            text.append(f"{side.upper()} ", paint(self, "key"))
-            text.append(fmt.safe(document[side]["backend"]))
+        for side, critic in (("A", document["a"]), ("B", document["b"])):
+            text.append(" ↔ " if side == "B" else "", paint(self, "muted"))
+            text.append(f"{side} ", paint(self, "key"))
+            text.append(fmt.safe(critic["backend"]))
         text.append(f" · batch {fmt.safe(batch['name'])} ({view.number + 1} of {len(view.batches)})")
         if view.is_saved:
-            text.append(f" · saved {document.get('created', '')}", paint(self, "muted"))
+            text.append(f" · saved {document['created']}", paint(self, "muted"))
         return text
 
     # ── where the focus is ───────────────────────────────────────────────────────────────────────

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from replay_core.jobs import Document
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import answer_of
 from tui_debugger.screens.stage import Stage
 
 if TYPE_CHECKING:
+    from replay_core.documents.kinds import Document
     from tui_debugger.panes.findings import FindingsPane
     from tui_debugger.panes.inspect import InspectPane
     from tui_debugger.panes.log import LogPane
@@ -56,7 +57,7 @@ class Taking:
         documents = snapshot.documents(self._state, findings=findings)
         await self.write(documents, "nothing to export: open a dump first")
 
-    async def write(self, documents: list[Document], lacking: str) -> None:
+    async def write(self, documents: Sequence[Document], lacking: str) -> None:
         """Write documents as JSON, or say what is lacking. A long list takes a second: the keys go on meanwhile."""
         try:
             written = await asyncio.to_thread(snapshot.write_each, paths.here(), documents)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual.widget import Widget
 
-from replay_core.documents.difference import DifferenceDocument, StripCell, UlpEntry
 from tui_debugger import format as fmt
 from tui_debugger.state import NoDifference
 from tui_debugger.widgets.paint import paint
 from tui_debugger.widgets.strips import heat, histogram
+
+if TYPE_CHECKING:
+    from replay_core.documents.difference import DifferenceDocument, StripCell, UlpEntry
 
 _LABEL = 9
 

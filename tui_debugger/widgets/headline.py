@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import events
 
-from replay_core.documents.comparison import ComparisonDocument
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import Flags, settings_asked
 from tui_debugger import format as fmt
@@ -16,6 +15,9 @@ from tui_debugger.answer import answer_of
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Fixed
 from tui_debugger.widgets.paint import paint, verdict_token
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument
 
 #: Lines of the answer.
 _LINES = 3

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual.widget import Widget
 
 from tui_debugger import format as fmt
 from tui_debugger.widgets.paint import paint
+
+if TYPE_CHECKING:
+    from replay_core.documents.parity import ValueHistogram
 
 #: Braille dots of a cell by (row, column) of its 4 x 2.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -89,7 +92,7 @@ def bars(widget: Widget, counts: Sequence[int], width: int, height: int, token: 
     return lines
 
 
-def two_histograms(widget: Widget, histogram: dict[str, Any] | None, width: int, height: int, counted: str) -> Text:
+def two_histograms(widget: Widget, histogram: ValueHistogram | None, width: int, height: int, counted: str) -> Text:
     """Differences b - a: of the tokens that count above, of the rest below, each on a scale of its own."""
     text = Text(no_wrap=True)
     muted = paint(widget, "muted")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual.widget import Widget
 
-from replay_core.documents.tensor import CounterpartEntry, SliceEntry, TokenColumn, TokensEntry, ValuesWindow
 from tui_debugger import format as fmt
 from tui_debugger.widgets.paint import paint
+
+if TYPE_CHECKING:
+    from replay_core.documents.tensor import CounterpartEntry, SliceEntry, TokenColumn, TokensEntry, ValuesWindow
 
 #: Rows of a slice drawn; what is left out is counted.
 _LINES = 200

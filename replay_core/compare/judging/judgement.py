@@ -6,12 +6,15 @@ Pure: figures in, verdict out, nothing is read. The sentence speaks like torch.t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, RuleAnswer, answers, mismatched
 from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
-from replay_core.documents.comparison import RuleEntry
 from replay_core.measure.pair import PairFigures
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import RuleEntry
 
 
 def judge(

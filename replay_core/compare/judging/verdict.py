@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from replay_core import naming
 from replay_core.compare.judging import limits
-from replay_core.documents.comparison import RuleEntry
-from replay_core.documents.parts import VerdictWord
 from replay_core.dtypes import coarsest
 from replay_core.naming import Meaning
+
+if TYPE_CHECKING:
+    from replay_core.documents.comparison import RuleEntry
+    from replay_core.documents.parts import VerdictWord
 
 EXACT_KINDS = frozenset({"ids", "mask", "layout", "text"})
 

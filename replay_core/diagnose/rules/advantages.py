@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
-from replay_core.documents.diagnosis import Severity
 from replay_core.objectives import advantages
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.
 CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}

@@ -10,19 +10,19 @@ from transformers import AutoModelForCausalLM
 
 from replay_core.demo.policy import score
 from replay_core.demo.train import Recipe, train_demo
-from replay_core.jobs import Document, Event, LogLine, Partial, Progress
+from replay_core.jobs import Answer, Event, LogLine, Partial, Progress
 from replay_core.objectives.advantages import group_normalised
 from replay_core.rollouts import MockRolloutWorker, RolloutReplay
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Document, list[Event]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answer, list[Event]]:
     dump, events = tmp_path_factory.mktemp("demo") / "dump", list[Event]()
     return dump, train_demo(dump, events.append, steps=2), events
 
 
 @pytest.fixture(scope="module")
-def dump(trained: tuple[Path, Document, list[Event]]) -> Path:
+def dump(trained: tuple[Path, Answer, list[Event]]) -> Path:
     return trained[0]
 
 
@@ -31,7 +31,7 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_answer_says_what_to_replay_and_every_step_is_told(trained: tuple[Path, Document, list[Event]]) -> None:
+def test_the_answer_says_what_to_replay_and_every_step_is_told(trained: tuple[Path, Answer, list[Event]]) -> None:
     dump, document, events = trained
     assert (document["dump"], document["steps"], document["step"]) == (str(dump), 2, 1)
     assert (dump / "forward_data" / f"step_000001_rank0_micro{document['micro']}.pt").is_file()

@@ -57,6 +57,16 @@ def test_the_schema_is_the_one_that_the_types_make():
     assert made.stdout == SCHEMA_PATH.read_text(encoding="utf-8")
 
 
+def test_the_screen_and_the_workbench_start_without_the_types():
+    """Made as classes they cost 10 ms, and only mypy and the schema need them."""
+    code = (
+        "import sys, tui_debugger.app, replay_core.workbench, replay_core.export.documents\n"
+        "print([name for name in sys.modules if name.startswith('replay_core.documents.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "['replay_core.documents.parts']"
+
+
 def test_every_key_of_a_type_is_described_and_nothing_else_is_let_in():
     for name, schema in SCHEMA["$defs"].items():
         if "properties" in schema:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from replay_core.desk import perform
 from replay_core.errors import ChildDiedError
 from replay_core.executors.in_process import InProcess
-from replay_core.jobs import Document, Job, OnEvent, ignore, is_coordinating
+from replay_core.jobs import Answer, Job, OnEvent, ignore, is_coordinating
 from tests.tui_debugger.driving import A, opened, press, rest, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, replayed
 from tui_debugger.answer import answer_of
@@ -93,7 +93,7 @@ def engine() -> ChildEngine:
 class EngineHere:
     """Does the jobs in this very process: what the children do, without their start."""
 
-    async def run(self, job: Job, on_event: OnEvent = ignore) -> Document:
+    async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         return perform(job, on_event)
 
     async def start(self) -> None: ...
@@ -162,7 +162,7 @@ async def test_one_sample_off_is_listed_by_both(
 
 
 async def test_a_dead_child_is_asked_again_with_every_setting_apart() -> None:
-    def answer(job: Job) -> Document:
+    def answer(job: Job) -> Answer:
         if not job.params.get("is_apart"):
             Path(job.params["out"]).mkdir(parents=True)
             raise ChildDiedError("the child process was killed by SIGKILL (9) before it answered")
