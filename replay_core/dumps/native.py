@@ -13,14 +13,14 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged
-from replay_core.records import STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.records import ALIGNMENTS, STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
 
 #: The newest layout this version reads.
 FORMAT_VERSION = 1
 
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
 _INDEX = re.compile(r"index_rank\d+\.jsonl$")
-_KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch")
+_KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 
 def detect(path: Path) -> bool:
@@ -39,6 +39,11 @@ def index(path: Path) -> Index:
             found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
+    known = manifest.get("model_facts")
+    name = known.get("name_or_path") if isinstance(known, dict) else None
+    if not found.models and isinstance(name, str) and name:
+        # What training began from: the weights of its first step, and near those of later ones.
+        found.models[0] = name
     found.problems += [
         Problem(str(path / "manifest.json"), what) for what in _told(manifest.get("facts"), "lost", "key", "why")
     ]
@@ -154,8 +159,13 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     tree = read_tree(path)
     if not isinstance(tree, dict):
         raise DumpError("a record holds a dict of fields", file=str(path), expected="dict", found=type(tree).__name__)
+    said = tree.get("alignment")
+    alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
     fields = flatten({field: value for field, value in tree.items() if field not in _KEY_FIELDS})
-    return [ref.with_(canonical=naming.canonical(ref.name)) for ref in fields]
+    return [
+        ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
+        for ref in fields
+    ]
 
 
 def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:

@@ -87,6 +87,7 @@ class StepRecorder:
         epoch: int | None = None,
         minibatch: int | None = None,
         role: str | None = None,
+        alignment: Mapping[str, str] | None = None,
         **more: Any,
     ) -> Path | None:
         """Take one record. Returns its file; None where none is written (left out, held back, no full level).
@@ -99,6 +100,8 @@ class StepRecorder:
             stage: the dump point: forward_data, loss, trajectory ...
             micro: the running number of the forward within (step, rank), across epochs and mini-batches.
             role: another role than the step's.
+            alignment: of fields whose shape does not tell it, what their token axis means: response, prompt, full,
+                next (about the token after), sample (one per sample).
 
         Raises:
             RecordExistsError: a record of this key is already on disk.
@@ -110,7 +113,8 @@ class StepRecorder:
             return None
         snapshots = self.recorder.snapshots()
         together = {**(fields or {}), **more}
-        return self.admit(stage, together, snapshots, micro=micro, epoch=epoch, minibatch=minibatch, role=role)
+        key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": minibatch, "role": role}
+        return self.admit(stage, together, snapshots, alignment=alignment, **key)
 
     record = __call__
 
@@ -124,6 +128,7 @@ class StepRecorder:
         epoch: int | None = None,
         minibatch: int | None = None,
         role: str | None = None,
+        alignment: Mapping[str, str] | None = None,
     ) -> Path | None:
         """Take one record whose tensors may be snapshots of `snapshots` already; else as calling the object."""
         role = role or self.role
@@ -142,7 +147,7 @@ class StepRecorder:
                 raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
             kept = {name: snapshots.take(value, name) for name, value in fields.items()}
             snapshots.forget()
-            return self.recorder.admit(Held(key, kept, snapshots))
+            return self.recorder.admit(Held(key, kept, snapshots, dict(alignment or {})))
         return None
 
     def running(self, epoch: int | None, minibatch: int | None, micro: int) -> int:
@@ -379,12 +384,20 @@ class Recorder:
         """Say which weights (a directory, relative to the dump or absolute, or a hub id) compute a step."""
         self._update(lambda manifest: manifest["models"].update({str(step): str(reference)}))
 
-    def note(self, *, incident: Mapping[str, Any] | None = None, model: Any = None, **facts: Any) -> None:
+    def note(
+        self,
+        *,
+        incident: Mapping[str, Any] | None = None,
+        model: Any = None,
+        flags: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
         """Keep facts in the manifest: tokenizer, seeds, parallel layout ... JSON-able.
 
         Args:
             incident: something that went wrong; added to the manifest's list.
             model: the model itself; its class, effective attention, dtype and size are kept.
+            flags: settings the run is computed with; what the Recorder was given stays.
         """
 
         def change(manifest: dict[str, Any]) -> None:
@@ -392,15 +405,20 @@ class Recorder:
                 manifest.setdefault("incidents", []).append(dict(incident))
             if model is not None:
                 manifest.setdefault("model_facts", {}).update(model_facts(model))
+            if flags:
+                manifest["flags"] = {**flags, **manifest.get("flags", {})}
             if facts:
                 manifest.setdefault("facts", {}).update(facts)
 
         self._update(change)
 
-    def checkpoint(self, step: int, model: Any, tokenizer: Any = None) -> Path:
+    def checkpoint(self, step: int, model: Any, tokenizer: Any = None, *, state: Any = None) -> Path:
         """Save the weights that compute `step` (before its optimizer step) as a Hugging Face directory.
 
         A model with `save_pretrained` is saved by it. The manifest then points replay at it.
+
+        Args:
+            state: its whole state dict, where the model itself holds shards alone.
         """
         target = self.directory / "checkpoints" / f"step_{step:06d}"
         if not self.settings.wants_step(step):
@@ -416,7 +434,9 @@ class Recorder:
 
         with self.guarded({"step": step, "part": "checkpoint"}):
             try:
-                model.save_pretrained(unfinished, safe_serialization=True)
+                model.save_pretrained(
+                    unfinished, safe_serialization=True, **({} if state is None else {"state_dict": state})
+                )
                 if tokenizer is not None:
                     tokenizer.save_pretrained(unfinished)
                 os.replace(unfinished, target)
@@ -527,11 +547,12 @@ class Recorder:
         stats = self.settings.level == "stats"
         digests = Digests(held.fields, beside=file is not None)
         if file is not None:
-            content = content_of(held.key, held.fields)
+            content = content_of(held.key, held.fields, held.alignment)
             with self._writing:
                 commit(self.directory / file, lambda out: formats.write(self.settings.format, content, out))
         known = digests.taken()
-        line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards, digests=known)
+        said = {"shards": held.snapshots.shards, "digests": known, "alignment": held.alignment}
+        line = line_of(held.key, file, held.fields, stats=stats, **said)
         # A line without a file is the record itself; one with a file is made again from it if there is no room for it.
         with contextlib.suppress(*([] if file is None else [OSError])):
             append_line(claim.index, line, durable=file is None)

@@ -24,11 +24,10 @@ from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
 from replay_core.replay.references import RANDOM
 
-
 #: What agreement means where the trainer's own numbers are not there.
 NOTHING_RECORDED = (
-    "held to nothing that the trainer computed: its record has neither log-probabilities nor logits of these tokens, so "
-    "agreement says that the settings agree with each other"
+    "held to nothing that the trainer computed: its record has neither log-probabilities nor logits of these tokens, "
+    "so agreement says that the settings agree with each other"
 )
 
 

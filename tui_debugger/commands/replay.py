@@ -58,7 +58,11 @@ def _flag_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--warm", is_flag=True, help="One child for all cells: faster, times and memory depend on their order.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
 @click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
-@click.option("--backward", is_flag=True, help="Also the loss and its gradients, of all micro-batches of the step or those of --micro.")
+@click.option(
+    "--backward",
+    is_flag=True,
+    help="Also the loss and its gradients, of all micro-batches of the step or those of --micro.",
+)
 @click.option(
     "--optimizer-step", "optimizer", is_flag=False, flag_value="", metavar="[SPEC]",
     help="With --backward: one step as well; adamw,lr=1e-6,max_grad_norm=1 ...; else as recorded.",

@@ -132,4 +132,6 @@ def _least_alone(others: F64) -> float:
     """Nats by which a sample has to be off to stand out from others whose greatest differences are these."""
     if not np.median(others):
         return limits.LEAST_AMONG_EQUAL
-    return limits.MAX_ABS["float32"][0] if float(others.max()) <= limits.LOGPROB_NOISE_FP32 else limits.LEAST_AMONG_NOISE
+    return (
+        limits.MAX_ABS["float32"][0] if float(others.max()) <= limits.LOGPROB_NOISE_FP32 else limits.LEAST_AMONG_NOISE
+    )

@@ -28,7 +28,7 @@ FILES = [
 
 
 def planted(path: Path, plant: Callable[[np.ndarray, np.ndarray], None]) -> Comparison:
-    """A genuine dump beside itself with its first log probabilities changed: `plant` gets them, and where tokens are."""
+    """A genuine dump beside itself with its first log probabilities changed: `plant` gets them and their tokens."""
     a, b = open_run(path), open_run(path)
     record, place = next(
         (record, place)
