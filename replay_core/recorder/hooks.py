@@ -145,7 +145,7 @@ SMALL = 64 << 20
 
 def is_small(model: Any) -> bool:
     """Whether a model's weights are so small that each recorded step keeps them."""
-    return sum(weight.numel() * weight.element_size() for weight in model.parameters()) <= SMALL
+    return bool(sum(weight.numel() * weight.element_size() for weight in model.parameters()) <= SMALL)
 
 
 def bare(model: Any) -> Any:

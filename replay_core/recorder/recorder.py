@@ -551,7 +551,7 @@ class Recorder:
             with self._writing:
                 commit(self.directory / file, lambda out: formats.write(self.settings.format, content, out))
         known = digests.taken()
-        said = {"shards": held.snapshots.shards, "digests": known, "alignment": held.alignment}
+        said: dict[str, Any] = {"shards": held.snapshots.shards, "digests": known, "alignment": held.alignment}
         line = line_of(held.key, file, held.fields, stats=stats, **said)
         # A line without a file is the record itself; one with a file is made again from it if there is no room for it.
         with contextlib.suppress(*([] if file is None else [OSError])):

@@ -165,7 +165,7 @@ class _Steps:
         if self._open is not None and self._open.active:
             model = self._model()
             norm = hooks.norm(weight.grad for weight in model.parameters())
-            self._open.gradients(model, **({} if norm is None else {"grad_norm": norm}))
+            self._open.gradients(model, grad_norm=norm)
 
     def gradients(self) -> None:
         """The optimizer steps next."""
@@ -241,9 +241,9 @@ def _tokens(trainer: Any, inputs: dict[str, Any]) -> float | None:
         return None
     tokens = float(inputs["num_items_in_batch"]) / trainer.accelerator.num_processes
     # Newer versions count the whole generation, of which an optimizer step takes its part; 0.29 did not.
-    source = inspect.getsource(type(trainer).__mro__[1]._compute_loss)
+    source = inspect.getsource(super(type(trainer), trainer)._compute_loss)
     per_step = micros / trainer.args.steps_per_generation if "steps_per_generation" in source else 1
-    return max(tokens, 1.0) * per_step
+    return float(max(tokens, 1.0) * per_step)
 
 
 def _alignment(fields: dict[str, Any]) -> dict[str, str]:
@@ -251,7 +251,7 @@ def _alignment(fields: dict[str, Any]) -> dict[str, str]:
     shape = getattr(fields.get("completion_ids"), "shape", None)
     if shape is None:
         return {}
-    found = {name: "prompt" for name in ("prompt_ids", "prompt_mask") if name in fields}
+    found: dict[str, str] = {name: "prompt" for name in ("prompt_ids", "prompt_mask") if name in fields}
     for name, value in fields.items():
         if name not in found and getattr(value, "shape", None) == shape:
             found[name] = "response"

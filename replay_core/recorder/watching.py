@@ -26,6 +26,7 @@ from typing import Any, cast
 
 from replay_core.errors import RequestError
 from replay_core.recorder import hooks, seams
+from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import is_storable
@@ -121,6 +122,8 @@ class _Watch:
         self._tokens: float | None = None
         self._autocast: str | None = None
         self._trained_on: set[str] = set()
+        #: Where the actor's weights came from, and their size in GiB: it may be gone when that is said.
+        self._actor: tuple[str | None, float] = (None, 0.0)
         self._number = self._calls = self._micro = self._losses = 0
         self._ended = False
         self._scaled: tuple[weakref.ref[Any], Any, Any] | None = None
@@ -256,7 +259,12 @@ class _Watch:
         )
         self._roots[module] = role or f"model{len(self._roots)}"
         recorder = self._open()
-        recorder.note(model=module, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
+        model = hooks.bare(module)
+        if self._roots[module] == "actor":
+            size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
+            self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
+            recorder.note(flags=computed_as(model, self._autocast))
+        recorder.note(model=model, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
         if len(self._roots) == 1 and seams.rank_now() == 0:
             from replay_core.recorder.forecast import Forecast
 
@@ -424,9 +432,7 @@ class _Watch:
         if "input_ids" not in self._trained_on:
             _say("a replay needs token ids, and no call of a trained model was given input_ids")
             return
-        model = hooks.bare(next(iter(self._roots)))
-        name = getattr(getattr(model, "config", None), "_name_or_path", None)
-        size = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**30
+        name, size = self._actor
         weights = (
             "with the weights of every step"
             if self._seen["checkpoints"]

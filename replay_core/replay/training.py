@@ -200,19 +200,35 @@ def _micro(
             hint=f"record {names[0]} and {names[1].replace('logprobs', 'log_probs')} beside input_ids",
         )
     tokens = single.get("tokens_of_step", single.get("num_items_in_batch"))
-    divisor = _divisor(single) if "labels" in fields and tokens is None else 1.0
+    divisor: float | None = 1.0
+    if "labels" in fields:
+        marked = 0 if recorded.batch.response_BS is None else int(recorded.batch.response_BS[:, 1:].sum())
+        divisor = _divisor(single, marked, tokens)
+        if divisor is None:
+            raise RequestError(
+                "the recorded loss is not what the labels' likelihood comes to: it was formed outside the model",
+                file=str(run.path),
+                tensor="loss",
+                expected=f"{single['forward.output.loss']:.6g}, which the model gave, or a part of it",
+                found=f"{single['loss']:.6g}",
+                hint="record what the loss is made of: advantages and old_log_probs beside input_ids",
+            )
     forward = replace(plan, capture="none")
     cell = BatchReplay(forward, flags, recorded.batch, model, temperature, on_event)
-    return _Micro(plan.micro, recorded, cell, fields, tokens, divisor)
+    return _Micro(plan.micro, recorded, cell, fields, tokens, divisor or 1.0)
 
 
-def _divisor(single: dict[str, float]) -> float:
-    """The whole number by which a trainer divided the loss that its model gave (gradient accumulation); else 1."""
+def _divisor(single: dict[str, float], marked: int, tokens: float | None) -> float | None:
+    """The whole number by which a trainer divided the loss that its model gave (gradient accumulation); None where the
+    backward began at another loss. 1 where a sum was divided by the step's `tokens`, of which `marked` are here.
+    """
     given, began = single.get("forward.output.loss"), single.get("loss")
     if not given or not began:
         return 1.0
     times = given / began
-    return float(round(times)) if times > 0.5 and abs(times - round(times)) < 1e-5 * times else 1.0
+    if tokens is not None:
+        return 1.0 if min(abs(times - 1), abs(times * marked / tokens - 1)) < 1e-3 else None
+    return float(round(times)) if times > 0.5 and abs(times - round(times)) < 1e-5 * times else None
 
 
 def _loss(

@@ -27,7 +27,7 @@ from tui_debugger.commands import fail
 @click.option("--gradients", metavar="GLOB", help="Gradients of parameters whose names hold it (*o_proj*), unclipped.")
 @click.option("--params", metavar="GLOB", help="Parameters whose names hold it, before each update.")
 @click.option("--checkpoints/--no-checkpoints", default=None,
-              help="Keep the weights of each recorded step, for replays (default: of models up to 64 MiB).")  # fmt: skip
+              help="Keep each recorded step's weights, for replays (default: of models up to 64 MiB).")  # fmt: skip
 @click.option("--outputs", is_flag=True, help="Outputs of the model however large they are.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 def command(

@@ -59,9 +59,7 @@ def _flag_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
 @click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
 @click.option(
-    "--backward",
-    is_flag=True,
-    help="Also the loss and its gradients, of all micro-batches of the step or those of --micro.",
+    "--backward", is_flag=True, help="Also the loss and its gradients, of all micro-batches of the step or of --micro."
 )
 @click.option(
     "--optimizer-step", "optimizer", is_flag=False, flag_value="", metavar="[SPEC]",
@@ -165,8 +163,8 @@ def _several(
     backward began from.
     """
     run = open_run(path)
-    first = next((record.key.step for record in run.records), 0)
-    records = run.select(step or Selection.parse(first), rank, micro)
+    first = next((record.key.step for record in run.records), None)
+    records = run.select(step or Selection.parse(first or 0), rank, micro)
     known = [record for record in records if record.key.role == (role or "actor")] or records
     ranks = sorted({record.key.rank for record in known if record.key.rank is not None})
     mine = [record.key for record in known if record.key.rank in (None, *ranks[:1])]
