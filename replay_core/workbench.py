@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
     from replay_core.documents.replay import ReplayDocument
+    from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.inspection.subject import Subject
@@ -449,3 +450,43 @@ def parity_examples() -> tuple[Path, Path]:
     from replay_core.parity.config import SHIPPED
 
     return SHIPPED / "critic_deepspeed.yaml", SHIPPED / "critic_megatron.yaml"
+
+
+def referee(
+    a: Path,
+    b: Path | None = None,
+    *,
+    weights_a: str | None = None,
+    weights_b: str | None = None,
+    on_event: OnEvent = ignore,
+    **selection: Selection | str | None,
+) -> RulingDocument:
+    """A ruling document: each side's recorded tensors against fp64 of its own inputs; noise or bug, and which side.
+
+    Args:
+        weights_a, weights_b: the model of a side, as a replay's `model`; None takes what the dump notes.
+        selection: step, rank, micro, role: the first computation of them that holds module tensors is ruled.
+
+    Raises:
+        SelectionError: nothing matches.
+    """
+    from replay_core.export.rulings import ruling_document
+    from replay_core.referee.recorded import ruled_first
+    from replay_core.referee.ruled import lacking, not_ruled
+
+    chosen: dict[str, Any] = {part: value for part, value in selection.items() if value is not None}
+    sides: list[tuple[Run, Any, list[Record], str | None]] = []
+    missing: list[tuple[Run, Any, str | None]] = []
+    for path, weights in ((a, weights_a), (b, weights_b)):
+        if path is None:
+            continue
+        run = open_run(path)
+        like = sides[0][1] if sides else None
+        place, records = ruled_first(run.select(**chosen) if chosen else run.records, like)
+        sides.append((run, place, records, weights))
+        missing.append((run, place, lacking(run, records, weights)))
+    if any(why is not None for _, _, why in missing):
+        return ruling_document(not_ruled(missing))
+    from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
+
+    return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event))

@@ -79,6 +79,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "info",
             "following",
             "explanation",
+            "ruling",
         )
     },
     "replay_core.export.documents": (("stamp", "write_document"), "the documents that commands print and save"),
@@ -97,7 +98,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 }
 
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
-TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
+TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity", "referee")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = (
     "errors",

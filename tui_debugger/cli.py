@@ -26,6 +26,7 @@ COMMANDS = {
     "show": "tui_debugger.commands.show",
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
+    "referee": "tui_debugger.commands.referee",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
     "info": "tui_debugger.commands.info",

@@ -16,6 +16,7 @@ from replay_core.documents.parts import (
     VerdictWord,
     Versioned,
 )
+from replay_core.documents.ruling import RulingDocument
 
 
 class WorstToken(TypedDict):
@@ -314,7 +315,8 @@ class ComparisonDocument(Versioned, _Tolerance):
     coverage: CoverageEntry
     segments: list[SegmentEntry] | None
     """Sample by sample against a, where the two are cells of a replay."""
-    ruling: None
+    ruling: RulingDocument | None
+    """Noise or bug, where --referee asked; null: not ruled."""
     hints: list[str]
     """What usually explains such a finding."""
     selection: dict[str, str]
