@@ -66,6 +66,32 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
     return built.with_(copies=_copies(at, order, mesh, placements))
 
 
+def laid_together(
+    at: Mapping[tuple[int, ...], TensorRef],
+    mesh: Sequence[int],
+    placements: Sequence[tuple[str, int]],
+    shape: Sequence[int],
+) -> TensorRef:
+    """The whole tensor from local ones by their place in the mesh; unreadable, with the reason, where it cannot be had.
+
+    placements: (Shard or Replicate, dimension) per axis of the mesh, which cut in the mesh's order.
+    """
+    first = next(iter(at.values()))
+    empty = TensorRef("", first.dtype, tuple(shape), Unreadable(""))
+    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate")), None)
+    if odd is not None or len(mesh) != len(placements):
+        return empty.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
+    needed = product(*(range(size if kind == "Shard" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)))
+    missing = [place for place in needed if _face(at, place, placements) is None]
+    if missing:
+        return empty.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
+    built = _built(at, {}, range(len(mesh)), mesh, placements)
+    if built is None or built.shape != tuple(shape):
+        found = list(built.shape) if built is not None else "shards that do not fit each other"
+        return empty.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(shape)}"))
+    return built
+
+
 def _copies(
     at: Mapping[tuple[int, ...], TensorRef],
     order: Sequence[int],
