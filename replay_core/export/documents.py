@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -308,8 +309,25 @@ def _problems(problems: Sequence[Problem]) -> list[ProblemEntry]:
     return [{"where": problem.where, "what": problem.what} for problem in problems]
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place for a document before the work that the document takes.
+
+    Raises:
+        RequestError: a file is there already, or its folder is not.
+    """
+    try:
+        if path.is_file():
+            raise RequestError("the file is there already", file=str(path), hint="--force writes over it")
+        if not path.parent.is_dir():
+            hint = f"mkdir -p {shlex.quote(str(path.parent))}, or --force makes it"
+            raise RequestError("the folder of the file is not there", file=str(path), hint=hint)
+    except OSError as error:
+        raise RequestError("the document cannot be written", file=str(path), found=error.strerror) from None
+
+
 def write_document(doc: Document, path: Path) -> None:
-    """Put a document under its name, whole or not at all. A device or a pipe is written to, never replaced.
+    """Put a document under its name, whole or not at all, over what is there. A device or a pipe is written to, never
+    replaced.
 
     Raises:
         RequestError: nothing can be written there.
