@@ -16,7 +16,7 @@ from replay_core.records import Parts, TensorRef, Unreadable
 
 CLASS = "torch.distributed.tensor.DTensor"
 _OLD_CLASS = "torch.distributed._tensor.api.DTensor"
-_MAX_RANKS = 1 << 16
+MAX_RANKS = 1 << 16
 #: A cut of what a later axis of the mesh has cut before: FSDP over tensor parallelism.
 STRIDED = "_StridedShard"
 
@@ -173,7 +173,7 @@ def _mesh_shape(value: dict[str, Any]) -> tuple[int, ...] | None:
     state = _mesh(value)
     ranks, layout = state.get("mesh", state.get("_mesh")), state.get("_layout")
     if isinstance(ranks, TensorRef):
-        return ranks.shape if ranks.numel <= _MAX_RANKS else None
+        return ranks.shape if ranks.numel <= MAX_RANKS else None
     inner = layout.get("state") if isinstance(layout, dict) else None
     if not isinstance(inner, dict):
         args = layout.get("args") if isinstance(layout, dict) else None
@@ -186,13 +186,13 @@ def _mesh_shape(value: dict[str, Any]) -> tuple[int, ...] | None:
         shape = inner.get("shape")
         sizes = [_size(size) for size in shape] if isinstance(shape, (tuple, list)) else [_size(shape)]
     known = [size for size in sizes if size]
-    return tuple(known) if known and len(known) == len(sizes) and prod(known) <= _MAX_RANKS else None
+    return tuple(known) if known and len(known) == len(sizes) and prod(known) <= MAX_RANKS else None
 
 
 def _size(shape: Any) -> int:
     """How many ranks one axis of a layout has: nested tuples multiply; 0 where it cannot be told."""
     if type(shape) is int:
-        return shape if 0 < shape <= _MAX_RANKS else 0
+        return shape if 0 < shape <= MAX_RANKS else 0
     return prod(_size(part) for part in shape) if isinstance(shape, (tuple, list)) and len(shape) < 64 else 0
 
 
