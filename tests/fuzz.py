@@ -2,16 +2,15 @@
 
     python -m tests.fuzz SECONDS [SEED] [TARGET,TARGET]
 
-The corpus lies in `tests/data/fuzz`, a folder for a target. What comes of a mutant is an answer or an error of rldbg's, in two
-seconds and half a gigabyte, with nothing executed. A mutant that breaks this is kept, and its place is told. Exit code 1
-where there is one.
+The corpus lies in `tests/data/fuzz`, a folder for a target. What comes of a mutant is an answer or an error of
+rldbg's, in two seconds and half a gigabyte, with nothing executed. A mutant that breaks this is kept, and its place is
+told. Exit code 1 where there is one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import resource
 import signal
@@ -60,6 +59,21 @@ class Figures:
         return bool(self.executed or self.hung or self.over_budget or self.internal)
 
 
+class _Watch:
+    """Hears what runs while a mutant is opened: the harness's own doings beside that are none of its."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.heard: list[str] = []
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.is_on and event in FORBIDDEN and not is_harmless(event, arguments):
+            self.heard.append(f"{event} {arguments!r:.80}")
+
+
+_WATCH = _Watch()
+
+
 class HungError(BaseException):
     """It takes too long to wait for."""
 
@@ -77,7 +91,7 @@ def _native(path: Path) -> None:
     (path.parent / "manifest.json").write_text(
         '{"format": "rldbg-dump", "schema_version": 1, "models": {}, "flags": {}}'
     )
-    os.replace(path, path.with_name("index_rank0.jsonl"))
+    (path.parent / "index_rank0.jsonl").write_bytes(path.read_bytes())
     _dump(path.parent)
 
 
@@ -138,32 +152,22 @@ def run(seconds: float, seed: int, targets: list[str]) -> dict[str, Figures]:
     """The figures of each target, all of which take turns until the time is over."""
     chance, figures = random.Random(seed), {target: Figures() for target in targets}
     corpus = {target: sorted((CORPUS / target).iterdir()) for target in targets}
-    kept_in, executed, is_watching = Path(tempfile.mkdtemp(prefix="rldbg-fuzz-")), list[str](), False
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if is_watching and event in FORBIDDEN and not is_harmless(event, arguments):
-            executed.append(f"{event} {arguments!r:.80}")
-
+    kept_in = Path(tempfile.mkdtemp(prefix="rldbg-fuzz-"))
     with tempfile.TemporaryDirectory() as folder:
         for target in targets:  # what reading imports is imported before anybody watches
             for path in corpus[target]:
                 _one(TARGETS[target], Path(folder), path.name, path.read_bytes(), Figures())
-        sys.addaudithook(watch)
+        sys.addaudithook(_WATCH)
         signal.signal(signal.SIGALRM, _hung)
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             target = targets[sum(one.tried for one in figures.values()) % len(targets)]
             path, one = chance.choice(corpus[target]), figures[target]
             data = mutated(path.read_bytes(), chance)
-            executed.clear()
-            is_watching = True
-            what = _one(TARGETS[target], Path(folder), path.name, data, one)
-            is_watching = False
-            one.executed += bool(executed)
-            if what or executed:
+            if what := _one(TARGETS[target], Path(folder), path.name, data, one):
                 name = f"{target}-{one.tried}-{path.name}"
                 (kept_in / name).write_bytes(data)
-                one.kept.append(f"{kept_in / name}: {what or executed[0]}")
+                one.kept.append(f"{kept_in / name}: {what}")
     return figures
 
 
@@ -175,6 +179,8 @@ def _one(opens: Callable[[Path], None], folder: Path, name: str, data: bytes, fi
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     what = None
     signal.alarm(HUNG_S)
+    _WATCH.heard.clear()
+    _WATCH.is_on = True
     try:
         opens(path)
     except RldbgError:
@@ -189,6 +195,10 @@ def _one(opens: Callable[[Path], None], folder: Path, name: str, data: bytes, fi
         what = f"{type(error).__name__}: {error!s:.200}"
     finally:
         signal.alarm(0)
+        _WATCH.is_on = False
+    if _WATCH.heard:
+        figures.executed += 1
+        what = _WATCH.heard[0]
     took, grown = time.thread_time() - began, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     figures.tried += 1
     figures.slowest_s = max(figures.slowest_s, took)
