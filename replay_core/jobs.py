@@ -116,7 +116,8 @@ def event_from_mapping(mapping: Mapping[str, Any]) -> Event:
     """
     name = mapping["event"]
     kind = _EVENTS.get(name) if isinstance(name, str) else None
-    if kind is None or not all(isinstance(mapping.get(field), _TYPES[field]) for field in kind.__slots__):
+    fields = () if kind is None else kind.__slots__
+    if kind is None or not all(one in mapping and isinstance(mapping[one], _TYPES[one]) for one in fields):
         raise ValueError(f"no event: {name!r:.40}")
     return kind(**{field: mapping[field] for field in kind.__slots__})
 

@@ -32,6 +32,7 @@ GARBLED = [
     b'{"id": 1, "event": "none"}',
     b'{"id": 1, "event": "progress", "done": 1}',
     b'{"id": 1, "event": "sample", "elapsed_s": "x", "host_mib": 1, "gpu_mib": null, "cpu_percent": 1}',
+    b'{"id": 1, "event": "progress", "done": 1, "what": "x"}',
     b'{"id": 1, "event": ["log"], "text": "x"}',
     b'{"id": 1}',
     b'{"id": 1, "error": "text"}',
