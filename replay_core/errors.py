@@ -22,7 +22,6 @@ helps; it crosses a process boundary as a plain mapping and comes out as the sam
 
 from __future__ import annotations
 
-import traceback
 from enum import IntEnum
 from importlib.util import find_spec
 from typing import Any
@@ -169,6 +168,8 @@ def stack_of(error: BaseException) -> list[str]:
 
     A text may quote the file that was read, and with it tensors, prompts or a secret.
     """
+    import traceback  # only who crashes pays
+
     lines = []
     before = error.__cause__ or error.__context__
     if before is not None and before is not error:

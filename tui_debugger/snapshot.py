@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from replay_core.documents.reopening import read_document
 from replay_core.errors import DumpError
 from tui_debugger import paths
 from tui_debugger.state import State
@@ -74,6 +73,8 @@ def read(path: Path) -> Document:
     Raises:
         DumpError: it is not as the schema says, or of a kind the screen does not show.
     """
+    from replay_core.documents.reopening import read_document  # every document's type: 10 ms that no dump pays
+
     document = read_document(path)
     if document.get("kind") not in KINDS:
         raise _unshown(path, str(document.get("kind")))
