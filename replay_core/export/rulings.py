@@ -113,6 +113,7 @@ def _tensor(one: RuledClaim) -> RuledTensor:
         "position": None if one.row is None else one.row[1],
         "channel": found.worst_channel,
         "recipe": one.recipe,
+        "rounding": one.rounding,
         "statistics": [
             {"name": name, "value": value, "noise": noise, "excess": excess}
             for name, (value, noise, excess) in found.statistics.items()
