@@ -50,7 +50,10 @@ def ruling_document(ruling: Ruling) -> RulingDocument:
 
 def _sentence(word: str | None, side: str | None, first: RuledClaim | None, best: str | None, ruled: Any) -> str:
     if word is None:
-        return "; ".join(f"{name} not ruled: {one.why_not}" for name, one in ruled.items() if one.why_not is not None)
+        why = {name: one.why_not for name, one in ruled.items() if one.why_not is not None}
+        if len(set(why.values())) == 1 and len(why) == len(ruled):
+            return next(iter(why.values()))
+        return "; ".join(f"side {name}: {one}" for name, one in why.items())
     counts = [one.coverage for one in ruled.values() if one.coverage is not None]
     covered = f"{sum(one['ruled'] for one in counts)} of {sum(one['recorded'] for one in counts)} tensors ruled"
     if first is None:

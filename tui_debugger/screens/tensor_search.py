@@ -32,7 +32,7 @@ class TensorSearch:
             return
         self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}")
         rows = self._state.tensors.rows
-        at = next((place for place, row in enumerate(rows) if row["name"] == ruled["tensor"]), None)
+        at = next((place for place, row in enumerate(rows) if row.name == ruled["tensor"]), None)
         if at is not None:
             self.select(at)
 
