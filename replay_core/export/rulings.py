@@ -48,9 +48,11 @@ def ruling_document(ruling: Ruling) -> RulingDocument:
     return clean(doc)
 
 
-def _sentence(word: str | None, side: str | None, first: RuledClaim | None, best: str | None, ruled: Any) -> str:
+def _sentence(
+    word: str | None, side: str | None, first: RuledClaim | None, best: str | None, ruled: dict[str, RuledSide]
+) -> str:
     if word is None:
-        why = {name: one.why_not for name, one in ruled.items() if one.why_not is not None}
+        why: dict[str, str] = {name: one.why_not for name, one in ruled.items() if one.why_not is not None}
         if len(set(why.values())) == 1 and len(why) == len(ruled):
             return next(iter(why.values()))
         return "; ".join(f"side {name}: {one}" for name, one in why.items())
