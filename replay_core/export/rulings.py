@@ -52,10 +52,10 @@ def _sentence(
     word: str | None, side: str | None, first: RuledClaim | None, best: str | None, ruled: dict[str, RuledSide]
 ) -> str:
     if word is None:
-        why: dict[str, str] = {name: one.why_not for name, one in ruled.items() if one.why_not is not None}
-        if len(set(why.values())) == 1 and len(why) == len(ruled):
-            return next(iter(why.values()))
-        return "; ".join(f"side {name}: {one}" for name, one in why.items())
+        lacks = {name: one.why_not for name, one in ruled.items() if one.why_not is not None}
+        if len(set(lacks.values())) == 1 and len(lacks) == len(ruled):
+            return next(iter(lacks.values()))
+        return "; ".join(f"side {name}: {said}" for name, said in lacks.items())
     counts = [one.coverage for one in ruled.values() if one.coverage is not None]
     covered = f"{sum(one['ruled'] for one in counts)} of {sum(one['recorded'] for one in counts)} tensors ruled"
     if first is None:
