@@ -149,8 +149,12 @@ NOTES = frozenset(
 )  # fmt: skip
 
 _MODULE = re.compile(r"\.(inputs|output)(\.|$)")
+_EXPERTS = re.compile(r"(?:^|\.)experts\.")
 #: What a trainer puts around a model (a state dict may hold `model.model.layers`), and around modules inside it.
-_WRAPPERS = re.compile(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+")
+#: The model itself is a module too: what goes into it keeps a name before `.inputs`.
+_WRAPPERS = re.compile(
+    r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))"
+)
 _INSIDE = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
 
@@ -217,6 +221,11 @@ def is_input(name: str) -> bool:
     """Whether the name is a module's recorded input (not its output)."""
     found = _MODULE.search(name)
     return bool(found and found.group(1) == "inputs")
+
+
+def is_routed(name: str) -> bool:
+    """Whether the name is a tensor inside a layer of experts: its rows are the tokens that a router sent there."""
+    return is_module_tensor(name) and _EXPERTS.search(module_of(name)) is not None
 
 
 #: Parts of a model in the order in which a forward calls them: siblings are held against each other, words of one line
@@ -298,6 +307,8 @@ def meaning(name: str) -> Meaning:
         tail = name[len(module_of(name)) + 1 :]
         if tail.endswith("attention_mask"):
             return Meaning(Phase.MODULES, "mask")
+        if tail.endswith("input_ids"):
+            return Meaning(Phase.MODULES, "ids", "valid", "full")
         if tail.endswith("position_ids"):
             return Meaning(Phase.MODULES, "positions", "valid", "full")
         return Meaning(Phase.MODULES, "activation", "valid", "full")

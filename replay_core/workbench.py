@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
+    from replay_core.documents.weights import WeightsDocument
     from replay_core.inspection.subject import Subject
     from replay_core.measure.statistics import Statistics
+    from replay_core.weight_sync.state import WeightState
 
 
 def open_dump(
@@ -450,6 +452,61 @@ def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_even
 
     asked = {} if threshold is None else {"threshold": threshold}
     return parity_document(read_parity(a, b, on_event=on_event, **asked))
+
+
+def compare_weights(
+    sent: Path,
+    received: Sequence[Path],
+    *,
+    before: Path | None = None,
+    older: Sequence[Path] = (),
+    step: int | None = None,
+    parallel: int | None = None,
+    name: Sequence[str] = (),
+    allowed: Sequence[str] = (),
+    on_event: OnEvent = ignore,
+) -> WeightsDocument:
+    """A weights document: what each parameter of an engine holds of what a trainer pushed.
+
+    Args:
+        sent: the trainer's weights: a checkpoint, a state dict, a dump with records of stage param (its other steps are
+            tried as older ones).
+        received: the engine's, values or digests; several paths are its ranks.
+        before: what the engine held before the push, in either side's names.
+        older: weights of other steps.
+        step: of the dump `sent`; None is its last.
+        parallel: over how many ranks the engine's parameters are cut; None: as their shapes say.
+        name: only destinations of these names (globs).
+        allowed: arrivals that fail nothing.
+
+    Raises:
+        DumpError: a path cannot be opened.
+        NothingComparableError: a side holds no parameters, or no two meet.
+    """
+    from replay_core.export.weights import weights_document
+    from replay_core.weight_sync.arrival import judge
+    from replay_core.weight_sync.state import states_of
+    from replay_core.weight_sync.suspects import Known
+
+    sender = _only_one(states_of(sent, step=step), sent)
+    others = [one for one in states_of(sent, every_step=True) if one.step not in (None, sender.step)]
+    others += [one for path in older for one in states_of(path, every_step=True)]
+    earlier = None if before is None else _only_one(states_of(before), before)
+    known = Known(sender, earlier, tuple(others))
+    states = [state for path in received for state in states_of(path)]
+    return weights_document(judge(known, states, parallel=parallel, names=name, on_event=on_event), allowed)
+
+
+def _only_one(states: list[WeightState], path: Path) -> WeightState:
+    if len(states) > 1:
+        ranks = ", ".join(str(state.rank) for state in states)
+        raise RequestError(
+            "the weights are in several parts that nothing puts together",
+            expected="one state of all parameters",
+            found=f"{path}: ranks {ranks}",
+            hint="give a checkpoint of whole parameters, or the FSDP checkpoint itself",
+        )
+    return states[0]
 
 
 def parity_examples() -> tuple[Path, Path]:

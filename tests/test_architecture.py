@@ -19,17 +19,16 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
-    ("parity", "referee"),
+    ("parity", "referee", "weight_sync"),
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
     ("dumps", "objectives"),
     ("samples",),  # which tokens of which samples
     ("measure", "decoding"),
     ("pages",),
-    ("file_spans",),  # bytes of a file, never a SIGBUS
-    ("records", "naming", "jobs"),
+    ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
-    ("selection", "dtypes"),
+    ("selection", "dtypes", "file_spans", "budget"),  # bytes of a file without a SIGBUS; what a file may cost
     ("errors",),
 )
 
@@ -48,7 +47,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("answer",),  # what the top of the screen says of the state
     ("state",),
     ("tensor_list",),
-    ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells"),
+    ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "settings", "collecting"),
     ("format", "paths", "actions"),
 )
@@ -59,6 +58,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.workbench": (None, "the façade: every headless command asks here"),
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
     "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
+    "replay_core.budget": (("limit_process", "lift_limit"), "memory of a process that reads untrusted files"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),
@@ -79,6 +79,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "info",
             "following",
             "explanation",
+            "weights",
             "ruling",
         )
     },
@@ -93,6 +94,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
+    "replay_core.replay.architectures": (("ARCHITECTURES",), "the random models that a question completes"),
     "replay_core.replay.frontier": (None, "which modules to look at after digests: plain data, no torch"),
     "replay_core.replay.forecast": (None, "what cannot run here, by the file system alone"),
     "replay_core.demo.faults": (("FAULTS",), "the choices of `demo --fault`: plain data, no torch"),
@@ -110,6 +112,7 @@ NUMPY_FREE = (
     "records",
     "dtypes",
     "naming",
+    "engine_names",
     "jobs",
     "recorder",
     "export",

@@ -31,6 +31,7 @@ COMMANDS = {
     "referee": "tui_debugger.commands.referee",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
+    "weights": "tui_debugger.commands.weights",
     "info": "tui_debugger.commands.info",
     "help": "tui_debugger.commands.help",
     "completion": "tui_debugger.commands.completion",

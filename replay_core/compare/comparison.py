@@ -28,6 +28,7 @@ from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
+from replay_core.compare.pairing.routing import rerouted, said
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
 from replay_core.errors import NothingComparableError, SelectionError
@@ -254,8 +255,7 @@ class _Work:
             entries += self._of_facing(facing, once, only_layout)
         entries.sort(key=lambda entry: entry[0])
         result.notes += [
-            f"{where}: {number} one-sided tensors only lay the same samples out differently; "
-            "tokens are compared one by one"
+            f"{where}: {number} tensors only lay the same samples out differently; tokens are compared one by one"
             for where, number in only_layout.items()
         ]
         for facing in again:
@@ -286,6 +286,8 @@ class _Work:
         pairs = list(pair_tensors(facing))
         both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
         facing.paired = {id(ref) for _, ref in both}
+        facing.rerouted = rerouted(pairs, facing)
+        result.notes += said(facing.rerouted)
         for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):

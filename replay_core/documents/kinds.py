@@ -16,6 +16,7 @@ from replay_core.documents.replay import ReplayDocument
 from replay_core.documents.ruling import RulingDocument
 from replay_core.documents.run import RunDocument
 from replay_core.documents.tensor import TensorDocument
+from replay_core.documents.weights import WeightsDocument
 
 Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.14
     RunDocument,
@@ -29,5 +30,6 @@ Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.1
     ParityDocument,
     FollowingDocument,
     ExplanationDocument,
+    WeightsDocument,
     RulingDocument,
 ]

@@ -30,7 +30,7 @@ def exit_code(
         return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
     if doc["kind"] == "ruling":
         return _ruling(doc, fail_above)
-    if doc["kind"] == "parity":
+    if doc["kind"] == "parity" or doc["kind"] == "weights":
         return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES
     return ExitCode.AGREES
 

@@ -157,7 +157,7 @@ class _Watch:
             except RequestError as error:
                 self._refused = str(error)
                 raise
-            self._recorder.note(recorded_by="rldbg record", command_line=sys.argv)
+            self._recorder.note(recorded_by="rldbg record")
         return self._recorder
 
     def _current(self) -> StepRecorder:
