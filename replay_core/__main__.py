@@ -161,7 +161,8 @@ class _Loop:
             self._write_whole(line)
         finally:
             self._is_writing = False
-        self._stop_if_cancelled()
+        if not _is_importing(sys._getframe()):
+            self._stop_if_cancelled()
 
     def _write_whole(self, line: bytes) -> None:
         with self._answering:
