@@ -43,7 +43,7 @@ def worst_row(pair: PairFigures) -> float:
         if not typical:
             return float("inf")
         return float(np.sqrt((pair.row_d2 / np.maximum(pair.row_a2, typical)).max()))
-    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * float(np.median(pair.row_a2))
+    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * median(pair.row_a2)
     return float(pair.row_rel[weight].max(initial=0.0))
 
 
@@ -86,6 +86,8 @@ class _Parts:
     ) -> Seen | None:
         """The largest limit at which parts of this size that hold a pattern are no chance: too many, or (`few`) off by
         far more than is typical."""
+        if not holds.any():
+            return None
         some = self.a2 > 0
         off = np.sqrt(self.d2 / self.a2)
         far = holds & few & (off >= limits.ROW_GAIN_OVER_TYPICAL * float(np.median(off[some]))) if some.any() else holds
@@ -183,9 +185,9 @@ def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen |
     if int(np.count_nonzero(there)) < limits.FEWEST_TYPICAL:
         return None
     rel, norm = np.sqrt(d2[there] / a2[there]), np.sqrt(a2[there])
-    typical = float(np.median(rel))
+    typical = median(rel)
     unit = max(typical, limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row] / times)
-    size = np.minimum(rel, np.sqrt(d2[there]) / float(np.median(norm))) / unit
+    size = np.minimum(rel, np.sqrt(d2[there]) / median(norm)) / unit
     value = crowded(size, times)
     if value is None:
         return None
@@ -195,6 +197,13 @@ def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen |
         f"their norm, the others typically by {typical:.2g}"
     )
     return Seen(value, text, times * unit if what == "rows" else None)
+
+
+def median(values: F64) -> float:
+    """The median of numbers none of which is NaN: numpy's own, which looks for NaN, takes six times as long."""
+    half = values.size // 2
+    parted = np.partition(values, half)
+    return float(parted[half] if values.size % 2 else (parted[:half].max() + parted[half]) / 2)
 
 
 def crowded(size: F64, times: float) -> float | None:
