@@ -68,6 +68,7 @@ class Replaying:
             self._errands.log(said)
         if await self.compare_cells(baseline, cell):
             state.opened.step_verdicts[document["plan"]["step"]] = answer_of(state).word
+            self._errands.changed(Part.RUNS, Part.ANSWER)
 
     async def _run(
         self, name: str, what: str, take: Callable[[CellEntry], None], axes: str | None = None
