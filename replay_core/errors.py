@@ -22,6 +22,7 @@ helps; it crosses a process boundary as a plain mapping and comes out as the sam
 from __future__ import annotations
 
 from enum import IntEnum
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -170,6 +171,8 @@ def missing_library(error: BaseException, what: str) -> UnavailableError | None:
     library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if library not in EXTRAS:
         return None
+    if EXTRAS[library] == "replay" and find_spec("torch") is None:
+        library = "torch"  # what it is about: the smaller one only happened to be asked for first
     return UnavailableError(
         f"{what} needs {library}",
         expected=f"the extra `{EXTRAS[library]}`",

@@ -149,8 +149,12 @@ NOTES = frozenset(
 )  # fmt: skip
 
 _MODULE = re.compile(r"\.(inputs|output)(\.|$)")
+_EXPERTS = re.compile(r"(?:^|\.)experts\.")
 #: What a trainer puts around a model (a state dict may hold `model.model.layers`), and around modules inside it.
-_WRAPPERS = re.compile(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+")
+#: The model itself is a module too: what goes into it keeps a name before `.inputs`.
+_WRAPPERS = re.compile(
+    r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))"
+)
 _INSIDE = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
 
@@ -219,6 +223,81 @@ def is_input(name: str) -> bool:
     return bool(found and found.group(1) == "inputs")
 
 
+def is_routed(name: str) -> bool:
+    """Whether the name is a tensor inside a layer of experts: its rows are the tokens that a router sent there."""
+    return is_module_tensor(name) and _EXPERTS.search(module_of(name)) is not None
+
+
+#: Parts of a model in the order in which a forward calls them: siblings are held against each other, words of one line
+#: are words for one thing. A part that is not here comes where the blank line is.
+_CALLED = """
+inputs
+vision_tower visual vision_model audio_tower
+multi_modal_projector connector
+encoder
+decoder language_model
+embed_tokens embedding embeddings wte word_embeddings tok_embeddings embed_in
+embed_positions wpe position_embeddings token_type_embeddings
+rotary_emb rotary_pos_emb
+layers layer h blocks block
+input_layernorm ln_1 attention_norm norm1
+self_attn attn attention self_attention linear_attn mamba mixer
+post_attention_layernorm ln_2 ffn_norm norm2 pre_mlp_layernorm
+pre_feedforward_layernorm
+mlp feed_forward ffn block_sparse_moe
+post_feedforward_layernorm
+q_a_proj
+q_a_layernorm
+q_b_proj
+q_proj wq query qkv_proj c_attn query_key_value linear_qkv in_proj in_proj_qkvz
+q_norm q_layernorm
+kv_a_proj_with_mqa
+kv_a_layernorm
+kv_b_proj
+k_proj wk key in_proj_ba
+k_norm k_layernorm
+v_proj wv value
+conv1d
+gate router
+experts
+gate_proj w1 c_fc fc1 linear_fc1 gate_up_proj dense_h_to_4h
+up_proj w3
+base_layer
+lora_A
+lora_B
+weight
+bias
+
+act_fn
+down_proj w2 fc2 linear_fc2 dense_4h_to_h
+shared_expert shared_experts
+norm ln_f final_layernorm final_layer_norm
+o_proj out_proj wo c_proj dense linear_proj
+lm_head output_layer embed_out score v_head value_head
+output
+"""
+_BEFORE, _AFTER = (text.strip().splitlines() for text in _CALLED.split("\n\n"))
+_RANKS = {word: rank for rank, line in enumerate(_BEFORE) for word in line.split()}
+_RANKS |= {word: rank for rank, line in enumerate(_AFTER, len(_BEFORE) + 1) for word in line.split()}
+_PIECES = re.compile(r"(\D*)(\d{0,18})")
+
+#: Where in a model something is: of every part of its name the rank, and the part itself with its numbers as numbers.
+Place = tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
+
+
+def called(name: str) -> Place:
+    """Sort key by which names of a model's tensors stand as a forward comes to them: layer 2 before layer 10,
+    attention before the MLP, a module's inputs before its parts and these before its output.
+    """
+    return tuple(map(_part, name.split(".")))
+
+
+@lru_cache(maxsize=1 << 12)
+def _part(word: str) -> tuple[int, tuple[tuple[str, int], ...]]:
+    pieces = tuple((text, int(digits or -1)) for text, digits in _PIECES.findall(word) if text or digits)
+    return _RANKS.get(word, len(_BEFORE)), pieces
+
+
 def meaning(name: str) -> Meaning:
     """What a canonical name implies; an unknown name has no phase and is judged as a plain value."""
     known = MEANINGS.get(name)
@@ -228,6 +307,8 @@ def meaning(name: str) -> Meaning:
         tail = name[len(module_of(name)) + 1 :]
         if tail.endswith("attention_mask"):
             return Meaning(Phase.MODULES, "mask")
+        if tail.endswith("input_ids"):
+            return Meaning(Phase.MODULES, "ids", "valid", "full")
         if tail.endswith("position_ids"):
             return Meaning(Phase.MODULES, "positions", "valid", "full")
         return Meaning(Phase.MODULES, "activation", "valid", "full")

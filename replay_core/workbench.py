@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
     from replay_core.documents.replay import ReplayDocument
+    from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
+    from replay_core.documents.weights import WeightsDocument
     from replay_core.inspection.subject import Subject
     from replay_core.measure.statistics import Statistics
+    from replay_core.weight_sync.state import WeightState
 
 
 def open_dump(
@@ -340,6 +343,13 @@ def diagnose(
     return diagnosis_document(run, found, series_block(case.signals))
 
 
+def dialects() -> list[str]:
+    """Who writes what can be opened."""
+    from replay_core.dumps.opening import DIALECTS
+
+    return list(dict.fromkeys(dialect.name for dialect in DIALECTS))
+
+
 def explain_rule(id: str) -> str:
     """What a rule of the catalogue looks at, as text.
 
@@ -444,8 +454,103 @@ def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_even
     return parity_document(read_parity(a, b, on_event=on_event, **asked))
 
 
+def compare_weights(
+    sent: Path,
+    received: Sequence[Path],
+    *,
+    before: Path | None = None,
+    older: Sequence[Path] = (),
+    step: int | None = None,
+    parallel: int | None = None,
+    name: Sequence[str] = (),
+    allowed: Sequence[str] = (),
+    on_event: OnEvent = ignore,
+) -> WeightsDocument:
+    """A weights document: what each parameter of an engine holds of what a trainer pushed.
+
+    Args:
+        sent: the trainer's weights: a checkpoint, a state dict, a dump with records of stage param (its other steps are
+            tried as older ones).
+        received: the engine's, values or digests; several paths are its ranks.
+        before: what the engine held before the push, in either side's names.
+        older: weights of other steps.
+        step: of the dump `sent`; None is its last.
+        parallel: over how many ranks the engine's parameters are cut; None: as their shapes say.
+        name: only destinations of these names (globs).
+        allowed: arrivals that fail nothing.
+
+    Raises:
+        DumpError: a path cannot be opened.
+        NothingComparableError: a side holds no parameters, or no two meet.
+    """
+    from replay_core.export.weights import weights_document
+    from replay_core.weight_sync.arrival import judge
+    from replay_core.weight_sync.state import states_of
+    from replay_core.weight_sync.suspects import Known
+
+    sender = _only_one(states_of(sent, step=step), sent)
+    others = [one for one in states_of(sent, every_step=True) if one.step not in (None, sender.step)]
+    others += [one for path in older for one in states_of(path, every_step=True)]
+    earlier = None if before is None else _only_one(states_of(before), before)
+    known = Known(sender, earlier, tuple(others))
+    states = [state for path in received for state in states_of(path)]
+    return weights_document(judge(known, states, parallel=parallel, names=name, on_event=on_event), allowed)
+
+
+def _only_one(states: list[WeightState], path: Path) -> WeightState:
+    if len(states) > 1:
+        ranks = ", ".join(str(state.rank) for state in states)
+        raise RequestError(
+            "the weights are in several parts that nothing puts together",
+            expected="one state of all parameters",
+            found=f"{path}: ranks {ranks}",
+            hint="give a checkpoint of whole parameters, or the FSDP checkpoint itself",
+        )
+    return states[0]
+
+
 def parity_examples() -> tuple[Path, Path]:
     """The two tiny critic configurations that come with rldbg: DeepSpeed's, Megatron's."""
     from replay_core.parity.config import SHIPPED
 
     return SHIPPED / "critic_deepspeed.yaml", SHIPPED / "critic_megatron.yaml"
+
+
+def referee(
+    a: Path,
+    b: Path | None = None,
+    *,
+    weights_a: str | None = None,
+    weights_b: str | None = None,
+    on_event: OnEvent = ignore,
+    **selection: Selection | str | None,
+) -> RulingDocument:
+    """A ruling document: each side's recorded tensors against fp64 of its own inputs; noise or bug, and which side.
+
+    Args:
+        weights_a, weights_b: the model of a side, as a replay's `model`; None takes what the dump notes.
+        selection: step, rank, micro, role: the first computation of them that holds module tensors is ruled.
+
+    Raises:
+        SelectionError: nothing matches.
+    """
+    from replay_core.export.rulings import ruling_document
+    from replay_core.referee.recorded import ruled_first
+    from replay_core.referee.ruled import lacking, not_ruled
+
+    chosen: dict[str, Any] = {part: value for part, value in selection.items() if value is not None}
+    sides: list[tuple[Run, Any, list[Record], str | None]] = []
+    missing: list[tuple[Run, Any, str | None]] = []
+    for path, weights in ((a, weights_a), (b, weights_b)):
+        if path is None:
+            continue
+        run = open_run(path)
+        like = sides[0][1] if sides else None
+        place, records = ruled_first(run.select(**chosen) if chosen else run.records, like)
+        sides.append((run, place, records, weights))
+        missing.append((run, place, lacking(run, records, weights)))
+    if any(why is not None for _, _, why in missing):
+        return ruling_document(not_ruled(missing))
+    from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
+
+    return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event))

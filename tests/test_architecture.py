@@ -19,7 +19,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
-    ("parity", "referee"),
+    ("parity", "referee", "weight_sync"),
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
     ("dumps", "objectives"),
@@ -27,7 +27,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("measure", "decoding"),
     ("pages",),
     ("file_spans",),  # bytes of a file, never a SIGBUS
-    ("records", "naming", "jobs"),
+    ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
     ("selection", "dtypes"),
     ("errors",),
@@ -79,9 +79,14 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "info",
             "following",
             "explanation",
+            "weights",
+            "ruling",
         )
     },
-    "replay_core.export.documents": (("stamp", "write_document"), "the documents that commands print and save"),
+    "replay_core.export.documents": (
+        ("stamp", "check_place", "write_document"),
+        "the documents that commands print and save",
+    ),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
     "replay_core.executors": (("wire",), "the child's pipe"),
     "replay_core.executors.wire": (None, "the child's pipe"),
@@ -97,7 +102,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 }
 
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
-TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity")
+TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity", "referee")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = (
     "errors",
@@ -106,6 +111,7 @@ NUMPY_FREE = (
     "records",
     "dtypes",
     "naming",
+    "engine_names",
     "jobs",
     "recorder",
     "export",

@@ -6,12 +6,14 @@ Exit codes are those of `replay_core.errors.ExitCode`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import replay_core
 from replay_core.errors import ExitCode, RldbgError, missing_library
@@ -26,9 +28,13 @@ COMMANDS = {
     "show": "tui_debugger.commands.show",
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
+    "referee": "tui_debugger.commands.referee",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
+    "weights": "tui_debugger.commands.weights",
     "info": "tui_debugger.commands.info",
+    "help": "tui_debugger.commands.help",
+    "completion": "tui_debugger.commands.completion",
 }
 
 HIDDEN = ("ui",)
@@ -52,12 +58,26 @@ class _Commands(click.Group):
             args = ["ui", *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # The first word may be a path; beside one that is, bash would drop the commands.
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
+            _refuse_misspelt(ctx, args[0])
             args = ["ui", *args]
         return super().resolve_command(ctx, args)
+
+
+def _refuse_misspelt(ctx: click.Context, word: str) -> None:
+    """Raise where a word that is no path nearly is a command's name."""
+    import difflib  # only a word that is no command needs it
+
+    near = difflib.get_close_matches(word, COMMANDS, 1, 0.7)
+    if near and os.sep not in word and not os.path.lexists(word):
+        raise click.UsageError(f"there is no command {word!r} and no such path; did you mean {near[0]}?", ctx)
 
 
 @click.group(
@@ -76,6 +96,7 @@ def cli(ctx: click.Context) -> None:
     rldbg diagnose RUN   name what is wrong in the training maths, from a dump or a log
     rldbg demo           train a tiny policy, break its packing, see where it shows
 
+    Topics: rldbg help exit-codes|verdicts|selection|flags|files; completion of a shell: rldbg completion --help.
     Options of the screen: --follow --one-run --compare --theme NAME --ascii --no-mouse (rldbg ui --help).
     """
     if ctx.invoked_subcommand is None:
@@ -84,7 +105,15 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code. Never shows a traceback."""
+    _hold_standard_streams()
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _hold_standard_streams() -> None:
+    """Give a stream that was closed (`<&-`) to nobody: else the next file that is opened gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def run(arguments: list[str]) -> int:
@@ -95,7 +124,8 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.ClickException as error:
-        fail(error.format_message(), "rldbg --help")
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rldbg"
+        fail(error.format_message(), f"{where} --help")
         return ExitCode.BAD_REQUEST
     except RldbgError as error:
         fail(str(error))

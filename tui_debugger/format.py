@@ -267,6 +267,11 @@ def first_answer(
     return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, notes)
 
 
+def origin(first: Mapping[str, Any]) -> str:
+    """What produced the first divergence, in a sentence; empty where there is nothing to say."""
+    return ": ".join(str(part) for part in (first.get("origin"), first.get("origin_why")) if part)
+
+
 def _remarks(document: ComparisonDocument, totals: VerdictCounts) -> list[str]:
     parts = [counts(totals)]
     difference = document["first_difference"]

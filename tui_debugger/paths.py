@@ -7,12 +7,15 @@ cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
 from pathlib import Path
 
 import platformdirs
+
+from replay_core.errors import RequestError
 
 _REPLAYS_KEPT = 16
 _DAY_S = 86_400
@@ -47,9 +50,24 @@ def private_dir(path: Path) -> Path:
 
 
 def new_replay_dir(label: str) -> Path:
-    """A name for a replay's dump that nothing uses yet. Old replays beyond the newest few are removed."""
-    replays = private_dir(cache_dir() / "replays")
-    _prune(replays)
+    """A name for a replay's dump that nothing uses yet. Old replays beyond the newest few are removed.
+
+    Raises:
+        RequestError: nothing can be written into the cache.
+    """
+    folder = cache_dir() / "replays"
+    try:
+        replays = private_dir(folder)
+        if not os.access(replays, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _prune(replays)
+    except OSError as error:
+        raise RequestError(
+            "the folder for replays cannot be written",
+            file=str(folder),
+            found=error.strerror,
+            hint="XDG_CACHE_HOME=FOLDER names another one",
+        ) from None
     stamp = time.strftime("%Y%m%d-%H%M%S")
     number = 0
     while (path := replays / f"{stamp}-{label}-{os.getpid()}-{number}").exists():

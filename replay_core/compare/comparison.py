@@ -21,13 +21,14 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import may_be_first, order_of, origin_of
+from replay_core.compare.divergence import Origin, may_be_first, order_of, origin_of
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
+from replay_core.compare.pairing.routing import rerouted, said
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
 from replay_core.errors import NothingComparableError, SelectionError
@@ -98,12 +99,12 @@ class Comparison:
         return next((row for row in self.tensors if _differs(row)), None)
 
     @property
-    def origin(self) -> str | None:
-        """The module that first turned agreeing inputs into a diverging output, within the first one's micro-batch."""
+    def origin(self) -> Origin | None:
+        """What produced the first divergence, within its micro-batch; None where that is no tensor of a module."""
         first = self.first
-        if first is None:
+        if first is None or not naming.is_module_tensor(first.name):
             return None
-        return origin_of([row for row in self.tensors if row.place == first.place])
+        return origin_of(row for row in [*self.tensors, *self.skipped] if row.place == first.place)
 
     @property
     def agrees(self) -> bool | None:
@@ -254,8 +255,7 @@ class _Work:
             entries += self._of_facing(facing, once, only_layout)
         entries.sort(key=lambda entry: entry[0])
         result.notes += [
-            f"{where}: {number} one-sided tensors only lay the same samples out differently; "
-            "tokens are compared one by one"
+            f"{where}: {number} tensors only lay the same samples out differently; tokens are compared one by one"
             for where, number in only_layout.items()
         ]
         for facing in again:
@@ -286,6 +286,8 @@ class _Work:
         pairs = list(pair_tensors(facing))
         both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
         facing.paired = {id(ref) for _, ref in both}
+        facing.rerouted = rerouted(pairs, facing)
+        result.notes += said(facing.rerouted)
         for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):

@@ -1,10 +1,12 @@
-"""The order of computation, and the origin: the smallest module whose inputs agree and whose output does not."""
+"""The order of computation, and the origin: what produced the first tensor that diverges."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import TYPE_CHECKING, Any
 
 from replay_core import naming
 from replay_core.naming import Phase
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 NEVER_FIRST = frozenset({"mask", "layout", "note"})
 
 
-def order_of(key: RecordKey, name: str, order: int | None) -> tuple[int, int, int, int, int, int, int]:
+def order_of(key: RecordKey, name: str, order: int | None) -> tuple[int, int, int, int, int, Any, int]:
     """Sort key of a tensor: step, before / within / closing the micro-batches, micro, phase, then as recorded.
 
-    Ranks of one micro-batch are simultaneous: the rank comes last.
+    Weights lie in a file as they were registered or by the alphabet: their names say which is used first, and of
+    gradients, which a backward reaches first. Ranks of one micro-batch are simultaneous: the rank comes last.
     """
     phase = naming.meaning(name).phase
     if key.micro is not None:
@@ -36,9 +39,26 @@ def order_of(key: RecordKey, name: str, order: int | None) -> tuple[int, int, in
         -1 if key.micro is None else key.micro,
         int(phase),
         stage,
-        order or 0,
+        _within(phase, name, order),
         -1 if key.rank is None else key.rank,
     )
+
+
+def _within(phase: Phase, name: str, order: int | None) -> Any:
+    if phase is Phase.PARAMS:
+        return naming.called(name)
+    return _Backward(naming.called(name)) if phase is Phase.GRADIENTS else order or 0
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """A place in a model that sorts as a backward passes it: the last one first."""
+
+    place: naming.Place
+
+    def __lt__(self, other: _Backward) -> bool:
+        return self.place > other.place
 
 
 def may_be_first(verdict: TensorVerdict) -> bool:
@@ -46,34 +66,44 @@ def may_be_first(verdict: TensorVerdict) -> bool:
     return verdict.verdict.diverges and naming.meaning(verdict.name).kind not in NEVER_FIRST
 
 
-def origin_of(verdicts: Iterable[TensorVerdict]) -> str | None:
-    """The smallest module, earliest in call order, all of whose inputs agree and some output of which does not.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the first diverging tensor comes from: the module that produced it, None where no recorded one did."""
+
+    module: str | None
+    why: str
+
+
+def origin_of(verdicts: Iterable[TensorVerdict]) -> Origin | None:
+    """What produced the first diverging tensor: the smallest module around it all of whose inputs agree and some output
+    of which does not. None where the first one is no tensor of a module.
 
     Masks among the inputs do not speak: padded and packed forwards need different ones.
     """
-    inputs: dict[str, list[TensorVerdict]] = defaultdict(list)
-    outputs: dict[str, list[TensorVerdict]] = defaultdict(list)
-    for verdict in verdicts:
-        if not naming.is_module_tensor(verdict.name):
-            continue
-        side = inputs if naming.is_input(verdict.name) else outputs
-        if naming.meaning(verdict.name).kind != "mask":
-            side[naming.module_of(verdict.name)].append(verdict)
-    for module, results in outputs.items():
-        if not any(may_be_first(result) for result in results):
-            continue
-        given = inputs.get(module, [])
-        if given and all(agrees(one) for one in given):
-            inside = [other for other in outputs if other.startswith(module + ".")]
-            smaller = (other for other in inside if _breaks(inputs.get(other, []), outputs[other]))
-            return next(smaller, module)
-    return None
-
-
-def _breaks(given: list[TensorVerdict], results: list[TensorVerdict]) -> bool:
-    return bool(given) and all(agrees(one) for one in given) and any(may_be_first(result) for result in results)
+    rows = [verdict for verdict in verdicts if naming.is_module_tensor(verdict.name)]
+    first = next((row for row in rows if may_be_first(row)), None)
+    if first is None:
+        return None
+    given: dict[str, list[TensorVerdict]] = defaultdict(list)
+    for row in rows:
+        if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
+            given[naming.module_of(row.name)].append(row)
+    parted = {naming.module_of(row.name) for row in rows if may_be_first(row) and not naming.is_input(row.name)}
+    around = naming.module_of(first.name)
+    if naming.is_input(first.name):  # what a module is given is made by one that it is part of
+        around = around.rpartition(".")[0]
+    while around:
+        if around in parted and given[around] and all(agrees(one) for one in given[around]):
+            return Origin(around, "its inputs agree, its output does not")
+        around = around.rpartition(".")[0]
+    if naming.is_input(first.name):
+        return Origin(None, "handed in from outside; no recorded module produced it")
+    recorded = given[naming.module_of(first.name)]
+    return Origin(
+        None, "not told: " + ("its inputs could not all be compared" if recorded else "no input was recorded")
+    )
 
 
 def agrees(verdict: TensorVerdict) -> bool:
     """Whether two tensors were compared and found equal or within noise."""
-    return verdict.verdict.value in ("SAME", "CLOSE", "PADDING")
+    return verdict.skipped is None and verdict.verdict.value in ("SAME", "CLOSE", "PADDING")

@@ -168,6 +168,14 @@ class RunLog:
         for signal in sorted({known for known, _ in self._points}, key=lambda known: order.get(known, len(order))):
             yield from self.all(signal)
 
+    def last_lines(self) -> dict[str | None, int]:
+        """By file, the last line that logs a value."""
+        found: dict[str | None, int] = {}
+        for points in self._points.values():
+            for point in points.values():
+                found[point.path] = max(found.get(point.path, 0), point.line or 0)
+        return found
+
     def events(self, *kinds: str) -> list[Told]:
         return [told for told in self.told if told.kind in kinds]
 

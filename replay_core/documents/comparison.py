@@ -16,6 +16,7 @@ from replay_core.documents.parts import (
     VerdictWord,
     Versioned,
 )
+from replay_core.documents.ruling import RulingDocument
 
 
 class WorstToken(TypedDict):
@@ -82,14 +83,19 @@ class AroundEntry(TypedDict):
     """The tokens as text, where a tokenizer lies beside the dump."""
 
 
-class DivergenceEntry(ElementEntry, RecordPair):
+class _Originated(TypedDict, total=False):
+    origin_why: str
+    """Why `origin` is the origin, or why none can be named; absent where the tensor is no module's."""
+
+
+class DivergenceEntry(ElementEntry, RecordPair, _Originated):
     """Where two runs first part."""
 
     name: str
     verdict: VerdictWord
     metrics: MetricsEntry | None
     origin: str | None
-    """The smallest module whose inputs agree and whose output does not."""
+    """The smallest module around the tensor whose inputs agree and whose output does not."""
     why: str
     around: AroundEntry | None
     note: str | None
@@ -309,7 +315,8 @@ class ComparisonDocument(Versioned, _Tolerance):
     coverage: CoverageEntry
     segments: list[SegmentEntry] | None
     """Sample by sample against a, where the two are cells of a replay."""
-    ruling: None
+    ruling: RulingDocument | None
+    """Noise or bug, where --referee asked; null: not ruled."""
     hints: list[str]
     """What usually explains such a finding."""
     selection: dict[str, str]

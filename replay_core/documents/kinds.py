@@ -13,8 +13,10 @@ from replay_core.documents.info import InfoDocument
 from replay_core.documents.parity import ParityDocument
 from replay_core.documents.record import RecordDocument
 from replay_core.documents.replay import ReplayDocument
+from replay_core.documents.ruling import RulingDocument
 from replay_core.documents.run import RunDocument
 from replay_core.documents.tensor import TensorDocument
+from replay_core.documents.weights import WeightsDocument
 
 Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.14
     RunDocument,
@@ -28,4 +30,6 @@ Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.1
     ParityDocument,
     FollowingDocument,
     ExplanationDocument,
+    WeightsDocument,
+    RulingDocument,
 ]

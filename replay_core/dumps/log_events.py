@@ -1,4 +1,4 @@
-"""What a log tells beside its numbers: out of memory, recompiles, graph breaks, warnings of the trainer.
+"""What a log tells beside its numbers: out of memory, how a run died, recompiles, graph breaks.
 
 Every event keeps its own words; what the words mean is for the reader of the run to say.
 """
@@ -21,7 +21,40 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("oom", re.compile(r"(?:CUDA|HIP|NPU|XPU) out of memory\. Tried to allocate")),
     (
         "oom_host",
-        re.compile(r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom-kill"),
+        re.compile(
+            r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom[-_]kill|OOMKilled"
+            r"|[Oo]ut of memory: Killed process"
+        ),
+    ),
+    # A collective that a rank waited for in vain: torch's watchdog, NCCL's own results.
+    (
+        "nccl",
+        re.compile(
+            r"Watchdog caught collective operation timeout|[Ww]atchdog (?:thread terminated|got stuck)"
+            r"|Heartbeat monitor timed out|Some NCCL operations have failed or timed out|NCCL error[: ]"
+            r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work"
+        ),
+    ),
+    (
+        "cuda_error",
+        re.compile(
+            r"(?:CUDA|HIP|NPU|XPU|cuDNN|cuBLAS)(?: kernel)?(?: driver)? error: |CUBLAS_STATUS_(?!SUCCESS)[A-Z]"
+            r"|[Dd]evice-side assert triggered|NVRM: Xid|CUDA error \d+"
+        ),
+    ),
+    # torchrun's agent, the shell, Python's fault handler, C++, Slurm; a word in a sentence is none of them.
+    (
+        "killed",
+        re.compile(
+            r"closing signal SIG[A-Z]+|Closing process \d+ via signal SIG|Received \d+ death signal"
+            r"|Signal \d+ \(SIG[A-Z]+\) received by PID|got signal: \d+|failed \(exitcode: -?\d+\)"
+            r"|\b(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Tt]erminated by|[Kk]illed by)(?: signal)?:? SIG[A-Z]{2,5}\b"
+            r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
+            r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
+            r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
+            r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
+            r"|slurmstepd: error: .*CANCELLED|srun: error: .*: (?:Killed|Terminated|Exited with exit code)"
+        ),
     ),
     ("recompile_limit", re.compile(r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)")),
     ("recompile", re.compile(r"Recompiling function \S+ in ")),
@@ -30,15 +63,23 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
         "not_finite",
         re.compile(r"grad_norm is not finite|Gradient overflow|found (?:NaN|Inf|nan|inf) in", re.IGNORECASE),
     ),
-    ("traceback", re.compile(r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception): ")),
+    ("traceback", re.compile(r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception)(?:\(\w+\))?: |^\W*EXC\b")),
 )
 KINDS = tuple(kind for kind, _ in _PATTERNS)
+#: Of these a run dies, and the frames that led there are kept.
+DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
-_ANY = re.compile(
-    r"out of memory|OutOfMemory|allocate memory|oom-kill|torch\._dynamo hit|Recompiling|[Gg]raph [Bb]reak"
-    r"|not finite|Gradient overflow|found (?i:nan|inf)|Error: |Exception: "
+HINT = re.compile(
+    r"[Oo]ut of memory|OutOfMemory|allocate memory|oom[-_]kill|OOMKilled|torch\._dynamo hit|Recompiling"
+    r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
+    r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
+    r"|CUDA error|[A-Z]+ error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
+    r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
 )
 _FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')
+_BEGINS = "Traceback (most recent call last)"
+#: What Python says of an exception that ends nothing.
+_HARMLESS = "Exception ignored in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +99,36 @@ class Watch:
     def __init__(self) -> None:
         self._frames: dict[str, deque[str]] = {}
         self._code_follows: set[str] = set()
+        #: Streams that are inside a traceback, and whether its exception ends nothing.
+        self._inside: dict[str, bool] = {}
+        self._harmless: set[str] = set()
 
     def event(self, line: LogLine) -> Event | None:
         """The line as an event, if it is one."""
-        if _FRAME.match(line.text) or line.stream in self._code_follows:
+        is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()
+        if is_frame or (is_indented and line.stream in self._code_follows):
             kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))
             kept.append(line.text.strip()[:200])
-            self._code_follows ^= {line.stream}
+            (self._code_follows.add if is_frame else self._code_follows.discard)(line.stream)
             return None
-        if not _ANY.search(line.text):
+        self._code_follows.discard(line.stream)
+        is_exception = line.stream in self._inside and not is_indented
+        if not is_exception and not HINT.search(line.text):
             return None
-        for kind, pattern in _PATTERNS:
-            if pattern.search(line.text):
-                frames = tuple(self._frames.pop(line.stream, ())) if kind in ("oom", "oom_host", "traceback") else ()
-                return Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
-        return None
+        if _BEGINS in line.text:
+            self._inside[line.stream] = line.stream in self._harmless
+            self._harmless.discard(line.stream)
+            self._frames.pop(line.stream, None)
+            return None
+        if line.text.lstrip().startswith(_HARMLESS):
+            self._harmless.add(line.stream)
+            return None
+        if is_exception and self._inside.pop(line.stream):
+            return None
+        kind = next((kind for kind, pattern in _PATTERNS if pattern.search(line.text)), None)
+        if kind is None and is_exception:
+            kind = "traceback"
+        if kind is None:
+            return None
+        frames = tuple(self._frames.pop(line.stream, ())) if kind in DEATHS else ()
+        return Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)

@@ -17,7 +17,7 @@ from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
-from replay_core.dumps.log_events import KEPT, Event, Watch
+from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
 from replay_core.dumps.log_lines import is_text, lines_of
 from replay_core.dumps.metric_lines import is_aside, metric_line
 from replay_core.dumps.words import metric_name
@@ -34,8 +34,7 @@ _LIKELY = re.compile(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
-    rb"|out of memory\. Tried to allocate|OutOfMemoryError|allocate memory: you tried|oom-kill"
-    rb"|torch\._dynamo hit|Recompiling function|Graph break"
+    rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}
 #: Files that are named themselves and are something else, however they read.

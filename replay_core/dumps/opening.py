@@ -19,6 +19,7 @@ from replay_core.dumps import (
     metrics,
     msprobe,
     native,
+    native_below,
     nexrl,
     open_instruct,
     openrlhf,
@@ -45,8 +46,8 @@ from replay_core.records import Fields, Problem, Record, RecordKey, Run, TensorR
 DIALECTS = in_order(
     [
         *(room.DIALECT for room in (
-            native, nexrl, openrlhf, areal, verl, roll, slime, skyrl, sglang, msprobe, shards, open_instruct,
-            trl_inputs, grpo_events, weights, prime_rl,
+            native, native_below, nexrl, openrlhf, areal, verl, roll, slime, skyrl, sglang, msprobe, shards,
+            open_instruct, trl_inputs, grpo_events, weights, prime_rl,
         )),
         *row_tables.DIALECTS,
         *(room.DIALECT for room in (metrics, curves, log_text, loose_rows, loose)),

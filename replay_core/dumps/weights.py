@@ -76,7 +76,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     if of_a_set is not None:
         return _shards(path, of_a_set)
     if not path.name.endswith(".index.json"):
-        return [_named(ref) for ref in flatten(read_container(path).tree)]
+        return _in_order(flatten(read_container(path).tree))
     places = _weight_map(path)
     fields: list[TensorRef] = []
     problems: list[Problem] = []
@@ -97,7 +97,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         if lost and held:
             problems.append(Problem(str(path.parent / shard), f"{lost} tensors of the index are not in the file"))
         fields += [held.get(tensor, TensorRef(tensor, "none", (), Unreadable(why))) for tensor in names]
-    return Fields([_named(ref.with_(order=order)) for order, ref in enumerate(fields)], problems)
+    return Fields(_in_order(fields), problems)
 
 
 def _shards(path: Path, shard: re.Match[str]) -> Fields:
@@ -112,11 +112,14 @@ def _shards(path: Path, shard: re.Match[str]) -> Fields:
         except RldbgError as error:
             problems.append(Problem(str(file), f"{error.message}; shard {at} of {int(total)}, which no index lists"))
             fields.append(TensorRef(file.name, "none", (), Unreadable(error.message)))
-    return Fields([_named(ref.with_(order=order)) for order, ref in enumerate(fields)], problems)
+    return Fields(_in_order(fields), problems)
 
 
-def _named(ref: TensorRef) -> TensorRef:
-    return ref.with_(canonical=naming.canonical(f"param.{ref.name}"))
+def _in_order(fields: list[TensorRef]) -> list[TensorRef]:
+    """The tensors under their canonical names, as a forward comes to them: files and shards know no such order."""
+    named = [ref.with_(canonical=naming.canonical(f"param.{ref.name}")) for ref in fields]
+    named.sort(key=lambda ref: naming.called(ref.canonical or ref.name))
+    return [ref.with_(order=order) for order, ref in enumerate(named)]
 
 
 def _weight_map(path: Path) -> dict[str, str]:

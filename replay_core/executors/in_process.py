@@ -31,9 +31,13 @@ class InProcess:
             raise unexpected(job, error) from error
 
 
+#: Jobs that need more than the base installation, as people call them.
+_WORK = {"replay_cell": "a replay", "demo_train": "the demo", "critic": "a critic", "recorded_parity": "parity"}
+
+
 def unexpected(job: Job, error: BaseException) -> RldbgError:
     """The error that is told where a job stopped on something else than one of ours; its traceback is in a file."""
-    if missing := missing_library(error, job.kind):
+    if missing := missing_library(error, _WORK.get(job.kind, job.kind)):
         return missing
     if isinstance(error, MemoryError):
         hint = "the job asked for more memory than its process may have"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
     from replay_core.compare.context import Around
+    from replay_core.compare.divergence import Origin
     from replay_core.documents.comparison import (
         AroundEntry,
         ComparisonDocument,
@@ -219,19 +221,26 @@ def _side(run: Run) -> RunSide:
     return {"path": str(run.path), "dialect": run.dialect, "flags": run.flags}
 
 
-def first_divergence(row: TensorVerdict, origin: str | None, around: Around | None = None) -> DivergenceEntry:
+def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
-    return {
+    keys, place = _keys(row), _place(row)
+    entry: DivergenceEntry = {
         "name": row.name,
-        **_keys(row),
+        "a_key": keys["a_key"],
+        "b_key": keys["b_key"],
         "verdict": row.verdict.value,
-        **_place(row),
+        "index": place["index"],
+        "a": place["a"],
+        "b": place["b"],
         "metrics": None if row.figures is None else metrics(row.figures, row),
-        "origin": origin,
+        "origin": None if origin is None else origin.module,
         "why": row.reason,
         "note": row.note,
         "around": None if around is None else cast("AroundEntry", {**asdict(around), "texts": None}),
     }
+    if origin is not None:
+        entry["origin_why"] = origin.why
+    return entry
 
 
 def tensor_row(row: TensorVerdict) -> PairEntry:
@@ -300,8 +309,25 @@ def _problems(problems: Sequence[Problem]) -> list[ProblemEntry]:
     return [{"where": problem.where, "what": problem.what} for problem in problems]
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place for a document before the work that the document takes.
+
+    Raises:
+        RequestError: a file is there already, or its folder is not.
+    """
+    try:
+        if path.is_file():
+            raise RequestError("the file is there already", file=str(path), hint="--force writes over it")
+        if not path.parent.is_dir():
+            hint = f"mkdir -p {shlex.quote(str(path.parent))}, or --force makes it"
+            raise RequestError("the folder of the file is not there", file=str(path), hint=hint)
+    except OSError as error:
+        raise RequestError("the document cannot be written", file=str(path), found=error.strerror) from None
+
+
 def write_document(doc: Document, path: Path) -> None:
-    """Put a document under its name, whole or not at all. A device or a pipe is written to, never replaced.
+    """Put a document under its name, whole or not at all, over what is there. A device or a pipe is written to, never
+    replaced.
 
     Raises:
         RequestError: nothing can be written there.

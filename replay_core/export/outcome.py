@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     from replay_core.documents.diagnosis import DiagnosisDocument
     from replay_core.documents.kinds import Document
     from replay_core.documents.replay import ReplayDocument
+    from replay_core.documents.ruling import RulingDocument
 
 
-def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "warning") -> ExitCode:
+def exit_code(
+    doc: Document, *, allow_missing: bool = False, fail_on: str = "warning", fail_above: float | None = None
+) -> ExitCode:
     """The exit code of a finished command (the table in README.md). `fail_on` is for a diagnosis: the mildest severity
     that fails it, or `never`.
     """
@@ -25,14 +28,29 @@ def exit_code(doc: Document, *, allow_missing: bool = False, fail_on: str = "war
         return _replay(doc)
     if doc["kind"] == "run":
         return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
-    if doc["kind"] == "parity":
+    if doc["kind"] == "ruling":
+        return _ruling(doc, fail_above)
+    if doc["kind"] == "parity" or doc["kind"] == "weights":
         return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES
     return ExitCode.AGREES
 
 
 def _comparison(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:
+    ruling = doc.get("ruling")
+    if ruling is not None and ruling["ruling"] is not None and not doc["coverage"]["records_unreadable"]:
+        return _ruling(ruling)
     codes = [_one(doc, allow_missing), *(_comparison(other, allow_missing) for other in doc["others"])]
     return max(codes)  # 3 before 1 before 0, as their precedence is
+
+
+def _ruling(doc: RulingDocument, fail_above: float | None = None) -> ExitCode:
+    """NOISE agrees, SUSPECT and BUG do not; `fail_above`: nor do log-probabilities further off than so many floors.
+    What could not be ruled is no answer."""
+    if doc["ruling"] is None:
+        return ExitCode.CELL_FAILED
+    floors = [side["floor"]["ratio"] for side in (doc["a"], doc["b"]) if side is not None and side["floor"] is not None]
+    is_past = fail_above is not None and any(isinstance(one, str) or one > fail_above for one in floors)
+    return ExitCode.DIVERGES if is_past or doc["ruling"] != "NOISE" else ExitCode.AGREES
 
 
 def _one(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:

@@ -196,7 +196,8 @@ def _first_norm(rows: list[TensorVerdict], *, bitwise: bool) -> str | None:
         first = next((row for row in rows if row.figures is not None and row.figures.mismatched), None)
         name = first.name.partition(".output")[0] if first is not None and ".output" in first.name else None
     else:
-        name = origin_of(rows) if any(may_be_first(row) for row in rows) else None
+        origin = origin_of(rows)
+        name = None if origin is None else origin.module
     return name if name is not None and "norm" in name.rpartition(".")[2] else None
 
 

@@ -6,6 +6,7 @@ from replay_core.recorder.examination import rng_state
 from replay_core.recorder.forecast import Forecast
 from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Configured, Settings, from_areal, from_environment, from_nexrl, from_yaml
+from replay_core.recorder.weights import record_weights
 
 __all__ = [
     "BlackBox",
@@ -21,6 +22,7 @@ __all__ = [
     "from_nexrl",
     "from_yaml",
     "non_finite",
+    "record_weights",
     "rng_state",
     "zero_advantage",
 ]

@@ -59,12 +59,17 @@ class Placed:
 
     tokens: the tokens spoken about, as rising numbers; rows: the row that does, its leading `axes` flattened.
     by_token: False where a row is about a whole sample (its position is then 0).
+    heads, apart: how many rows speak of a token, and how far they lie from each other; `rows` are the first of them.
+    keys: of attention weights, the column of every position of a sample [sample, position]; -1 where it has none.
     """
 
     tokens: Ints
     rows: Ints
     axes: int
     by_token: bool = True
+    heads: int = 1
+    apart: int = 0
+    keys: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +457,10 @@ class Batch:
                 said = self._says(_said(alignment, stated, axes, self.layout))
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
-                return Placed(said.tokens[inside], rows[inside], axes.axes)
+                # What attention returns beside its output is [B, H, S, S]: its last axis is tokens, too.
+                is_weights = axes.axes == 3 and ref.shape[3] == axes.width and name.endswith(".output.1")
+                keys = self._columns() if is_weights else None
+                return Placed(said.tokens[inside], rows[inside], axes.axes, True, axes.heads, axes.width, keys)
         return self._by_sample(ref) if by_shape and self.held.record.key.stage not in _NOT_BY_SAMPLE else None
 
     def _says(self, alignment: str) -> Said:
@@ -461,6 +469,14 @@ class Batch:
             assert self.layout is not None
             self._known[alignment] = self.layout.said(alignment)
         return self._known[alignment]
+
+    def _columns(self) -> Ints:
+        """The column of the layout in which each position of each sample stands [sample, position]; -1 past its end."""
+        assert self.layout is not None
+        said = self._says("full")
+        columns = np.full((self.count, int(self.lengths.max(initial=0))), -1, np.int64)
+        columns[samples_of(said.tokens), positions_of(said.tokens)] = said.slots % self.layout.shape[1]
+        return columns
 
     def _axes(self, ref: TensorRef, alignment: str, meaning: naming.Meaning) -> TokenAxes | None:
         assert self.layout is not None

@@ -186,7 +186,11 @@ class TokenLayout:
         if len(shape) >= 2 and width > 1 and shape[:2] == (batch, width - 1):
             return TokenAxes(2, 0, width - 1)
         if len(shape) >= 3 and shape[:2] == (width, batch):
-            return TokenAxes(2, 0, width, stride=batch)  # Megatron's [S, B, H]
+            return TokenAxes(2, 0, width, across=1, along=batch)  # Megatron's [S, B, H]
+        if len(shape) == 4 and (shape[0], shape[2]) == (batch, width):
+            return TokenAxes(3, 0, width, across=shape[1] * width, heads=shape[1])  # [B, H, S, D], as attention has it
+        if len(shape) >= 3 and width > 1 and shape[:2] == (1, width):
+            return TokenAxes(2, 0, width, across=0)  # positions that all samples share: rope's tables
         if len(shape) >= 1 and shape[0] == batch * width and (batch == 1 or len(shape) == 2):
             return TokenAxes(1, 0, width)
         if self.response_width and len(shape) == 2 and shape == (batch, self.response_width):
@@ -206,18 +210,22 @@ class Said:
 class TokenAxes:
     """The leading `axes` of a tensor are tokens: `width` slots of each row from `offset` on.
 
-    stride: of a tensor that has positions before samples, how many samples it has; 0 where samples come first.
+    across, along: how far apart rows and columns of the layout lie in the tensor's own flattened token axes; `across`
+    is None where rows follow each other.
+    heads: of a tensor that has heads between samples and positions, how many; a token is then `heads` rows.
     """
 
     axes: int
     offset: int
     width: int
-    stride: int = 0
+    across: int | None = None
+    along: int = 1
+    heads: int = 1
 
     def rows(self, slots: Ints, layout: TokenLayout) -> Ints:
         """Where the layout's flat slots lie in the tensor's own flattened token axes; -1 where they do not."""
         batch_width = layout.shape[1]
         row, column = slots // batch_width, slots % batch_width - self.offset
         inside = (column >= 0) & (column < self.width)
-        flat = column * self.stride + row if self.stride else row * self.width + column
-        return np.where(inside, flat, -1)
+        across = self.width if self.across is None else self.across
+        return np.where(inside, row * across + column * self.along, -1)

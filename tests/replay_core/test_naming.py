@@ -23,6 +23,8 @@ from replay_core.naming import ALIASES, MEANINGS, NOTES, Phase
         ("param.state_dict.model.norm.weight", "param.norm.weight"),
         ("grad.model.layers.0._fsdp_wrapped_module.mlp._orig_mod.up_proj.weight", "grad.layers.0.mlp.up_proj.weight"),
         ("model.layers.0._checkpoint_wrapped_module.mlp.output", "layers.0.mlp.output"),
+        ("model.inputs.input_ids", "model.inputs.input_ids"),
+        ("module.model.output.last_hidden_state", "model.output.last_hidden_state"),
     ],
 )
 def test_a_framework_name_means(name: str, canonical: str):

@@ -260,11 +260,11 @@ def test_json_is_the_document_and_nothing_else(command: list[str], rldbg: Any, d
 
 def test_output_writes_the_document_and_still_prints_the_answer(rldbg: Any, dumps: dict[str, Path], tmp_path: Path):
     target = tmp_path / "new" / "folder" / "doc.json"
-    answer = rldbg("compare", dumps["a"], dumps["other"], "--output", target)
+    answer = rldbg("compare", dumps["a"], dumps["other"], "--force", "--output", target)
     assert answer.code == ExitCode.DIVERGES
     assert "first diverging tensor" in answer.out
     assert json.loads(target.read_text())["kind"] == "comparison"
-    both = rldbg("compare", dumps["a"], dumps["other"], "--output", target, "--json")
+    both = rldbg("compare", dumps["a"], dumps["other"], "--output", target, "--json", "--force")
     assert json.loads(target.read_text()) == both.document
 
 

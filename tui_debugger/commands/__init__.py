@@ -69,12 +69,33 @@ def step_selector(command: Decorated) -> Decorated:
     return click.option("--step", type=_SelectionType(), help="Which training step: 3, 0,2, 0:4 or all.")(command)
 
 
+def _free_place(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and not ctx.meta.get("force"):
+        from replay_core.export.documents import check_place  # who writes nothing does not pay for it
+
+        check_place(path)
+    return path
+
+
+def _forced(ctx: click.Context, _: click.Parameter, force: bool) -> None:
+    ctx.meta["force"] = force
+
+
 def document_output(command: Decorated) -> Decorated:
-    """--json and --output."""
-    command = click.option(
-        "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document to a file."
-    )(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print the JSON document and nothing else.")(command)
+    """--json, --output and --force."""
+    for option in (
+        click.option(
+            "--force", is_flag=True, is_eager=True, expose_value=False, callback=_forced,
+            help="With --output: write over a file, make its folder.",
+        ),
+        click.option(
+            "--output", type=click.Path(path_type=Path, dir_okay=False), callback=_free_place,
+            help="Write the JSON document to a new file.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print the JSON document and nothing else."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 def finish(

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from replay_core import workbench
+from replay_core.errors import RldbgError, error_from_mapping
 from replay_core.records import Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
 from tui_debugger.reports.diagnosis import diagnosis_report
@@ -58,8 +59,10 @@ def command(
     progress = ProgressLine()
     if paths == (_STDIN,):
         with _standard_input() as path:
-            doc = workbench.diagnose(path, rules=rules, step=step, on_event=progress)
-        doc = _renamed(doc, str(path))
+            try:
+                doc = _renamed(workbench.diagnose(path, rules=rules, step=step, on_event=progress), str(path))
+            except RldbgError as error:
+                raise error_from_mapping(_renamed(error.to_mapping(), str(path))) from None
     else:
         doc = workbench.diagnose(*paths, rules=rules, step=step, on_event=progress)
     progress.clear()

@@ -16,9 +16,15 @@ from tui_debugger.reports.run import run_report
 @click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH...")
 @step_selector
 @click.option("--names", "--names-only", "names_only", is_flag=True, help="Look at file names only; read no header.")
+@click.option("--all", "show_all", is_flag=True, help="List every record, not the first hundred.")
 @document_output
 def command(
-    paths: tuple[Path, ...], step: Selection | None, names_only: bool, as_json: bool, output: Path | None
+    paths: tuple[Path, ...],
+    step: Selection | None,
+    names_only: bool,
+    show_all: bool,
+    as_json: bool,
+    output: Path | None,
 ) -> int:
     """List the steps, ranks, micro-batches and fields of a dump.
 
@@ -28,4 +34,4 @@ def command(
     progress = ProgressLine()
     doc = workbench.open_dump(*paths, headers=not names_only, step=step, on_event=progress)
     progress.clear()
-    return finish(doc, run_report, as_json=as_json, output=output)
+    return finish(doc, lambda document: run_report(document, show_all=show_all), as_json=as_json, output=output)

@@ -17,6 +17,7 @@ from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags
 from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import paths
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
+from tui_debugger.commands.sections import Sectioned
 from tui_debugger.reports.replay import replay_report
 
 
@@ -38,7 +39,25 @@ def _flag_options(command: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
-@click.command("replay")
+_SECTIONS = {
+    "What is replayed": ("step", "rank", "micro", "role", "rows", "max_rows"),
+    "With which weights": ("models", "base", "against", "seed", "forward", "temperature", "allow_pickled_weights"),
+    "Under which settings": (*FLAGS, "flash_attn", "matrix"),
+    "With gradients": ("backward", "loss", "optimizer"),
+    "What is kept": ("capture", "capture_level", "capture_cap_mib", "logit_chunk", "out"),
+    "How it runs": ("warm", "time_limit", "twice", "share_gpu", "verbose"),
+    "The answer": ("as_json", "output"),
+}
+_EXAMPLES = (
+    "rldbg replay DUMP --step 3 --micro 0 --packing                     # does packing change the numbers?",
+    "rldbg replay DUMP --step 3 --micro 0 --matrix                      # which setting, or which pair, does?",
+    "rldbg replay DUMP --matrix packing=off,on dtype=fp32,bf16          # of these alone",
+    "rldbg replay DUMP --model A --model B --against rollout_logprobs   # whose weights sampled these tokens?",
+    "rldbg replay DUMP --step 3 --micro all --backward                  # loss and gradients as recorded?",
+)
+
+
+@click.command("replay", cls=Sectioned, sections=_SECTIONS, examples=_EXAMPLES)
 @click.argument("path", type=DumpPath())
 @click.argument("axes", nargs=-1, metavar="[AXIS=VALUE,VALUE ...]")
 @selectors

@@ -97,13 +97,15 @@ def _open_together(
 
 
 def _begun(path: Path | None) -> RunDocument | None:
-    """A run that is to be followed; None where its folder is there and nothing in it that can be read yet.
+    """A run that is to be followed; None where it is not there yet, or is a folder with nothing to read in it.
 
     Raises:
         RequestError: there is no run to follow, or it is a saved document.
     """
     if path is None or snapshot.is_document(path):
         raise RequestError("nothing to follow", expected="the path of a run that is being written", found=str(path))
+    if not path.exists():
+        return None  # its trainer has not begun
     try:
         return _listed(path)
     except NotADumpError:

@@ -56,7 +56,9 @@ class Following:
                 except JobCancelledError:
                     pass  # another job was cancelled, and took this look with it
                 except RldbgError as error:
-                    if error.message != troubled:
+                    if state.opened.a is None and not path.exists():
+                        live.waits = True
+                    elif error.message != troubled:
                         self._errands.log(f"while following: {error}")
                     troubled = error.message
                 self._errands.changed(Part.ANSWER)

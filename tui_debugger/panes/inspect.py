@@ -181,9 +181,10 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         text.append("\n")
         row = self._state.tensors.row
         first = self._state.tensors.comparison["first_divergence"] if self._state.tensors.comparison else None
-        if row is not None and row.is_first and not self._state.tensors.shows_record and first and first["origin"]:
+        origin = fmt.origin(first) if first else ""
+        if row is not None and row.is_first and not self._state.tensors.shows_record and origin:
             text.append("origin ", paint(self, "muted"))
-            text.append(f"{fmt.safe(first['origin'])}\n")
+            text.append("\n".join(fmt.wrapped(fmt.safe(origin), width, 7)) + "\n")
         raw = (verdict.get("index") or {}).get("raw_a")
         if raw is not None and verdict.get("a") is not None and word != "SAME":
             text.append(f"at {','.join(map(str, raw)) or 'the scalar'} ", paint(self, "muted"))

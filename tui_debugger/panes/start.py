@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 
 from rich.text import Text
 from textual import on
@@ -56,7 +58,7 @@ class StartList(Rows):
             text.append(f"  {past}", paint(self, "muted"))
         elif row == len(self._recent):
             text.append("demo", paint(self, "key"))
-            text.append("  train a tiny policy, pack it wrongly, see where it shows (a minute)")
+            text.append(f"  {_demo()}")
         else:
             text = Text("  ")
             text.append(_RECORD[row - len(self._recent) - 1], paint(self, "muted"))
@@ -76,6 +78,13 @@ class StartList(Rows):
         # The lines below the demo only tell.
         if event.row > len(self._recent):
             self.move_cursor(len(self._recent))
+
+
+@cache
+def _demo() -> str:
+    if find_spec("torch") is None:
+        return "unavailable: needs torch (pip install 'rldbg[replay]')"
+    return "train a tiny policy, pack it wrongly, see where it shows (a minute)"
 
 
 def _said(names: Sequence[str]) -> str:

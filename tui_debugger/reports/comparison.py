@@ -115,8 +115,8 @@ def _first(first: DivergenceEntry, beginning: str, width: int | None) -> list[st
         raw = index["raw_a"], index["raw_b"]
         a, b = words.exact_pair(first["a"], first["b"])
         lines.append(f"  values  a{raw[0] or ''} = {a}   b{raw[1] or ''} = {b}")
-    if first["origin"]:
-        lines.append(f"  origin  {first['origin']}: its inputs agree, its output does not")
+    if origin := words.origin(first):
+        lines.append(f"  origin  {origin}")
     lines.append(f"  why     {first['why']}")
     if first["note"]:
         lines.append(f"  note    {first['note']}")

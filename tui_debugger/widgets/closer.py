@@ -102,7 +102,7 @@ def _ulp(widget: Widget, text: Text, ulp: UlpEntry, width: int) -> None:
     for one in ulp["bins"]:
         if not one["count"]:
             continue
-        end = "beyond" if one["up_to"] is None else "0" if not one["up_to"] else f"≤{one['up_to']}"
+        end = "beyond" if one["up_to"] is None else "0" if not one["up_to"] else f"<={one['up_to']}"
         share = f"{100 * one['count'] / total:.3g}%"
         if used + len(end) + len(share) + 3 > width:
             text.append(f"\n{'':<{_LABEL}}")

@@ -4,22 +4,18 @@ all there is to say. How far they part, and whether that is noise, nobody can te
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
-from replay_core import pages
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.shapes import explain_shapes
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
+from replay_core.measure.digests import digest, is_digest
 from replay_core.measure.statistics import statistics
 from replay_core.records import TensorRef, Unreadable
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
-
-#: The recorder's digest: this, and the first digits of the hash of the bytes, little-endian in C order.
-_PREFIX, _DIGITS = "sha256:", 32
 
 #: What the recorder counts of values that are no numbers, and the extremes and moments it keeps of those that are.
 _ODD, _MOMENTS = ("nan", "posinf", "neginf"), ("l2", "mean", "std", "min", "max")
@@ -30,24 +26,20 @@ def are_comparable(a: TensorRef, b: TensorRef) -> bool:
     return (
         not (a.is_readable and b.is_readable)
         and _kind(a) == _kind(b)
-        and all(_is_digest(ref.digest) or (ref.is_readable and ref.dtype in ITEMSIZE) for ref in (a, b))
+        and all(is_digest(ref.digest) or (ref.is_readable and ref.dtype in ITEMSIZE) for ref in (a, b))
     )
 
 
 def are_equal(a: TensorRef, b: TensorRef) -> bool:
     """Whether two that `are_comparable` hold the same bytes, as far as digests tell; False where bytes are damaged."""
     try:
-        return (_squeezed(a), a.dtype) == (_squeezed(b), b.dtype) and _digest(a) == _digest(b)
+        return (_squeezed(a), a.dtype) == (_squeezed(b), b.dtype) and digest(a) == digest(b)
     except DumpError:
         return False
 
 
 def _kind(ref: TensorRef) -> str:
     return "tensor" if ref.dtype in ITEMSIZE else ref.dtype
-
-
-def _is_digest(digest: str | None) -> bool:
-    return digest is not None and digest.startswith(_PREFIX) and len(digest) == len(_PREFIX) + _DIGITS
 
 
 def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
@@ -62,7 +54,7 @@ def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
     elif a.dtype != b.dtype:
         row.verdict = Verdict.DIFF
         row.reason = f"dtype {a.dtype} against {b.dtype}, and values were not recorded on both sides to cast one"
-    elif _digest(a) == _digest(b):
+    elif digest(a) == digest(b):
         row.verdict, row.reason = Verdict.SAME, "equal digests; values were not recorded on both sides"
     else:
         odd, said = _statistics(a, b)
@@ -72,15 +64,6 @@ def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
 
 def _squeezed(ref: TensorRef) -> tuple[int, ...]:
     return tuple(length for length in ref.shape if length != 1)
-
-
-def _digest(ref: TensorRef) -> str:
-    if not ref.is_readable:
-        return ref.digest or ""
-    found = hashlib.sha256()
-    for _, chunk in pages.flat_chunks(ref):
-        found.update(chunk.astype(chunk.dtype.newbyteorder("<"), copy=False).tobytes())
-    return _PREFIX + found.hexdigest()[:_DIGITS]
 
 
 def _statistics(a: TensorRef, b: TensorRef) -> tuple[bool, list[str]]:

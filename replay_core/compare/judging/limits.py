@@ -108,12 +108,13 @@ GAIN_FLOOR = dict(zip(FAMILIES, (1e-9, 5e-5, 1e-3, 4e-3, 3e-2), strict=True))
 GRADIENT_GAIN_SHARE, GRADIENT_GAIN_ROUNDINGS, GRADIENT_GAIN_NOISE = 0.95, 4.0, 1.5
 
 #: One row's own factor: rounding inside a norm scales a row by up to u, over the layers by a few u. A gradient's row
-#: that lives off one token takes over that token's rounding as a factor, up to twice the error of a typical row; so
-#: either rows are off by more than this many times the typical one, or too many are scaled for chance.
+#: that lives off one token takes over that token's rounding as a factor, and a row of experts that of its router's
+#: weight; so either a row is moved by its factor more than this many times as far as three quarters of the rows are by
+#: theirs, or too many are scaled for chance.
 ROW_GAIN_SHARE = 0.8
 #: Where a factor explains this much, half as many elements as a pattern takes leave chance one in ten million.
 WHOLE_SHARE = 0.99
-ROW_GAIN_OVER_TYPICAL = 3.0
+ROW_GAIN_OVER_OTHERS = 8.0
 ROW_GAIN_FLOOR = {name: 4 * floor for name, floor in GAIN_FLOOR.items()}
 
 #: A factor or a constant is read off no fewer elements than these.

@@ -84,13 +84,14 @@ class _Parts:
     def seen(
         self, size: F64, holds: NDArray[np.bool_], floor: float, few: bool, values: F64, said: tuple[str, Called]
     ) -> Seen | None:
-        """The largest limit at which parts of this size that hold a pattern are no chance: too many, or (`few`) off by
-        far more than is typical."""
+        """The largest limit at which parts of this size that hold a pattern are no chance: too many, or (`few`) moved
+        by it far more than the others are: a router's weight or a norm hands its own noise to a row as a factor."""
         if not holds.any():
             return None
         some = self.a2 > 0
-        off = np.sqrt(self.d2 / self.a2)
-        far = holds & few & (off >= limits.ROW_GAIN_OVER_TYPICAL * float(np.median(off[some]))) if some.any() else holds
+        moved = np.where(some, size * np.sqrt(self.a2), 0.0)
+        usual = float(np.quantile(moved[some], 1 - limits.MOST_STANDING_OUT, method="lower")) if some.any() else 0.0
+        far = holds & few & (moved >= limits.ROW_GAIN_OVER_OTHERS * usual)
         crowd = int(limits.MOST_STANDING_OUT * np.count_nonzero(some))
         sizes = np.sort(size[holds])
         value = max(float(size[far].max(initial=0.0)), float(sizes[-crowd - 1]) if sizes.size > crowd else 0.0)
@@ -146,7 +147,7 @@ def row_bias(pair: PairFigures, row: str, few: bool) -> Seen | None:
         share = parts.d**2 / (parts.count * parts.d2)
         rms = np.sqrt(parts.a2 / parts.count)
         holds = (share >= limits.ROW_GAIN_SHARE) & (rms > 0) & (parts.count >= limits.PATTERN_ELEMENTS)
-        size = np.where(holds, np.abs(mean) / rms, 0.0)
+        size = np.where(rms > 0, np.abs(mean) / rms, 0.0)
         floor = limits.ROW_GAIN_FLOOR[row]
         return parts.seen(size, holds, floor, few, mean, ("are a plus a constant", "{:.4g}".format))
 
@@ -185,7 +186,8 @@ def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen |
     if int(np.count_nonzero(there)) < limits.FEWEST_TYPICAL:
         return None
     rel, norm = np.sqrt(d2[there] / a2[there]), np.sqrt(a2[there])
-    typical = median(rel)
+    # Rows of attention or of a router are off by more where scores are near each other: noise has a tail there.
+    typical = float(median(rel) if what == "columns" else np.quantile(rel, 1 - limits.MOST_STANDING_OUT))
     unit = max(typical, limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row] / times)
     size = np.minimum(rel, np.sqrt(d2[there]) / median(norm)) / unit
     value = crowded(size, times)

@@ -26,6 +26,8 @@ from replay_core.records import Record, RecordKey, Run, TensorRef
 
 #: Projections that a block's norm feeds, in models that norm first.
 _FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+#: Modules that look ids up.
+_EMBEDDINGS = ("emb", "wte")
 
 
 @dataclass(slots=True)
@@ -120,9 +122,15 @@ class Judge:
         if row.name.endswith("norm.output"):
             self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
-            module = (row.place, naming.module_of(row.name))
-            self._inputs_same[module] = self._inputs_same.get(module, True) and row.verdict is Verdict.SAME
+            self._note_input(row)
         return row
+
+    def _note_input(self, row: TensorVerdict) -> None:
+        module, is_same = (row.place, naming.module_of(row.name)), row.verdict is Verdict.SAME
+        # Of ids and positions a whole model is computed, layer by layer: an embedding alone has only its own error.
+        is_lookup = any(word in module[1] for word in _EMBEDDINGS)
+        if not is_same or is_lookup or naming.meaning(row.name).kind not in ("ids", "positions"):
+            self._inputs_same[module] = self._inputs_same.get(module, True) and is_same
 
     def _both(self, pair: TensorPair, facing: Facing, a: TensorRef, b: TensorRef) -> TensorVerdict:
         row = TensorVerdict(pair.name, Verdict.SAME, "", a=pair.a, b=pair.b)

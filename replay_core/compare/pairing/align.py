@@ -84,15 +84,43 @@ def _output(name: str, stage: str) -> Hashable | None:
 
 
 def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
-    """A one-sided tensor that only says how its side lays the same tokens out, or says them again: none is missing."""
-    if (pair.a is not None and pair.b is not None) or not _same_tokens(facing):
+    """A one-sided tensor that only says how its side lays the same tokens out, or says them again: none is missing.
+
+    So does a module's mask on both sides, where their tokens lie otherwise or one adds and the other chooses.
+    """
+    if not _same_tokens(facing):
         return False
+    if pair.a is not None and pair.b is not None:
+        return _lies_otherwise(pair.name, pair.a[1], pair.b[1], facing)
     if pair.name in (*_LAYOUT_NAMES, "sample_lengths", "prompt_mask"):
         return True
     if naming.is_module_tensor(pair.name):
         return naming.meaning(pair.name).kind == "mask"
     side = facing.a if pair.a is not None else facing.b
     return _restates(pair.one[1], side.batch(pair.one[1]), facing)
+
+
+def _lies_otherwise(name: str, a: TensorRef, b: TensorRef, facing: Facing) -> bool:
+    """Whether two masks of a module, or the rows that a router sent to an expert, need not be equal: padding has a part
+    in them.
+    """
+    is_mask = naming.is_module_tensor(name) and naming.meaning(name).kind == "mask"
+    if not is_mask and not naming.is_routed(name):
+        return False
+    of_a, of_b = facing.a.layout, facing.b.layout
+    is_alike = of_a is not None and of_b is not None and np.array_equal(of_a.sample_BS, of_b.sample_BS)
+    return not is_alike or (a.dtype != b.dtype if is_mask else not _same_choices(name, facing))
+
+
+def _same_choices(name: str, facing: Facing) -> bool:
+    """Whether every slot, padding too, was sent to the same experts as far as the layer of experts recorded it."""
+    block = name[: name.index("experts.")]
+    for (other, stage), (_, a) in facing.a.tensors.items():
+        if other.startswith(block) and naming.is_module_tensor(other) and a.dtype.startswith("int"):
+            b = facing.b.tensors.get((other, stage))
+            if b is not None and not pages.same_bytes(a, b[1]):
+                return False
+    return True
 
 
 def _restates(ref: TensorRef, batch: Batch | None, facing: Facing) -> bool:
@@ -158,6 +186,8 @@ class Rowwise:
         #: The tokens of the rows compared, as rising numbers of a's samples; None where no samples are known.
         self.tokens: Ints | None = None
         self.axes_a, self.axes_b = 0, 0
+        #: Where columns are tokens as well: of either side, the column of every position of a's samples, -1 for none.
+        self._keys: tuple[Ints, Ints] | None = None
         self.masked = False
         self.note: str | None = None
         self.left_out: list[str] = []
@@ -230,7 +260,7 @@ class Rowwise:
         known = placed_a.by_token and meaning.region != "all"
         if not known and pairing.in_order and self.a.shape == self.b.shape:
             return False
-        self._face(placed_a, placed_b, pairing, both, meaning)
+        self._face(placed_a, placed_b, facing, pairing, both, meaning)
         if self.rows_a is None or not self.rows_a.size:
             self.rows_a = self.rows_b = self.tokens = None
             if facing.partial or not pairing.in_order:
@@ -244,6 +274,7 @@ class Rowwise:
         self,
         placed_a: Placed,
         placed_b: Placed,
+        facing: Facing,
         pairing: Pairing,
         batches: tuple[Batch, Batch],
         meaning: naming.Meaning,
@@ -267,8 +298,22 @@ class Rowwise:
             ("b", self.b, tokens_b, rows_b, tokens_a, counts_b),
         ):
             self._one_sided(which, ref, (tokens, rows, others, counts), meaning, sure)
-        self.tokens, self.rows_a, self.rows_b = shared[keep], rows_a[of_a][keep], rows_b[of_b][keep]
+        if placed_a.by_token and facing.rerouted:
+            gone = keep & facing.gone_elsewhere(shared, self.a, self.a.canonical or self.a.name)
+            if gone.any() and (keep & ~gone).any():
+                keep &= ~gone
+                self.note = (
+                    f"{np.count_nonzero(gone):,} tokens are not compared: other experts, or after one with others"
+                )
+        self.tokens = np.repeat(shared[keep], placed_a.heads)
+        self.rows_a, self.rows_b = (
+            (rows[keep, None] + np.arange(placed.heads) * placed.apart).reshape(-1)
+            for rows, placed in ((rows_a[of_a], placed_a), (rows_b[of_b], placed_b))
+        )
         self.axes_a, self.axes_b = placed_a.axes, placed_b.axes
+        if placed_a.keys is not None and placed_b.keys is not None:
+            longest = min(placed_a.keys.shape[1], placed_b.keys.shape[1])
+            self._keys = placed_a.keys[:, :longest], placed_b.keys[pairing.to_b, :longest]
 
     def _counts(
         self, batches: tuple[Batch, Batch], tokens_a: Ints, tokens_b: Ints, meaning: naming.Meaning
@@ -337,10 +382,23 @@ class Rowwise:
             yield from self.whole()
             return
         width = _inner(self.a.shape, self.axes_a)
-        rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, width)
+        rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, _inner(self.b.shape, self.axes_b))
         step = rows_of_a_chunk(width)
         for start in range(0, self.rows_a.size, step):
-            yield rows_a(self.rows_a[start : start + step]), rows_b(self.rows_b[start : start + step])
+            some = slice(start, start + step)
+            chunk = rows_a(self.rows_a[some]), rows_b(self.rows_b[some])
+            yield chunk if self._keys is None else self._by_key(some, *chunk)
+
+    def _by_key(self, some: slice, a_RK: Rows, b_RK: Rows) -> tuple[Rows, Rows]:
+        """Rows over the keys of their own sample, in its order; what lies past a sample's end is 0."""
+        assert self.tokens is not None
+        assert self._keys is not None
+        samples = samples_of(self.tokens[some])
+        taken = []
+        for row, keys in zip((a_RK, b_RK), self._keys, strict=True):
+            at = keys[samples]
+            taken.append(np.where(at >= 0, np.take_along_axis(row, np.maximum(at, 0), axis=1), row.dtype.type(0)))
+        return taken[0], taken[1]
 
     def whole(self) -> Iterator[tuple[Rows, Rows]]:
         width = self.width
@@ -370,8 +428,11 @@ class Rowwise:
         if self.rows_a is None or self.rows_b is None:
             flat = row * self.width + column
             return _unravel(flat, self.a.shape), _unravel(flat, self.b.shape)
-        flat_a = int(self.rows_a[row]) * _inner(self.a.shape, self.axes_a) + column
-        flat_b = int(self.rows_b[row]) * _inner(self.b.shape, self.axes_b) + column
+        column_a = column_b = column
+        if self._keys is not None and self.tokens is not None:
+            column_a, column_b = (int(keys[int(samples_of(self.tokens[row])), column]) for keys in self._keys)
+        flat_a = int(self.rows_a[row]) * _inner(self.a.shape, self.axes_a) + max(0, column_a)
+        flat_b = int(self.rows_b[row]) * _inner(self.b.shape, self.axes_b) + max(0, column_b)
         return _unravel(flat_a, self.a.shape), _unravel(flat_b, self.b.shape)
 
     def token(self, row: int, column: int = 0) -> tuple[int, int] | None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.compare.pairing.by_name import renumbered
 from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.records import Problem, Record, RecordKey, TensorRef
 from replay_core.samples.batch import Batch, Placed, batch_of
-from replay_core.samples.layout import Ints, TokenLayout
+from replay_core.samples.layout import Bools, Ints, TokenLayout, positions_of, samples_of
 
 #: (step, micro, rank, role)
 Parts = tuple[Any, ...]
@@ -110,6 +110,31 @@ class Side:
         return next((ref for (known, _), (_, ref) in self.tensors.items() if known == name), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Rerouted:
+    """What one router of the two sides sent elsewhere, `of` so many tokens, `taking` so many experts each.
+
+    tokens: those that took other experts, as numbers of a's samples; in_turn: those that took the same in another turn.
+    order: where the router's choice stands among what its record holds.
+    """
+
+    router: str
+    order: int
+    taking: int
+    tokens: Ints
+    in_turn: Ints
+    of: int
+
+    def precedes(self, tokens: Ints) -> Bools:
+        """Whether a token that took other experts stands before each of these in its sample."""
+        samples = samples_of(tokens)
+        first = np.full(
+            1 + int(max(samples.max(initial=0), samples_of(self.tokens).max(initial=0))), np.iinfo(np.int64).max
+        )
+        np.minimum.at(first, samples_of(self.tokens), positions_of(self.tokens))
+        return np.asarray(positions_of(tokens) > first[samples])
+
+
 @dataclass
 class Pairing:
     """The samples of two batches that are the same: `to_a[sample of b]` is its number in a, -1 where a has none;
@@ -129,6 +154,7 @@ class Facing:
 
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
     paired: the tensors, by id, that have a counterpart on the other side.
+    rerouted: what routers sent elsewhere, in order of computation.
     """
 
     key: RecordKey
@@ -137,6 +163,7 @@ class Facing:
     partial: bool = False
     notes: list[str] = field(default_factory=list)
     paired: set[int] = field(default_factory=set)
+    rerouted: list[Rerouted] = field(default_factory=list)
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property
@@ -181,9 +208,29 @@ class Facing:
         placed_a, placed_b = both[0].place(a, by_shape=guess), both[1].place(b, by_shape=guess)
         if placed_a is None or placed_b is None or placed_a.by_token != placed_b.by_token:
             return None
-        if a.shape[placed_a.axes :] != b.shape[placed_b.axes :]:
+        if placed_a.heads != placed_b.heads or (placed_a.keys is None) is not (placed_b.keys is None):
+            return None
+        if placed_a.keys is None and a.shape[placed_a.axes :] != b.shape[placed_b.axes :]:
             return None
         return placed_a, placed_b, pairing
+
+    def gone_elsewhere(self, tokens: Ints, ref: TensorRef, name: str) -> Bools:
+        """Of every token of a's samples, whether a tensor of a says what another route made of it: it took other
+        experts, or, in a later block, attends to one that did. The latter are kept where they are most tokens.
+        """
+        meaning, gone, after = naming.meaning(name), np.zeros(tokens.size, bool), np.zeros(tokens.size, bool)
+        for one in self.rerouted:
+            later = meaning.phase > naming.Phase.MODULES
+            if not later and (meaning.phase < naming.Phase.MODULES or (ref.order or 0) < one.order):
+                continue
+            computed_at = tokens - (later and meaning.alignment == "next")
+            gone |= np.isin(computed_at, one.tokens)
+            block = one.router.rpartition(".")[0]
+            if ref.shape[-1:] == (one.taking,) and name.startswith(block + "."):
+                gone |= np.isin(tokens, one.in_turn)
+            if later or not name.startswith(block.rpartition(".")[0] + "."):
+                after |= one.precedes(computed_at)
+        return gone | after if 2 * np.count_nonzero(gone | after) <= tokens.size else gone
 
     def in_order(self, a: TensorRef, b: TensorRef) -> bool:
         """Whether element i of one faces element i of the other, as far as their samples tell."""

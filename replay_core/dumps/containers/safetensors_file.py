@@ -10,6 +10,7 @@ import json
 from math import prod
 from typing import Any
 
+from replay_core import naming
 from replay_core.dtypes import DTYPES, ITEMSIZE
 from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.torch_rebuild import geometry
@@ -21,7 +22,8 @@ _DTYPES = {dtype.code: dtype.name for dtype in DTYPES.values() if dtype.code}
 
 
 def read_safetensors(loading: Loading) -> tuple[dict[str, TensorRef], dict[str, str]]:
-    """The tensors in header order, and the file's metadata.
+    """The tensors as their names say they are used (the format's writer sorts them by dtype and alphabet), and the
+    file's metadata.
 
     Raises:
         DumpError: the header is not one that the format allows.
@@ -45,7 +47,7 @@ def read_safetensors(loading: Loading) -> tuple[dict[str, TensorRef], dict[str, 
         raise loading.malformed("the safetensors metadata are not texts")
     start = region.start + 8 + size
     spans: list[tuple[int, int]] = []
-    tree = {name: _tensor(loading, name, entry, start, spans) for name, entry in header.items()}
+    tree = {name: _tensor(loading, name, entry, start, spans) for name, entry in sorted(header.items(), key=_used)}
     at = 0
     for begin, end in sorted(spans):
         if begin != at:
@@ -61,6 +63,10 @@ def read_safetensors(loading: Loading) -> tuple[dict[str, TensorRef], dict[str, 
             found=f"{region.end - region.start} bytes",
         )  # fmt: skip
     return tree, metadata
+
+
+def _used(entry: tuple[str, Any]) -> naming.Place:
+    return naming.called(entry[0])
 
 
 def _unique(loading: Loading, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -114,7 +114,15 @@ def test_what_is_no_layout_is_refused(make, says: str):
 
 @pytest.mark.parametrize(
     ("shape", "axes"),
-    [((2, 6), (2, 0, 6)), ((2, 6, 8), (2, 0, 6)), ((2, 5), (2, 0, 5)), ((12, 8), (1, 0, 6)), ((2, 3), (2, 3, 3))],
+    [
+        ((2, 6), (2, 0, 6)),
+        ((2, 6, 8), (2, 0, 6)),
+        ((2, 5), (2, 0, 5)),
+        ((12, 8), (1, 0, 6)),
+        ((2, 3), (2, 3, 3)),
+        ((2, 4, 6, 8), (3, 0, 6)),
+        ((1, 6, 8), (2, 0, 6)),
+    ],
 )
 def test_token_axes_of_the_shapes_a_tensor_can_have(shape: tuple[int, ...], axes: tuple[int, int, int]):
     layout = TokenLayout.padded(np.ones((2, 6)), np.ones((2, 3)))

@@ -273,7 +273,7 @@ def scripted(tmp_path: Path) -> list[str]:
 
 def test_the_nexrl_scripts_arguments_unchanged(compare: Call, scripted: list[str], tmp_path: Path):
     report = tmp_path / "report.json"
-    rest = ["--step", "3", "--num_ranks", "2", "--num_micros", "1", "--output", report]
+    rest = ["--step", "3", "--num_ranks", "2", "--num_micros", "1", "--force", "--output", report]
     code, out, _ = compare(*scripted[:2], *rest)
     assert code == ExitCode.AGREES
     assert "loss loss" in out
@@ -290,7 +290,7 @@ def test_the_nexrl_scripts_arguments_unchanged(compare: Call, scripted: list[str
 
 def test_ranks_that_were_promised_and_are_nowhere_are_no_agreement(compare: Call, scripted: list[str], tmp_path: Path):
     report = tmp_path / "report.json"
-    asked = [*scripted[:2], "--step", "3", "--num_ranks", "64", "--num_micros", "2", "--output", report]
+    asked = [*scripted[:2], "--step", "3", "--num_ranks", "64", "--num_micros", "2", "--force", "--output", report]
     code, out, _ = compare(*asked)
     assert code == ExitCode.DIVERGES
     assert out.startswith("PARTLY no divergence, but 63 ranks and micro-batches are not there")

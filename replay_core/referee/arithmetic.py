@@ -1,0 +1,210 @@
+"""Tensors that are bfloat16 on the outside and float64 within.
+
+A model's own code decides by dtypes what it casts and where. To run it in fp64 without changing a line of it, every
+tensor keeps the dtype the code expects and carries its value in fp64. What an operation would have rounded to, in the
+dtype it would have had, is then a choice: nothing is rounded (the truth), a random rounding error is added (Monte Carlo
+arithmetic: Parker, "Monte Carlo arithmetic", 1997), or the operations of a recipe are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+aten = torch.ops.aten
+
+#: Bits of the significand, the hidden one included, and the exponent of the smallest normal number.
+SIGNIFICAND = {torch.bfloat16: (8, -126), torch.float16: (11, -14), torch.float32: (24, -126)}
+
+#: Operations that only move values or choose among them: whatever went in is representable, so nothing is rounded.
+_MOVES = {
+    "clone", "cat", "stack", "index", "gather", "index_select", "embedding", "copy_", "where", "masked_fill",
+    "masked_fill_", "repeat", "neg", "abs", "maximum", "minimum", "amax", "amin", "max", "min", "relu", "clamp",
+    "topk", "sort", "scatter", "scatter_", "slice_scatter", "select_scatter", "index_put_", "index_put", "fill_",
+    "zero_", "zeros_like", "ones_like", "new_zeros", "new_ones", "zeros", "ones", "empty", "empty_like", "new_empty",
+    "full", "full_like", "new_full", "triu", "tril", "roll", "flip", "constant_pad_nd", "detach", "alias", "lift_fresh",
+    "_unsafe_view", "_reshape_copy", "expand_copy", "split_with_sizes", "arange", "scalar_tensor", "squeeze", "chunk",
+}  # fmt: skip
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+
+
+class TrueTensor(torch.Tensor):  # type: ignore[misc]
+    """A float tensor of one dtype whose value is `true`, in fp64."""
+
+    true: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, true: torch.Tensor, dtype: torch.dtype) -> TrueTensor:
+        made: TrueTensor = torch.Tensor._make_wrapper_subclass(
+            cls, true.shape, strides=true.stride(), dtype=dtype, device=true.device
+        )
+        made.true = true
+        return made
+
+    def __repr__(self) -> str:
+        return f"TrueTensor({self.true}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return Arithmetic().__torch_dispatch__(func, types, args, kwargs)
+
+
+#: (what the operation is called, its number within the module that runs it, its value, the dtype it has outside) ->
+#: the value it goes on with.
+Rounding = Callable[[str, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+def exactly(_name: str, value: torch.Tensor, _dtype: torch.dtype) -> torch.Tensor:
+    """Nothing is rounded."""
+    return value
+
+
+def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The spacing of a dtype's numbers at each value, fp64. Zeros have that of the smallest normal number."""
+    bits, smallest = SIGNIFICAND[dtype]
+    exponent = torch.frexp(value.double())[1].clamp(min=smallest + 1)
+    return torch.ldexp(torch.ones_like(value, dtype=torch.float64), exponent - bits)
+
+
+class Noise:
+    """Adds what rounding would: uniform within half a unit of the last place, independent for every element.
+
+    blocks: c of acc^2 = (2^-24)^2/3 * c * sum (w x)^2, the error of a sum in float32 (`limits.ACCUMULATION`).
+    """
+
+    def __init__(self, seed: int, accumulation: float) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self.accumulation = accumulation
+
+    def __call__(self, _name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in SIGNIFICAND:
+            return value
+        drawn = torch.rand(value.shape, dtype=torch.float64, generator=self._generator) - 0.5
+        return value + drawn * ulp(value, dtype)
+
+    def of_sum(self, squares: torch.Tensor) -> torch.Tensor:
+        """The error of float32 sums whose squared terms add up to `squares`."""
+        scale = 2.0**-24 * (self.accumulation / 3) ** 0.5
+        drawn = torch.randn(squares.shape, dtype=torch.float64, generator=self._generator)
+        return drawn * scale * squares.clamp(min=0).sqrt()
+
+
+class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
+    """While it is open, floating-point operations run in fp64 behind their own dtypes."""
+
+    def __init__(self, rounding: Rounding = exactly) -> None:
+        super().__init__()
+        self.rounding = rounding
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.split("::")[1]
+        is_in_place = name.endswith("_") and not name.startswith("_") and bool(args)
+        true_args = tree_map(_true, args)
+        true_kwargs = {key: _wide(key, value) for key, value in tree_map(_true, kwargs).items()}
+        if name == "_softmax" or name == "_log_softmax":
+            true_args = (*true_args[:2], False)
+        out = func(*true_args, **true_kwargs)
+        if is_in_place and isinstance(args[0], TrueTensor):
+            if name not in _MOVES and self.rounding is not exactly:
+                args[0].true.copy_(self.rounding(name, args[0].true, args[0].dtype))
+            return args[0]
+        if is_in_place and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            args[0].copy_(true_args[0])
+            return args[0]
+        if not any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in _flat(out)):
+            return out
+        dtypes = _native_dtypes(func, args, kwargs, out)
+        is_free = name in _MOVES or func.is_view or self.rounding is exactly or _is_widening(name, args, dtypes)
+        if not is_free and name in _PRODUCTS and isinstance(self.rounding, Noise):
+            out = out + self.rounding.of_sum(_squares(func, name, true_args))
+        made = []
+        for one, dtype in zip(_flat(out), dtypes, strict=True):
+            if isinstance(one, torch.Tensor) and one.dtype == torch.float64 and dtype is not None:
+                value = one if is_free else self.rounding(name, one, dtype)
+                made.append(TrueTensor(value, dtype))
+            else:
+                made.append(one)
+        if isinstance(out, (tuple, list)):
+            return type(out)(made) if type(out) in (tuple, list) else tuple(made)
+        return made[0]
+
+
+def _true(value: Any) -> Any:
+    if isinstance(value, TrueTensor):
+        return value.true
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    return value
+
+
+def _wide(key: str, value: Any) -> Any:
+    is_float = key == "dtype" and isinstance(value, torch.dtype) and value.is_floating_point
+    return torch.float64 if is_float else value
+
+
+def _flat(out: Any) -> list[Any]:
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+_DTYPES: dict[str, list[torch.dtype | None]] = {}
+
+
+def _native_dtypes(func: Any, args: Any, kwargs: Any, out: Any) -> list[torch.dtype | None]:
+    """The dtypes that the operation would have given its results, told by running it on tensors without values."""
+    key = str((func, tree_map(_kind, args), kwargs.get("dtype")))
+    if key in _DTYPES:
+        return _DTYPES[key]
+    try:
+        meta_args = tree_map(_meta, args)
+        meta_kwargs = {k: (torch.device("meta") if k == "device" else v) for k, v in tree_map(_meta, kwargs).items()}
+        if not any(isinstance(one, torch.Tensor) for one in _leaves(args)):
+            meta_kwargs["device"] = torch.device("meta")
+        found = [one.dtype if isinstance(one, torch.Tensor) else None for one in _flat(func(*meta_args, **meta_kwargs))]
+    except Exception:
+        # A shape that depends on values: such operations choose, and keep their first operand's dtype.
+        first = next((one.dtype for one in _leaves(args) if isinstance(one, torch.Tensor) and one.is_floating_point()),
+                     torch.float32)  # fmt: skip
+        asked = kwargs.get("dtype") or first
+        found = [asked if isinstance(one, torch.Tensor) and one.is_floating_point() else None for one in _flat(out)]
+        return found
+    _DTYPES[key] = found
+    return found
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, (tuple, list)):
+        return [leaf for one in tree for leaf in _leaves(one)]
+    return [tree]
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument decides a result's dtype: a tensor's own, and whether it is a number of no dimension."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), value.ndim == 0)
+    return str(value) if isinstance(value, torch.dtype) else type(value).__name__
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
+
+
+def _is_widening(name: str, args: Any, dtypes: list[torch.dtype | None]) -> bool:
+    if name not in ("_to_copy", "to"):
+        return False
+    before, after = args[0].dtype, dtypes[0]
+    if not before.is_floating_point or before not in SIGNIFICAND or after not in SIGNIFICAND:
+        return not before.is_floating_point
+    return SIGNIFICAND[after][0] >= SIGNIFICAND[before][0]
+
+
+def _squares(func: Any, name: str, args: Any) -> torch.Tensor:
+    pair = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
+    product = torch.bmm if name in ("bmm", "baddbmm") else torch.mm
+    return product(pair[0].square(), pair[1].square())

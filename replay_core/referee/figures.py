@@ -1,0 +1,176 @@
+"""An error against the noise of the same module on the same inputs: its size, and the structure that noise lacks.
+
+e = recorded - truth, rows are tokens, columns channels. sigma is what rounding does to each element: from the noise
+runs (`arithmetic.Noise`), with the half unit of the last place as prior, sigma_i^2 = (sum_s E_si^2 + v p_i)/(S + v),
+p_i = ulp_i^2/12 scaled to the row's own noise. z = e/sigma. Every statistic is also taken of each noise run against the
+others: what it is of noise is measured on this module and these inputs, not guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from replay_core.referee import limits
+from replay_core.referee.arithmetic import ulp
+from replay_core.referee.shadow import Claim
+
+#: How many noise runs the prior counts for.
+_PRIOR = 4.0
+#: Elements looked at of one tensor; rows beyond that are sampled.
+ELEMENTS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFigures:
+    """statistics: name -> (value, most that noise had of it, its ratio to what noise may have).
+
+    size: rms of e over the rms that rounding gives; relative: |e|/|truth|. hard: share of elements past half a unit of
+    the last place, of a tensor that is rounded once. gain: e is about `gain` times the truth. worst_*: where.
+    """
+
+    statistics: dict[str, tuple[float, float, float]]
+    size: float
+    relative: float
+    hard: float | None
+    gain: float
+    worst_row: int
+    worst_channel: int
+    rows: int
+    channels: int
+    not_finite: int
+    unequal: float
+
+    @property
+    def excess(self) -> float:
+        """The largest ratio of a statistic to its limit: above 1 is no noise."""
+        return max((ratio for _, _, ratio in self.statistics.values()), default=0.0)
+
+    @property
+    def telling(self) -> str | None:
+        """The statistic that is furthest past its limit."""
+        return max(self.statistics, key=lambda name: self.statistics[name][2], default=None)
+
+
+def sampled_rows(claim: Claim) -> torch.Tensor:
+    """Rows that are looked at: all, or half at random, a quarter the worst, a quarter the first of the grid."""
+    rows, channels = claim.truth.shape
+    chosen = _distinct(claim)
+    if chosen.numel() < rows:
+        # Equal tokens after equal tokens are computed alike: their errors are one error, seen several times.
+        return chosen[: max(16, ELEMENTS // max(1, channels))]
+    most = max(16, ELEMENTS // max(1, channels))
+    if rows <= most:
+        return torch.arange(rows)
+    generator = torch.Generator().manual_seed(0)
+    worst = (claim.recorded - claim.truth).nan_to_num().square().mean(1).argsort(descending=True)[: most // 4]
+    drawn = torch.randperm(rows, generator=generator)[: most // 2]
+    return torch.cat([drawn, worst, torch.arange(most // 4)]).unique()
+
+
+def _distinct(claim: Claim) -> torch.Tensor:
+    """The first of every set of rows whose truth and recorded values are the same."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(claim.truth.shape[1], dtype=torch.float64, generator=generator)
+    keys = torch.stack([(claim.truth @ weights).nan_to_num(), (claim.recorded @ weights).nan_to_num()], 1)
+    seen: dict[tuple[float, float], int] = {}
+    for row, (truth, recorded) in enumerate(keys.tolist()):
+        seen.setdefault((truth, recorded), row)
+    return torch.tensor(list(seen.values()), dtype=torch.long)
+
+
+def figures(claim: Claim, noises: list[torch.Tensor], truth: torch.Tensor | None = None) -> ErrorFigures:
+    """The error of a claim against the noise of its own module. `truth`: another truth to hold it to (a hypothesis)."""
+    chosen = sampled_rows(claim)
+    truth = (claim.truth if truth is None else truth)[chosen]
+    recorded = claim.recorded[chosen]
+    finite = recorded.isfinite() | ~truth.isfinite()
+    e = torch.where(finite & truth.isfinite(), recorded - truth, 0.0)
+    runs = torch.stack([noise[chosen] for noise in noises]) if noises else torch.zeros((0, *e.shape), dtype=e.dtype)
+    runs = runs.nan_to_num(0.0, 0.0, 0.0)
+    place = truth.nan_to_num(0.0, 0.0, 0.0)
+    row_rms = place.square().mean(1 if place.shape[1] > 1 else (0, 1), keepdim=True).sqrt()
+    unit = ulp(place.abs().maximum(row_rms * 2.0**-10), claim.dtype)
+    unit2 = unit.square() / 12
+    sigma = _sigma(runs, unit2)
+    own = _statistics(e / sigma, place / sigma)
+    nulls = [
+        _statistics(runs[s] / (rest := _sigma(torch.cat([runs[:s], runs[s + 1 :]]), unit2)), place / rest)
+        for s in range(len(runs))
+    ]
+    table = {}
+    for name, value in own.items():
+        most = max((null[name] for null in nulls), default=0.0)
+        bound = limits.most(name, claim.kind, claim.dtype, most, e.shape)
+        table[name] = (value, most, value / bound)
+    hard = None
+    if claim.rounds_once and claim.dtype != torch.float32:
+        past = e.abs() > 0.51 * unit + 6 * (sigma.square() - unit2).clamp(min=0).sqrt()
+        hard = float(past.double().mean())
+        table["hard"] = (hard, 0.0, hard * e.numel() / limits.hard(e.numel()))
+    z2 = (e / sigma).square()
+    reach = place / sigma
+    power = float(reach.square().sum())
+    bad = int((~finite).sum())
+    if bad:
+        table["not_finite"] = (float(bad), 0.0, float("inf"))
+    norm = float(place.norm())
+    return ErrorFigures(
+        statistics=table,
+        size=float((e.square().mean() / unit2.mean()).sqrt()) if e.numel() else 0.0,
+        relative=float(e.norm()) / norm if norm else 0.0,
+        hard=hard,
+        gain=float((e / sigma * reach).sum()) / power if power else 0.0,
+        worst_row=int(chosen[int(z2.mean(1).argmax())]) if e.numel() else 0,
+        worst_channel=int(z2.mean(0).argmax()) if e.numel() else 0,
+        rows=e.shape[0],
+        channels=e.shape[1],
+        not_finite=bad,
+        unequal=float((_rounded(place, claim.dtype) != recorded).double().mean()) if e.numel() else 0.0,
+    )
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype).double()
+
+
+def _sigma(runs: torch.Tensor, unit2: torch.Tensor) -> torch.Tensor:
+    count = len(runs)
+    if not count:
+        return unit2.sqrt()
+    seen = runs.square().sum(0)
+    scale = (seen.mean(1, keepdim=True) / count / unit2.mean(1, keepdim=True)).clamp(min=1.0)
+    return ((seen + _PRIOR * unit2 * scale) / (count + _PRIOR)).maximum(unit2).sqrt()
+
+
+def _statistics(z: torch.Tensor, reach: torch.Tensor) -> dict[str, float]:
+    """What is asked of z [N, C]; `reach` is the truth in units of its own noise.
+
+    size     rms of z.                       token, channel  the largest rms of one row, of one column.
+    gain     |sum z r| / |r|, r = reach: normal in noise, large where e is a part of the truth itself.
+    tokens_gain, channels_gain  the rms of the same over rows, over columns.
+    bias     the rms over columns of sum z / sqrt(N).
+    rank     the largest singular value over sqrt(N) + sqrt(C), in units of rms(z): 1 for noise (Marchenko-Pastur).
+    """
+    if not z.numel():
+        return {}
+    rows, channels = z.shape
+    z2 = z.square()
+    size = float(z2.mean().sqrt())
+    along, r2 = z * reach, reach.square()
+    eps = 1e-300
+    found = {
+        "size": size,
+        "token": float(z2.mean(1).max().sqrt()),
+        "channel": float(z2.mean(0).max().sqrt()),
+        "gain": abs(float(along.sum() / (r2.sum() + eps).sqrt())),
+        "tokens_gain": float((along.sum(1).square() / (r2.sum(1) + eps)).mean().sqrt()),
+        "channels_gain": float((along.sum(0).square() / (r2.sum(0) + eps)).mean().sqrt()),
+        "bias": float((z.sum(0).square() / rows).mean().sqrt()),
+    }
+    if min(rows, channels) >= 8 and size > 0:
+        gram = z @ z.T if rows <= channels else z.T @ z
+        top = float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt())
+        found["rank"] = top / (rows**0.5 + channels**0.5)
+    return found

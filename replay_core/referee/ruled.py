@@ -1,0 +1,112 @@
+"""A ruling and its parts, and what a side lacks to be ruled at all. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from replay_core import naming
+from replay_core.records import Record, Run
+from replay_core.referee.recorded import LOGPROBS, Place
+
+if TYPE_CHECKING:
+    from replay_core.referee.figures import ErrorFigures
+    from replay_core.referee.shadow import Claim
+    from replay_core.referee.weights import SideModel
+
+#: What stands out of an error, by the statistic that is furthest past its limit.
+_WORDS = {
+    "token": "token {row}", "tokens_gain": "tokens, each by a factor of its own", "channel": "channel {channel}",
+    "channels_gain": "channels, each by a factor of its own", "bias": "channels, each by an offset of its own",
+    "gain": "all by {gain:+.1e} of themselves", "rank": "a difference of low rank", "size": "all of it",
+    "hard": "elements past half a unit of the last place", "not_finite": "values that are not finite",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class RuledClaim:
+    """A claim with its figures; `ruling` OK is NOISE. row is (sample, position) of its worst token."""
+
+    claim: Claim
+    figures: ErrorFigures
+    ruling: str
+    row: tuple[int, int] | None
+    recipe: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What in it stands out."""
+        telling = self.figures.telling or "size"
+        where = "?" if self.row is None else f"{self.row[1]} of sample {self.row[0]}"
+        return _WORDS[telling].format(row=where, channel=self.figures.worst_channel, gain=self.figures.gain)
+
+
+@dataclass(slots=True)
+class Floor:
+    """Log-probabilities against the noise of this model on this batch, in nats; past: share beyond 6 floors."""
+
+    observed: float
+    floor: float
+    tokens: int
+    past: float
+
+    @property
+    def ratio(self) -> float:
+        return self.observed / self.floor if self.floor else (float("inf") if self.observed else 0.0)
+
+
+@dataclass(slots=True)
+class RuledSide:
+    """One side, ruled alone; why_not where it could not be."""
+
+    run: Run
+    place: Place | None
+    model: SideModel | None = None
+    claims: list[RuledClaim] = field(default_factory=list)
+    floor: Floor | None = None
+    hypotheses: list[tuple[str, bool, float, float]] = field(default_factory=list)
+    coverage: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    why_not: str | None = None
+
+    @property
+    def ruling(self) -> str | None:
+        if self.why_not is not None:
+            return None
+        found = {one.ruling for one in self.claims}
+        return next((word for word in ("BUG", "SUSPECT") if word in found), "NOISE")
+
+    @property
+    def first(self) -> RuledClaim | None:
+        """The first BUG in order of computation, else the first SUSPECT."""
+        for word in ("BUG", "SUSPECT"):
+            for one in self.claims:
+                if one.ruling == word:
+                    return one
+        return None
+
+
+@dataclass(slots=True)
+class Ruling:
+    """Both sides, and what they were given differently."""
+
+    a: RuledSide
+    b: RuledSide | None
+    differences: list[str] = field(default_factory=list)
+
+
+def lacking(run: Run, records: Sequence[Record], weights: str | None) -> str | None:
+    """Why a side cannot be ruled, as far as that is known before anything is computed; else None."""
+    names = {ref.canonical or ref.name for record in records for ref in record.tensors()}
+    if not any(naming.is_module_tensor(name) for name in names) and not names.intersection(LOGPROBS):
+        return "no module tensors and no log-probabilities are recorded; step.modules(model, inputs=True) records them"
+    if weights is None and not run.models:
+        return "no weights: the dump notes none; --weights DIRECTORY names them"
+    return None
+
+
+def not_ruled(sides: Sequence[tuple[Run, Place, str | None]]) -> Ruling:
+    """The ruling of sides of which at least one lacks something."""
+    made = [RuledSide(run, place, why_not=missing or "the other side cannot be ruled") for run, place, missing in sides]
+    return Ruling(made[0], made[1] if len(made) > 1 else None)

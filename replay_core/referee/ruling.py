@@ -1,0 +1,168 @@
+"""The ruling: each side alone, then the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replay_core.errors import JobCancelledError, RldbgError
+from replay_core.jobs import OnEvent, Progress, ignore
+from replay_core.records import Record, Run
+from replay_core.referee import limits
+from replay_core.referee.arithmetic import Noise
+from replay_core.referee.figures import figures
+from replay_core.referee.hypotheses import HARMLESS_SIZE, Tried, tried
+from replay_core.referee.recorded import Place, Recorded
+from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
+from replay_core.referee.shadow import Claim, Shadow
+from replay_core.referee.weights import differences, side_model
+
+
+def rule(
+    a: tuple[Run, Place, Sequence[Record], str | None],
+    b: tuple[Run, Place, Sequence[Record], str | None] | None,
+    on_event: OnEvent = ignore,
+) -> Ruling:
+    """Rule one or two sides: (run, computation, its records, where the weights lie: None for what the dump notes)."""
+    sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
+    ruling = Ruling(sides[0], sides[1] if len(sides) > 1 else None)
+    if ruling.b is not None and ruling.a.model is not None and ruling.b.model is not None:
+        ruling.differences = differences(ruling.a.model, ruling.b.model)
+    return ruling
+
+
+def rule_side(
+    run: Run, place: Place, records: Sequence[Record], weights: str | None, *, on_event: OnEvent = ignore
+) -> RuledSide:
+    """One side, each of its recorded tensors against fp64 of what led to it."""
+    recorded = Recorded(run, place, records)
+    side = RuledSide(run, place, notes=list(recorded.problems))
+    if not recorded.tokens:
+        side.why_not = "no token layout: neither token ids nor module tensors are recorded"
+        return side
+    if not recorded.modules and recorded.logprobs() is None:
+        side.why_not = "no module tensors and no log-probabilities are recorded"
+        return side
+    try:
+        side.model = side_model(recorded, weights)
+    except JobCancelledError:
+        raise
+    except RldbgError as error:
+        side.why_not = f"no weights: {error.in_one_line}"
+        return side
+    side.notes += side.model.notes
+    shadow = Shadow(side.model.causal_lm, recorded, _temperature(recorded))
+    noises = _claims(shadow, on_event, str(run.path))
+    for name, claim in shadow.claims.items():
+        of_claim = [run[name] for run in noises if name in run]
+        one = _ruled(claim, of_claim, recorded)
+        side.claims.append(one)
+        if one.ruling != "NOISE" and claim.kind != "logprobs":
+            _explain(side, one, tried(shadow, claim, of_claim, one.figures, {}))
+    if side.first is not None and side.first.claim.kind in ("attention", "logprobs"):
+        _explain_by_row(side, side.first, records, shadow.temperature)
+    if recorded.modules and recorded.logprobs() is not None:
+        whole = Shadow(side.model.causal_lm, recorded, shadow.temperature, is_forced=False)
+        side.floor = _floor(whole, _claims(whole, on_event, f"{run.path}, the whole model"))
+    else:
+        side.floor = _floor(shadow, noises)
+    side.coverage = _coverage(shadow, side)
+    return side
+
+
+def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
+    """Clear a claim that a harmless recipe explains; keep the best hypotheses of the first that none does."""
+    recipe = next((each for each in found if each.hypothesis.harmless and each.explains), None)
+    if recipe is not None and one.figures.size < HARMLESS_SIZE:
+        one.ruling, one.recipe = "NOISE", recipe.hypothesis.name
+    elif not side.hypotheses or (one.ruling == "BUG" and side.first is one):
+        side.hypotheses = [
+            (each.hypothesis.name, each.explains, each.before.excess, each.after.excess) for each in found[:3]
+        ]
+
+
+def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record], temperature: float) -> None:
+    """Whether the samples of a row see each other, or padding: the row computed as if it were one sample."""
+    assert side.place is not None
+    assert side.model is not None
+    recorded = Recorded(side.run, side.place, records, as_laid=True)
+    shadow = Shadow(side.model.causal_lm, recorded, temperature)
+    noises = _claims(shadow, ignore, "")
+    claim = shadow.claims.get(first.claim.name)
+    if claim is None:
+        return
+    left = figures(claim, [run[claim.name] for run in noises if claim.name in run]).excess
+    before = first.figures.excess
+    what = "samples of a row see each other" if Recorded(side.run, side.place, records).is_packed else "padding is seen"
+    side.hypotheses.insert(0, (what, left < 1 and left < 0.5 * before, before, left))
+    side.hypotheses.sort(key=lambda one: one[3])
+
+
+def _claims(shadow: Shadow, on_event: OnEvent, what: str) -> list[dict[str, Any]]:
+    total = limits.RUNS + 1
+    on_event(Progress(0, total, f"{what}: the truth"))
+    shadow.judge()
+    noises = []
+    for number in range(limits.RUNS):
+        on_event(Progress(number + 1, total, f"{what}: its rounding"))
+        noises.append(shadow.perturb(Noise(number, limits.ACCUMULATION)))
+    return noises
+
+
+def _ruled(claim: Claim, noises: list[Any], recorded: Recorded) -> RuledClaim:
+    found = figures(claim, noises)
+    word = "BUG" if found.excess > 1 else "SUSPECT" if found.excess > limits.SUSPECT else "NOISE"
+    return RuledClaim(claim, found, word, _token(recorded, claim, found.worst_row))
+
+
+def _token(recorded: Recorded, claim: Claim, row: int) -> tuple[int, int] | None:
+    """(sample, position) of a row of a claim."""
+    valid = recorded.valid_BL
+    if claim.kind == "logprobs":
+        said = recorded.logprobs()
+        if said is None:
+            return None
+        valid = said[2].copy()
+        valid[:, :1] = False
+        valid &= recorded.valid_BL
+    places = valid.nonzero()
+    return (int(places[0][row]), int(places[1][row])) if row < places[0].size else None
+
+
+def _floor(shadow: Shadow, noises: list[dict[str, Any]]) -> Floor | None:
+    claim = next((claim for claim in shadow.claims.values() if claim.kind == "logprobs"), None)
+    if claim is None or not claim.truth.numel():
+        return None
+    noise = sum(run[claim.name].square() for run in noises) / len(noises)
+    floor, gap = noise.sqrt(), (claim.recorded - claim.truth).abs()
+    past = float((gap > 6 * floor.clamp(min=float(floor.mean()) / 4)).double().mean())
+    return Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)
+
+
+def _temperature(recorded: Recorded) -> float:
+    from replay_core import pages
+
+    ref = recorded.find("temperature")
+    if ref is not None and ref.numel == 1:
+        return float(pages.array(ref).reshape(-1)[0])
+    said = (recorded.run.flags or {}).get("temperature")
+    return float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) and said > 0 else 1.0
+
+
+def _coverage(shadow: Shadow, side: RuledSide) -> dict[str, Any]:
+    names = [names for _, names in shadow.modules]
+    known = {name.rpartition(".inputs")[0] or name.rpartition(".output")[0] for name in shadow.recorded.modules}
+    held = {
+        part for name in shadow.recorded.modules for part in [name.split(".inputs.")[0].split(".output")[0]]
+    } | known
+    return {
+        "recorded": len(side.claims) + len(shadow.unrooted) + len(shadow.misfits) + len(shadow.unreached),
+        "ruled": len(side.claims),
+        "modules_ruled": len({one.claim.owner for one in side.claims} & {name for known in names for name in known}),
+        "modules_of_model": len(names),
+        "not_recorded": [known[0] for known in names if not any(name in held for name in known)],
+        "unrooted": shadow.unrooted,
+        "misfit": shadow.misfits,
+        "unreached": shadow.unreached,
+        "routed_otherwise": [f"{name}: {share:.1%} of choices" for name, share in shadow.flips.items() if share],
+    }

@@ -1,0 +1,372 @@
+"""The model run beside a recording, with every recorded tensor put in its place: what each module should have made.
+
+One forward of the model's own code, in `arithmetic`, on the recorded tokens, every sample a row of its own. Wherever a
+module is called or returns and the recording holds that tensor, what was computed is kept and the recorded tensor goes
+on in its stead. So every difference is one module's own: a leaf's from its recorded input to its recorded output, a
+composite's from what its recorded children gave it to what it hands on. A stretch that is not recorded belongs to the
+module around it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from replay_core import naming
+from replay_core.referee.arithmetic import Arithmetic, Rounding, TrueTensor, exactly
+from replay_core.referee.recorded import Recorded
+
+
+@dataclass(slots=True)
+class Claim:
+    """A recorded tensor and what the model should have made of what led to it, rows that are tokens [N, C] in fp64.
+
+    name: of the tensor; owner: the module whose work lies between the last recorded tensors and this one; handed:
+    whether it is the input of a module that the owner calls. kind: what the owner is (`kind_of`); is_leaf: it has no
+    modules in it. rounds_once: it is a product of one matrix, so one rounding is all there is.
+    """
+
+    name: str
+    owner: str
+    handed: bool
+    kind: str
+    dtype: torch.dtype
+    recorded: torch.Tensor
+    truth: torch.Tensor
+    rounds_once: bool = False
+    noises: list[torch.Tensor] = field(default_factory=list)
+
+
+class Shadow:
+    """The model of one side, run on what that side recorded.
+
+    Args:
+        causal_lm: the model with its weights as stored, in the dtype that the side computed in.
+        temperature: what logits are divided by.
+        is_forced: False puts nothing in its place but the tokens: what the whole model makes of the batch.
+    """
+
+    def __init__(self, causal_lm: Any, recorded: Recorded, temperature: float = 1.0, is_forced: bool = True) -> None:
+        self.causal_lm, self.recorded, self.temperature = causal_lm, recorded, temperature
+        self.is_forced = is_forced
+        self.claims: dict[str, Claim] = {}
+        #: Recorded tensors that did not fit what the model has there, and those whose way from the tokens is unknown.
+        self.misfits: list[str] = []
+        self.unrooted: list[str] = []
+        #: Whole numbers that were chosen otherwise than the truth would (experts): name -> share of tokens.
+        self.flips: dict[str, float] = {}
+        self.modules = _named(causal_lm)
+        self._used: set[str] = set()
+        self._grids: dict[str, torch.Tensor | None] = {}
+        self._valid = torch.from_numpy(recorded.valid_BL.copy())
+        self._stack: list[str] = []
+        self._calls: dict[str, int] = {}
+        self._noise: dict[str, torch.Tensor] | None = None
+        #: Who made a tensor that goes on as it was computed; it is kept, so that its id stays its own.
+        self._makers: dict[int, tuple[torch.Tensor, str]] = {}
+        self._given: dict[str, list[tuple[Any, Any]]] = {}
+
+    @property
+    def unreached(self) -> list[str]:
+        """Recorded module tensors that the model's forward never came to."""
+        return [name for name in self.recorded.modules if name not in self._used and name not in self.misfits]
+
+    def judge(self) -> None:
+        """Fill `claims` with the truth, in order of computation."""
+        self._run(exactly)
+
+    def perturb(self, rounding: Rounding) -> dict[str, torch.Tensor]:
+        """What the model makes of the same with some rounding: claim name -> its values minus the truth."""
+        self._noise = {}
+        try:
+            self._run(rounding)
+            return self._noise
+        finally:
+            self._noise = None
+
+    def again(self, claim: Claim, change: AbstractContextManager[None]) -> torch.Tensor | None:
+        """How far a claim's truth moves under a change of its owner; None where the owner's forward never comes to it.
+
+        The owner alone is run again; where it hands on what another module calls with, the whole model is.
+        """
+        module, calls = self.module(claim.owner), self._given.get(claim.owner, [])
+        inside = set(module.modules())
+        within = [names[0] for one, names in self.modules if one in inside]
+        self._noise = {}
+        try:
+            with torch.no_grad(), change, Arithmetic(exactly), self._hooked():
+                for name in within:
+                    self._calls.pop(name, None)
+                for args, kwargs in calls:
+                    module(*args, **kwargs)
+                if claim.name not in self._noise:
+                    self._calls.clear()
+                    self._makers.clear()
+                    self._forward()
+            return self._noise.get(claim.name)
+        finally:
+            self._noise = None
+
+    # ---- the forward
+
+    def _run(self, rounding: Rounding) -> None:
+        self._calls.clear()
+        self._makers.clear()
+        with torch.no_grad(), Arithmetic(rounding), self._hooked():
+            logits = self._forward()
+            if logits is not None:
+                self._logprobs(logits)
+
+    def _forward(self) -> Any:
+        recorded = self.recorded
+        ids, positions = recorded.ids_BL, recorded.positions_BL
+        width = recorded.grid_shape[1]
+        valid = self._valid
+        if positions is None:
+            positions = np.broadcast_to(np.arange(width), recorded.grid_shape)
+        # Behind a sample its positions go on: a fall would be read as the beginning of another sample of a pack.
+        last = positions[np.arange(len(positions)), np.maximum(recorded.sizes - 1, 0)]
+        behind = last[:, None] + 1 + np.arange(width) - recorded.sizes[:, None]
+        position_ids = torch.from_numpy(np.where(recorded.valid_BL, positions, behind).astype(np.int64))
+        given: dict[str, Any] = {"attention_mask": valid.long(), "position_ids": position_ids, "use_cache": False}
+        if ids is not None:
+            given["input_ids"] = torch.from_numpy(ids)
+        else:
+            embedding = self.causal_lm.get_input_embeddings().weight
+            nothing = torch.full((*valid.shape, embedding.shape[1]), float("nan"), dtype=torch.float64)
+            given["inputs_embeds"] = TrueTensor(nothing, embedding.dtype)
+        known = inspect.signature(self.causal_lm.forward).parameters
+        is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+        out = self.causal_lm(**{name: value for name, value in given.items() if is_open or name in known})
+        return getattr(out, "logits", None)
+
+    def _logprobs(self, logits: torch.Tensor) -> None:
+        ids, said = self.recorded.ids_BL, self.recorded.logprobs()
+        if ids is None or said is None:
+            return
+        name, values, about, dtype = said
+        targets = torch.from_numpy(ids)[:, 1:, None]
+        scaled = logits.float()[:, :-1] / self.temperature
+        # In two operations: what rounding leaves of a small difference is that of its large terms.
+        found = scaled.gather(-1, targets)[..., 0] - torch.logsumexp(scaled, dim=-1)
+        with _disable_current_modes():
+            self._of_logprobs(name, found, values, about, dtype)
+
+    def _of_logprobs(self, name: str, found: torch.Tensor, values: Any, about: Any, dtype: str) -> None:
+        mask = torch.from_numpy(about[:, 1:] & self.recorded.valid_BL[:, 1:])
+        chosen = found.true if isinstance(found, TrueTensor) else found.double()
+        recorded = torch.from_numpy(values[:, 1:].astype(np.float64))
+        native = getattr(torch, dtype, torch.float32)
+        self._claim(name, "logprobs", False, "logprobs", native, recorded[mask][:, None], chosen[mask][:, None])
+
+    # ---- recorded tensors in their place
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        handles = []
+        if self.is_forced:
+            for module, names in self.modules:
+                handles.append(module.register_forward_pre_hook(self._before(names), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._after(module, names)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+    def _before(self, names: list[str]) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            caller = self._stack[-1] if self._stack else "the model"
+            call = self._calls[names[0]] = self._calls.get(names[0], 0) + 1
+            self._stack.append(names[0])
+            numbered = [name if call == 1 else f"{name}[{call - 1}]" for name in names]
+            words = _argument_names(module)
+
+            def taken(position: int | None, word: str | None, value: Any) -> Any:
+                keys = [str(key) for key in (position, word) if key is not None]
+                paths = [f"{name}.inputs.{key}" for name in numbered for key in keys]
+                return self._replaced(paths, value, caller, handed=True, module=module)
+
+            args = tuple(taken(at, words[at] if at < len(words) else None, value) for at, value in enumerate(args))
+            kwargs = {
+                word: taken(words.index(word) if word in words else None, word, value) for word, value in kwargs.items()
+            }
+            if self._noise is None:
+                self._given.setdefault(names[0], []).append((args, kwargs))
+            return args, kwargs
+
+        return hook
+
+    def _after(self, module: Any, names: list[str]) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> Any:
+            self._stack.pop()
+            call = self._calls[names[0]]
+            numbered = [name if call == 1 else f"{name}[{call - 1}]" for name in names]
+            paths = [f"{name}.output" for name in numbered]
+            return self._replaced(paths, output, names[0], handed=False, module=module)
+
+        return hook
+
+    def _replaced(self, paths: list[str], value: Any, owner: str, *, handed: bool, module: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            with _disable_current_modes():
+                return self._one(paths, value, owner, handed, module)
+        if isinstance(value, (tuple, list)):
+            alone = sum(isinstance(one, torch.Tensor) for one in value) == 1
+            made = [
+                self._replaced(
+                    [*(f"{path}.{at}" for path in paths), *(paths if alone or (at == 0 and not handed) else ())],
+                    inner, owner, handed=handed, module=module,
+                )
+                for at, inner in enumerate(value)
+            ]  # fmt: skip
+            return type(value)(made) if type(value) in (tuple, list) else value
+        if isinstance(value, dict):
+            for key, inner in list(value.items()):
+                if isinstance(inner, (torch.Tensor, tuple, list)):
+                    value[key] = self._replaced(
+                        [f"{path}.{key}" for path in paths], inner, owner, handed=handed, module=module
+                    )
+        return value
+
+    def _one(self, paths: list[str], value: torch.Tensor, owner: str, handed: bool, module: Any) -> torch.Tensor:
+        name = next((path for path in paths if path in self.recorded.modules), None)
+        if name is None and not handed:
+            name = next((f"{path}.0" for path in paths if f"{path}.0" in self.recorded.modules), None)
+        if name is None or _tells_nothing(name, paths, value, tuple(self._valid.shape)):
+            self._used.update(() if name is None else (name,))
+            if not handed:
+                self._makers.setdefault(id(value), (value, owner))
+            return value
+        if handed:
+            owner = self._makers.get(id(value), (value, owner))[1]
+        self._used.add(name)
+        grid = self._grid(name, tuple(value.shape))
+        if grid is None:
+            if name not in self.misfits:
+                self.misfits.append(name)
+            return value
+        if not value.is_floating_point():
+            same = grid == value
+            self.flips[name] = 1.0 - float(same.double().mean())
+            return grid.to(value.dtype)
+        dtype = getattr(torch, self.recorded.modules[name].dtype, torch.float32)
+        computed = value.true if isinstance(value, TrueTensor) else value.double()
+        rows = self._rows(computed)
+        if rows is not None:
+            forward = type(module).__name__
+            once = isinstance(module, torch.nn.Linear) and not handed
+            kind = kind_of(forward if not handed else type(self.module(owner)).__name__, owner)
+            recorded_rows = self._rows(grid)
+            assert recorded_rows is not None
+            self._claim(name, owner, handed, kind, dtype, recorded_rows, rows, once)
+        return TrueTensor(grid, dtype)
+
+    def _grid(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        if name not in self._grids:
+            values = self.recorded.grid(self.recorded.modules[name], shape)
+            if values is None:
+                self._grids[name] = None
+            elif np.issubdtype(values.dtype, np.integer):
+                self._grids[name] = torch.from_numpy(values.astype(np.int64))
+            else:
+                self._grids[name] = torch.from_numpy(values.astype(np.float64))
+        return self._grids[name]
+
+    def _rows(self, value: torch.Tensor) -> torch.Tensor | None:
+        """The rows of a tensor that are tokens, [N, C]; None where it has no token axis."""
+        shape = tuple(self._valid.shape)
+        if tuple(value.shape[:2]) == shape:
+            return value[self._valid].reshape(int(self._valid.sum()), -1)
+        if value.ndim >= 3 and (value.shape[0], value.shape[2]) == shape:
+            turned = value.movedim(2, 1)
+            return turned[self._valid].reshape(int(self._valid.sum()), -1)
+        if value.ndim >= 1 and value.shape[0] == shape[0] * shape[1]:
+            return value[self._valid.reshape(-1)].reshape(int(self._valid.sum()), -1)
+        return None
+
+    def module(self, name: str) -> Any:
+        """The module of a claim's owner; the whole model where it is none of its modules."""
+        return next((module for module, names in self.modules if name in names), self.causal_lm)
+
+    def _claim(
+        self,
+        name: str,
+        owner: str,
+        handed: bool,
+        kind: str,
+        dtype: torch.dtype,
+        recorded: torch.Tensor,
+        truth: torch.Tensor,
+        once: bool = False,
+    ) -> None:
+        if self._noise is not None:
+            claim = self.claims.get(name)
+            if claim is not None:
+                self._noise[name] = truth - claim.truth
+            return
+        if truth.isnan().any() and not recorded.isnan().any():
+            self.unrooted.append(name)
+            return
+        if name not in self.claims:
+            self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once)
+
+
+def _named(causal_lm: Any) -> list[tuple[Any, list[str]]]:
+    """Every module of the model with the names that recordings have for it, the plainest first."""
+    backbone = causal_lm.base_model
+    short = {id(module): name for name, module in backbone.named_modules() if name}
+    found = []
+    for whole, module in causal_lm.named_modules():
+        if not whole or getattr(type(module), "forward", None) is torch.nn.Module.forward:
+            continue
+        names = [short.get(id(module)), naming.canonical(f"{whole}.output").removesuffix(".output"), whole]
+        unique = list(dict.fromkeys(name for name in names if name))
+        if module is not backbone:
+            found.append((module, unique))
+    return found
+
+
+def _tells_nothing(name: str, paths: list[str], value: torch.Tensor, shape: tuple[int, int]) -> bool:
+    """Masks, whose form follows the kernel, positions, which are the recording's own, and attention's weights."""
+    words = {path.rpartition(".")[2] for path in [name, *paths]}
+    is_square = value.ndim == 4 and value.shape[2] == value.shape[3] == shape[1] and value.shape[0] == shape[0]
+    return value.dtype == torch.bool or any("mask" in word or word == "position_ids" for word in words) or is_square
+
+
+def _argument_names(module: Any) -> list[str]:
+    words = inspect.signature(module.forward).parameters.values()
+    return [one.name for one in words if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def kind_of(class_name: str, path: str) -> str:
+    """What a module is, by the name of its class: what its limits and recipes go by."""
+    word = class_name.lower()
+    leaf = path.rpartition(".")[2].lower()
+    for kind, marks in _KINDS:
+        if any(mark in word for mark in marks):
+            return kind
+    return "linear" if leaf.endswith(("proj", "lm_head", "dense")) else "glue"
+
+
+_KINDS = (
+    ("logprobs", ("logprobs",)),
+    ("experts", ("experts",)),
+    ("router", ("router", "gate", "topk")),
+    ("rope", ("rotary",)),
+    ("norm", ("norm",)),
+    ("attention", ("attention", "attn")),
+    ("scan", ("mamba", "deltanet", "mixer", "ssm", "conv1d")),
+    ("mlp", ("mlp", "feedforward", "moe")),
+    ("embedding", ("embedding",)),
+    ("linear", ("linear",)),
+    ("layer", ("layer", "block")),
+)

@@ -1,0 +1,100 @@
+"""The weights of one side at one time: names and where the values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_core import naming, pages
+from replay_core.dumps import open_run
+from replay_core.engine_names import short
+from replay_core.errors import NothingComparableError
+from replay_core.records import Record, TensorRef
+
+Values = NDArray[Any]
+
+
+@dataclass(eq=False)
+class WeightState:
+    """One set of parameters, by short name. `label` is what a sentence calls it: `step 40`, a path."""
+
+    path: Path
+    label: str
+    tensors: dict[str, TensorRef]
+    rank: int | None = None
+    step: int | None = None
+    #: Names that stood twice, and files that cannot be read.
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Fused tensors ask for the same few sources in turn; more would hold a model in memory.
+        self.values = lru_cache(maxsize=6)(self._values)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def _values(self, name: str) -> Values:
+        """The whole tensor.
+
+        Raises:
+            DumpError: it cannot be read.
+        """
+        return np.asarray(pages.array(self.tensors[name]))
+
+
+def states_of(path: Path, *, every_step: bool = False, step: int | None = None) -> list[WeightState]:
+    """The parameters that a dump or a checkpoint holds: one state per rank of its last step, or of each step.
+
+    Raises:
+        DumpError: the path cannot be opened.
+        NothingComparableError: it holds no parameters.
+    """
+    run = open_run(path)
+    records = [record for record in run.records if record.key.stage == "param"]
+    # A state dict that was saved by hand says nothing of what it is.
+    records = records or [record for record in run.records if record.key.stage == "tensors"]
+    if step is not None:
+        records = [record for record in records if record.key.step == step]
+    elif not every_step and records:
+        last = max(-1 if record.key.step is None else record.key.step for record in records)
+        records = [record for record in records if record.key.step in (last, None)]
+    states: dict[tuple[int | None, int | None], WeightState] = {}
+    for record in records:
+        _add(states, path, record)
+    found = [state for state in states.values() if state.tensors]
+    if not found:
+        raise NothingComparableError(
+            "there are no parameters" + ("" if step is None else f" of step {step}"),
+            file=str(path),
+            expected="a checkpoint, a state dict, or records of stage param",
+            found=", ".join(sorted({record.key.stage for record in run.records})) or "no record",
+            hint=f"rldbg ls {path}",
+        )
+    return found
+
+
+def _add(states: dict[tuple[int | None, int | None], WeightState], path: Path, record: Record) -> None:
+    key = (record.key.step, record.key.rank)
+    label = str(path) if record.key.step is None else f"step {record.key.step}"
+    state = states.setdefault(key, WeightState(path, label, {}, record.key.rank, record.key.step))
+    for ref in parameters(record.tensors()):
+        name = short(naming.canonical(f"param.{ref.name.removeprefix('param.')}"))
+        if name in state.tensors:
+            state.problems.append(f"{ref.name}: another tensor of {path} is called {name}, too; the first is taken")
+        else:
+            state.tensors[name] = ref
+    state.problems += [f"{problem.where}: {problem.what}" for problem in record.problems]
+
+
+def parameters(fields: Sequence[TensorRef]) -> list[TensorRef]:
+    """Of a record's fields those that can be weights."""
+    return [ref for ref in fields if not ref.is_text and (ref.shape or ref.is_readable) and ref.dtype != "none"]

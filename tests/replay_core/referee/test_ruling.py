@@ -1,0 +1,129 @@
+"""Each side against the truth of its own inputs: harmless kernels are NOISE, a fault has its module and its side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from replay_core import workbench
+from replay_core.documents.ruling import RulingDocument
+from replay_core.recorder import Recorder
+from tests.fixtures import FIXTURES
+
+LENGTHS = (17, 9, 20)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model on disk, its weights large enough for attention to choose."""
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, pad_token_id=0, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("weights") / "model"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _run(weights: Path, out: Path, dtype: torch.dtype, attention: str, plant: Callable[[Any], None]) -> Path:
+    """A padded forward of the model, recorded with the inputs of its modules."""
+    model = LlamaForCausalLM.from_pretrained(weights, dtype=dtype, attn_implementation=attention).eval()
+    plant(model)
+    generator = torch.Generator().manual_seed(1)
+    width = max(LENGTHS)
+    ids, mask = torch.zeros(len(LENGTHS), width, dtype=torch.long), torch.zeros(len(LENGTHS), width, dtype=torch.long)
+    for row, length in enumerate(LENGTHS):
+        ids[row, width - length :] = torch.randint(1, 128, (length,), generator=generator)
+        mask[row, width - length :] = 1
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with Recorder(out) as recorder, recorder.step(0) as step, torch.no_grad():
+        with step.modules(model, inputs=True, micro=0):
+            logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        step("forward_data", input_ids=ids, attention_mask=mask, log_probs=logprobs, micro=0)
+    return out
+
+
+def _nothing(_model: Any) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def right(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _run(weights, tmp_path_factory.mktemp("right") / "dump", torch.float32, "sdpa", _nothing)
+
+
+def _ruled(a: Path, b: Path, weights: Path) -> RulingDocument:
+    return workbench.referee(a, b, weights_a=str(weights), weights_b=str(weights))
+
+
+def test_sglang_dumps_of_another_kernel_and_dtype_are_noise_with_their_coverage():
+    dumps, weights = FIXTURES / "sglang_dumper", str(FIXTURES / "trl/tiny_qwen2")
+    doc = workbench.referee(
+        dumps / "baseline_sdpa_fp32", dumps / "target_eager_bf16", weights_a=weights, weights_b=weights
+    )
+    assert (doc["ruling"], doc["side"], doc["module"]) == ("NOISE", None, None)
+    assert "both sides" in doc["sentence"]
+    b = doc["b"]
+    assert b is not None
+    assert b["coverage"] is not None
+    assert b["coverage"]["ruled"] >= 26
+    assert b["coverage"]["unrooted"] == ["layers.0.inputs.0"], (
+        "no token ids are recorded: nobody knows where it is from"
+    )
+    # model.to(bfloat16) casts the buffer of frequencies: said, and no bug.
+    assert {one["recipe"] for one in b["tensors"] if one["recipe"]} == {"rotary frequencies in bfloat16"}
+    linears = [one["statistics"] for one in b["tensors"] if one["kind"] == "linear" and not one["handed"]]
+    sizes = [float(one["value"]) for rows in linears for one in rows if one["name"] == "size"]
+    assert len(sizes) == 7
+    assert all(0.9 < size < 1.1 for size in sizes), "a right product of one matrix is one rounding away from the truth"
+
+
+def _scaled_row(model: Any) -> None:
+    model.model.layers[1].self_attn.o_proj.weight.data[5] *= 1.03
+
+
+def _other_scale(model: Any) -> None:
+    model.model.layers[0].self_attn.scaling *= 1.05
+
+
+def _int8(model: Any) -> None:
+    weight = model.model.layers[1].mlp.up_proj.weight
+    scale = weight.data.float().abs().amax(1, keepdim=True) / 127
+    weight.data = ((weight.data.float() / scale).round() * scale).to(weight.dtype)
+
+
+def test_a_harmless_kernel_and_dtype_are_noise_on_both_sides(weights: Path, right: Path, tmp_path: Path):
+    doc = _ruled(right, _run(weights, tmp_path / "b", torch.bfloat16, "eager", _nothing), weights)
+    assert (doc["ruling"], doc["side"], doc["module"]) == ("NOISE", None, None), doc["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("plant", "module", "hypothesis"),
+    [
+        (_scaled_row, "layers.1.self_attn.o_proj", None),
+        pytest.param(_other_scale, "layers.0.self_attn", None, marks=pytest.mark.slow),
+        pytest.param(_int8, "layers.1.mlp.up_proj", "weights in int8, a scale per row", marks=pytest.mark.slow),
+    ],
+    ids=["row", "scale", "int8"],
+)
+def test_a_fault_below_the_noise_of_another_kernel_is_found_in_its_module(
+    weights: Path, tmp_path: Path, plant: Callable[[Any], None], module: str, hypothesis: str | None
+):
+    wrong = _run(weights, tmp_path / "b", torch.bfloat16, "eager", plant)
+    doc = workbench.referee(wrong, weights_a=str(weights))
+    assert (doc["ruling"], doc["module"], doc["hypothesis"]) == ("BUG", module, hypothesis), doc["sentence"]
+
+
+def test_without_weights_nothing_is_ruled_and_it_is_said(right: Path):
+    doc = workbench.referee(right)
+    assert doc["ruling"] is None
+    assert "no weights" in doc["sentence"]
