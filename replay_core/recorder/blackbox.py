@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replay_core.recorder.values import Held, is_finite, is_tensor, leaves
+from replay_core.recorder.values import HeldRecord, is_finite, is_tensor, leaves
 
 #: The records of a step: (key, fields), in the order they were taken.
 StepRecords = Sequence[tuple[dict[str, Any], dict[str, Any]]]
@@ -99,7 +99,7 @@ class BlackBox:
         usual: tuple[Trigger, ...] = (non_finite, zero_advantage, GradNormSpike())
         self._triggers = list(usual if triggers is None else triggers)
         self._left = incidents
-        self._ring: OrderedDict[int, list[Held]] = OrderedDict()
+        self._ring: OrderedDict[int, list[HeldRecord]] = OrderedDict()
         self._held_bytes = 0
         #: Records that had to go before their step did, because the ring was full.
         self.evicted = 0
@@ -109,7 +109,7 @@ class BlackBox:
         """The steps it holds now."""
         return list(self._ring)
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: HeldRecord) -> None:
         """Keep a record; let go of what is too old or too much."""
         self._ring.setdefault(held.key["step"], []).append(held)
         self._held_bytes += held.snapshots.nbytes
@@ -151,7 +151,7 @@ class BlackBox:
     def incident(self, trigger: str, what: str, step: int | None) -> dict[str, Any]:
         return {"trigger": trigger, "what": what, "step": step, "steps_held": self.steps, "evicted": self.evicted}
 
-    def release(self) -> list[Held]:
+    def release(self) -> list[HeldRecord]:
         """Everything it holds, oldest first; it is empty then. Nothing once `incidents` are used up."""
         if self._left <= 0:
             return []

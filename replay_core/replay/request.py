@@ -21,7 +21,7 @@ from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
-from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
+from replay_core.replay.recorded import AGAINST, RecordedValue, against, against_params, against_training, read_recorded
 from replay_core.replay.references import RANDOM
 
 
@@ -81,7 +81,7 @@ class _Recording:
 
     run: Run
     micro: RecordedBatch
-    values: Sequence[Recorded]
+    values: Sequence[RecordedValue]
     stranger: str | None
 
     def hold(self, result: CellResult) -> None:
@@ -221,7 +221,7 @@ def _stranger(run: Run, plan: ReplayPlan) -> str | None:
 
 
 def _rank(
-    bench: Bench, request: ReplayRequest, recorded: RecordedBatch, values: Sequence[Recorded], replayed: Replayed
+    bench: Bench, request: ReplayRequest, recorded: RecordedBatch, values: Sequence[RecordedValue], replayed: Replayed
 ) -> None:
     """Which weights sampled these tokens: each model's rows alone against the recorded log-probabilities."""
     known = {value.name: value for value in values}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import RequestError
-from replay_core.jobs import Job, Partial, Piece
+from replay_core.jobs import DocumentPiece, Job, Partial
 from tui_debugger import format as fmt
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
 from tui_debugger.cells import stated
@@ -90,7 +90,7 @@ class Comparing:
         state.tensors.begin_live()
         self._errands.changed(Part.TENSORS)
 
-        def take(part: Piece) -> None:
+        def take(part: DocumentPiece) -> None:
             if part.get("first_divergence"):
                 self._errands.take(Partial(part))
             elif "rows" in part:
@@ -194,7 +194,7 @@ class Comparing:
         final: list[PairEntry] = []
         tolerance = self.state.tolerance
 
-        def take(part: Piece) -> None:
+        def take(part: DocumentPiece) -> None:
             final.extend(part.get("tensors") or [])
 
         params = {"a": compared["a"], "b": compared["b"], **tolerance.params(), "stream": True}

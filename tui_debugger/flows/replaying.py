@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay_core.errors import ChildDiedError, ModelError, RldbgError
-from replay_core.jobs import Job, Piece
+from replay_core.jobs import DocumentPiece, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import NO_DUMP, answer_of
@@ -93,7 +93,7 @@ class Replaying:
             "flags": dict(state.replay.flags), "temperature": state.replay.temperature, "seed": state.replay.seed or 0,
         }  # fmt: skip
 
-        def take_part(part: Piece) -> None:
+        def take_part(part: DocumentPiece) -> None:
             if "cell" in part:
                 take(part["cell"])
 

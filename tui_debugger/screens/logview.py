@@ -21,7 +21,7 @@ _BYTES = 2 << 20
 _LINES, _LONGEST = 4_000, 4_096
 
 
-class _Lines(Rows):
+class _LogLines(Rows):
     head_lines = 0
 
     def __init__(self, lines: Sequence[str], at: int | None = None) -> None:
@@ -62,13 +62,13 @@ class LogScreen(ModalScreen[None]):
             self._lines, self._at = _around(path, line)
 
     def compose(self) -> ComposeResult:
-        rows = _Lines(self._lines, self._at)
+        rows = _LogLines(self._lines, self._at)
         rows.border_title = str(self._path) if self._path else "Log"
         rows.border_subtitle = f"{len(self._lines):,} lines · esc closes · j k g G move"
         yield rows
 
     def action_move(self, name: str, argument: int | str) -> None:
-        getattr(self.query_one(_Lines), f"action_{name}")(argument)
+        getattr(self.query_one(_LogLines), f"action_{name}")(argument)
 
 
 def _around(path: Path, line: int) -> tuple[list[str], int | None]:
