@@ -9,7 +9,8 @@ from replay_core.demo.train import train_demo
 from replay_core.errors import DumpError
 from tests.fixtures import FIXTURES
 
-#: OpenRLHF's own is in test_openrlhf_actor.py. path -> (plan, rows, tokens of the batch, recorded values compared, nearest first). Counted by hand in the files.
+#: path -> (plan, rows, tokens of the batch, recorded values compared, nearest first). Counted by hand in the files.
+#: OpenRLHF's own is in test_openrlhf_actor.py.
 REPLAYED = {
     "verl/train_batch_step1.dp": ({"step": 1}, 16, 520, ["old_logprobs", "rollout_logprobs", "ref_logprobs"]),
     "verl/rollout_dump": ({"step": 1}, 16, 520, ["rollout_logprobs"]),

@@ -63,7 +63,14 @@ def need_the_actors_logprobs(cell, sequences, mask, action):
 
 
 def test_a_genuine_batch_over_128256_tokens(ask, replay):
-    genuine = {"dump": str(DUMPS), "rank": 1, "micro": 1, "rows": "1,2", "model": "random:llama-tiny", "capture": "^norm$"}
+    genuine = {
+        "dump": str(DUMPS),
+        "rank": 1,
+        "micro": 1,
+        "rows": "1,2",
+        "model": "random:llama-tiny",
+        "capture": "^norm$",
+    }
     doc = ask("packing=on", plan=genuine)
     reference, padded, packed = doc["cells"]
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True]
