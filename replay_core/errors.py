@@ -8,6 +8,7 @@
     ├── DumpError                    exit 3   the bytes are wrong
     │   ├── TruncatedError                    the file ends before what it declares
     │   ├── UnsafeFileError                   the file asks to run code
+    │   ├── BudgetError                       the file asks for more than it may cost
     │   ├── NotADumpError                     no dialect knows the directory
     │   └── NothingComparableError            not one tensor could be compared
     ├── CellError                    exit 4   a replay failed, crashed, or cannot run here
@@ -114,6 +115,10 @@ class TruncatedError(DumpError):
 
 class UnsafeFileError(DumpError):
     """Reading the file the usual way would run code that it carries."""
+
+
+class BudgetError(DumpError):
+    """The file asks for more bytes, values, depth or seconds than what is stored in it may cost."""
 
 
 class NotADumpError(DumpError):

@@ -1,17 +1,18 @@
-"""Reads the bytes a TensorRef points at: a whole tensor over mmap, a stream of chunks through one small buffer."""
+"""Reads the bytes a TensorRef points at: a whole tensor into memory, a stream of chunks through one small buffer."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
-from replay_core.file_spans import mapped, stream
+from replay_core.file_spans import Stream, stream
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 #: Elements looked at together: they and their scratch stay near the processor, and calls are few enough not to count.
 #: Measured on bf16 pairs, ns an element: 2.4 at 128 k, 2.1 at 256 k, 1.95 at 512 k.
 CHUNK = 262_144
+#: Bytes of a file that a tensor with strides is gathered from at a time.
+_SPAN = 1 << 22
+#: Rows further apart than this are read one by one: a call costs as much as copying so many bytes.
+_FAR = 1 << 16
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -41,7 +46,7 @@ def _stored(ref: TensorRef, where: FileBytes) -> np.dtype[Any]:
 
 
 def array(ref: TensorRef) -> np.ndarray[Any, Any]:
-    """The tensor as a read-only numpy array of its own dtype and shape; no copy when it lies in a file.
+    """The tensor as a read-only numpy array of its own dtype and shape, never a look at the file itself.
 
     Raises:
         DumpError: the field cannot be read (says why), or the file ends too early.
@@ -51,27 +56,74 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
     if isinstance(ref.source, Unreadable):
         raise DumpError(ref.source.why, tensor=ref.name)
     if isinstance(ref.source, Inline):
-        if ref.is_text:
-            return np.asarray(ref.source.value, dtype=object)
-        if isinstance(ref.source.value, bytes):
-            # The file kept the tensor's bytes inside its structure (pickle protocol 2): little-endian, C order.
-            return np.frombuffer(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
-        return np.asarray(ref.source.value, dtype=numpy_dtype(ref.dtype)).reshape(ref.shape)
+        return _inline(ref, ref.source.value)
     if isinstance(ref.source, Parts):
         return _joined(ref, ref.source)
     if isinstance(ref.source, Marks):
         return np.asarray(array(ref.source.of) != 0, dtype=numpy_dtype(ref.dtype))
     where = ref.source
     dtype = _stored(ref, where)
-    file = mapped(where.path)
-    if where.strides is None:
-        flat = np.frombuffer(file.view(where.offset, ref.nbytes), dtype=dtype, count=ref.numel)
-        return flat.reshape(ref.shape)
-    byte_strides = tuple(stride * dtype.itemsize for stride in where.strides)
-    # Not as_strided, which knows none of the dtypes that numpy itself lacks.
-    values: np.ndarray[Any, Any]
-    values = np.ndarray(ref.shape, dtype, file.view(where.offset, where.nbytes), strides=byte_strides)
+    with stream(where.path) as file:
+        if where.strides is None:
+            values = np.empty(ref.shape, dtype)
+            file.into(values.reshape(-1).view(np.uint8).data, where.offset)
+        else:
+            values = _gathered(file, where.offset, ref.shape, where.strides, dtype)
+    values.flags.writeable = False
     return values
+
+
+def _inline(ref: TensorRef, value: Any) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    if ref.is_text:
+        return np.asarray(value, dtype=object)
+    dtype = numpy_dtype(ref.dtype)
+    try:
+        if isinstance(value, bytes):
+            # The file kept the tensor's bytes inside its structure (pickle protocol 2): little-endian, C order.
+            return np.frombuffer(value, dtype=dtype).reshape(ref.shape)
+        return np.asarray(value, dtype=dtype).reshape(ref.shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        found = f"{str(error)[:80]}"
+        raise DumpError(
+            "the field's values are not of its dtype", tensor=ref.name, expected=ref.dtype, found=found
+        ) from None
+
+
+def _gathered(
+    file: Stream, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """A tensor with strides (in elements), through spans of _SPAN bytes: a column of a large matrix is not its extent.
+
+    An element that stands at many places is read once.
+    """
+    import numpy as np
+
+    if not all(shape):
+        return np.empty(shape, dtype)
+    size = dtype.itemsize
+    stored = tuple(length if stride else 1 for length, stride in zip(shape, strides, strict=True))
+    if stored != shape:
+        return np.broadcast_to(_gathered(file, offset, stored, strides, dtype), shape)
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    if extent * size <= _SPAN:
+        span = np.empty(extent * size, dtype=np.uint8)
+        file.into(span.data, offset)
+        # Not as_strided, which knows none of the dtypes that numpy itself lacks.
+        values: np.ndarray[Any, Any] = np.ndarray(
+            shape, dtype, span.data, strides=[stride * size for stride in strides]
+        )
+        return values
+    whole = np.empty(shape, dtype)
+    axis = max((axis for axis, length in enumerate(shape) if length > 1), key=lambda axis: strides[axis])
+    step = 1 if strides[axis] * size > _FAR else max(1, _SPAN // (strides[axis] * size))
+    for start in range(0, shape[axis], step):
+        count = min(step, shape[axis] - start)
+        here = (slice(None),) * axis + (slice(start, start + count),)
+        inner = (*shape[:axis], count, *shape[axis + 1 :])
+        whole[here] = _gathered(file, offset + start * strides[axis] * size, inner, strides, dtype)
+    return whole
 
 
 def part(ref: TensorRef, spans: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
@@ -114,7 +166,6 @@ def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
     else:
         flat = sum(place * stride for place, stride in zip(index, strides, strict=True))
     dtype = _stored(ref, where)
-    # Not by the map: one touched page brings its whole folio, megabytes of it, into what the process holds.
     number = np.empty(dtype.itemsize, dtype=np.uint8)
     with stream(where.path) as file:
         file.into(number.data, where.offset + flat * dtype.itemsize)
@@ -122,21 +173,28 @@ def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
 
 
 def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
-    """The parts copied into one array, each part's pages given back behind it."""
+    """The parts copied into one array."""
     import numpy as np
 
     whole = np.empty(ref.shape, dtype=numpy_dtype(ref.dtype))
     flat, start = whole.reshape(-1), 0
-    for part in source.parts:
-        if source.axis == 0:
-            flat[start : start + part.numel] = array(part).reshape(-1)
+    with ExitStack() as opened:
+        file: Stream | None = None
+        for part in source.parts:
+            if source.axis:
+                end = start + part.shape[source.axis]
+                whole[(slice(None),) * source.axis + (slice(start, end),)] = array(part)
+                start = end
+                continue
+            here, where = flat[start : start + part.numel], part.source
             start += part.numel
-        else:
-            end = start + part.shape[source.axis]
-            whole[(slice(None),) * source.axis + (slice(start, end),)] = array(part)
-            start = end
-        if isinstance(part.source, FileBytes):
-            mapped(part.source.path).drop(part.source.offset, part.source.nbytes)
+            if not isinstance(where, FileBytes) or where.strides is not None or where.big_endian:
+                here[:] = array(part).reshape(-1)
+                continue
+            if file is None or file.path != where.path:
+                opened.close()
+                file = opened.enter_context(stream(where.path))
+            file.into(here.view(np.uint8).data, where.offset)
     whole.flags.writeable = False
     return whole
 

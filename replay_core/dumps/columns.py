@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from replay_core.budget import spend_values
 from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten
 from replay_core.dumps.instances import plain
 from replay_core.errors import DumpError
@@ -24,6 +25,7 @@ def table(samples: Sequence[dict[Any, Any]], prefix: str = "") -> list[TensorRef
         DumpError: more columns than any record has.
     """
     keys = list(dict.fromkeys(key for sample in samples for key in sample))
+    spend_values(len(keys) * len(samples), f"the {len(samples):,} rows of {len(keys):,} columns")
     if len(keys) > MAX_FIELDS:
         raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", found=f"{len(keys):,}")
     return columns({f"{prefix}{key}": [sample.get(key) for sample in samples] for key in keys})
@@ -39,6 +41,7 @@ def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]
             continue
         if depth < 8 and all(isinstance(value, dict) and "__class__" not in value for value in present):
             inner = list(dict.fromkeys(key for value in present for key in value))
+            spend_values(len(inner) * len(column), f"the {len(column):,} rows of {len(inner):,} columns")
             found += columns(
                 {f"{name}.{key}": [None if v is None else v.get(key) for v in column] for key in inner}, depth + 1
             )

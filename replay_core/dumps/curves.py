@@ -13,19 +13,22 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from replay_core.budget import reading, spend_bytes, spend_values
 from replay_core.dumps.containers import wire
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
-from replay_core.file_spans import kept_while_unchanged
+from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Problem, RecordKey, TensorRef
 
 #: A scalar's message is short; a longer record holds a picture or is no record.
 _LONGEST = 1 << 26
 _WANDB_HEAD = b":W&B"
 _BLOCK = 1 << 15
+#: Of a record inside a block (checksum, length, kind), and of the whole file.
+_HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 _Steps = dict[int | None, dict[str, float]]
@@ -42,9 +45,9 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _reader(file: Path) -> str | None:
     try:
-        with open(file, "rb") as opened:
+        with regular(file) as opened:
             head = opened.read(12)
-    except OSError:
+    except DumpError:
         return None
     if head[:4] == _WANDB_HEAD:
         return "wandb"
@@ -88,11 +91,13 @@ def _parsed(file: Path) -> tuple[_Steps, str | None]:
     is_wandb = _reader(file) == "wandb"
     count = 0
     try:
-        for message in _wandb_records(file) if is_wandb else _tf_records(file):
-            count += 1
-            step, values = _history(message) if is_wandb else _event(message)
-            if values:
-                steps.setdefault(step, {}).update(values)
+        with reading(file):
+            for message in _wandb_records(file) if is_wandb else _tf_records(file):
+                count += 1
+                spend_values(1, "records of a curve")
+                step, values = _history(message) if is_wandb else _event(message)
+                if values:
+                    steps.setdefault(step, {}).update(values)
     except wire.WireError as error:
         problem = f"the file ends in what is no record, after {count:,} records: {error}"
     ordered = sorted(steps, key=lambda step: -1 if step is None else step)
@@ -100,7 +105,7 @@ def _parsed(file: Path) -> tuple[_Steps, str | None]:
 
 
 def _tf_records(file: Path) -> Iterator[bytes]:
-    with open(file, "rb") as opened:
+    with regular(file) as opened:
         while head := opened.read(12):
             size = struct.unpack("<Q", head[:8])[0] if len(head) == 12 else _LONGEST + 1
             if size > _LONGEST:
@@ -152,28 +157,33 @@ def _tensor(message: bytes) -> float | None:
 
 
 def _wandb_records(file: Path) -> Iterator[bytes]:
-    with open(file, "rb") as opened:
-        at = len(opened.read(7))
+    with regular(file) as opened:
+        at = len(opened.read(_HEADER))
         parts: list[bytes] = []
+        held = 0
         while True:
             left = _BLOCK - at % _BLOCK
-            if left < 7:
-                at += len(opened.read(left))
+            if left < _HEADER:
+                if len(opened.read(left)) < left:
+                    break
+                at += left
                 continue
-            head = opened.read(7)
+            head = opened.read(_HEADER)
             if not head:
                 break
-            if len(head) < 7:
+            if len(head) < _HEADER:
                 raise wire.WireError("its writer was stopped, or still writes")
             size, kind = struct.unpack("<HB", head[4:])
             data = opened.read(size)
-            at += 7 + len(data)
+            at += _HEADER + len(data)
             if len(data) < size or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
                 raise wire.WireError("its writer was stopped, or still writes")
             if kind in (_FULL, _FIRST):
-                parts = []
+                parts, held = [], 0
             parts.append(data)
-            if sum(map(len, parts)) > _LONGEST:
+            held += len(data)
+            spend_bytes(_HEADER + len(data), "records of a curve")
+            if held > _LONGEST:
                 raise wire.WireError("a record longer than any row of history")
             if kind in (_FULL, _LAST):
                 yield b"".join(parts)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from replay_core.budget import spend_values
 from replay_core.dumps.instances import is_instance, plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef, Unreadable
@@ -20,7 +21,6 @@ from replay_core.records import Inline, TensorRef, Unreadable
 MAX_DEPTH = 64
 #: Shared parts make a small file describe a huge tree; past these it is refused, not walked.
 MAX_FIELDS = 100_000
-MAX_ROW_ELEMENTS = 1 << 27
 
 #: A number that some samples have and others do not.
 NULL = "null is stored as NaN"
@@ -131,8 +131,7 @@ def _number_dtype(values: list[Any]) -> str | None:
 
 def _ragged(rows: list[Any], name: str) -> TensorRef | None:
     """Rows of numbers: a matrix when equally long, else laid end to end with their lengths."""
-    if sum(map(len, rows)) > MAX_ROW_ELEMENTS:
-        raise DumpError("the file holds too long a list of rows", expected=f"{MAX_ROW_ELEMENTS:,} numbers", tensor=name)
+    spend_values(sum(map(len, rows)), "a list of rows")
     flat = [number for row in rows for number in row]
     dtype = _number_dtype(flat) if flat else "float64"
     if dtype is None:
@@ -146,6 +145,7 @@ def _ragged(rows: list[Any], name: str) -> TensorRef | None:
 def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[TensorRef]:
     """A list of dicts is a table: one field per key, a row per sample."""
     keys = list(dict.fromkeys(key for sample in samples for key in sample))
+    spend_values(len(keys) * len(samples), f"the {len(samples):,} rows of {len(keys):,} columns")
     for key in keys:
         path = f"{name}.{key}" if name else str(key)
         present = [sample[key] for sample in samples if sample.get(key) is not None]

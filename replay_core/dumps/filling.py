@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from replay_core.file_spans import regular
 from replay_core.records import FileBytes, Inline, TensorRef
 
 _MAX_ROWS = 1 << 16
@@ -76,6 +77,6 @@ def _row(ref: TensorRef, row: int) -> bytes | None:
         return source.value[start : start + width]
     if not isinstance(source, FileBytes) or source.strides is not None:
         return None
-    with open(source.path, "rb") as file:
+    with regular(source.path) as file:
         file.seek(source.offset + start)
         return file.read(width)

@@ -9,6 +9,7 @@ from array import array
 from itertools import pairwise
 from typing import Any
 
+from replay_core.file_spans import regular
 from replay_core.records import FileBytes, Inline, TensorRef, Unreadable
 
 #: Rows of one jagged tensor: more than any batch has.
@@ -100,7 +101,7 @@ def whole_numbers(ref: TensorRef) -> list[int] | None:
         if data is None:
             return [int(number) for number in source.value]
     elif isinstance(source, FileBytes) and source.strides is None and not source.big_endian:
-        with open(source.path, "rb") as file:
+        with regular(source.path) as file:
             file.seek(source.offset)
             data = file.read(ref.nbytes)
     else:

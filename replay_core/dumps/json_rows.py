@@ -11,9 +11,11 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import reading
 from replay_core.dumps.containers.json_lines import (
     NAMED_LINES,
     NoJsonError,
@@ -24,7 +26,7 @@ from replay_core.dumps.containers.json_lines import (
 )
 from replay_core.dumps.listing import Folder
 from replay_core.errors import DumpError
-from replay_core.file_spans import kept_while_unchanged
+from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Problem
 
 #: A first row longer than this is decoded all the same, but not to find out what a file is.
@@ -41,12 +43,28 @@ class Row:
     places: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JsonRows:
     """Every line of a file, and what is wrong with some."""
 
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...]
+
+    @cached_property
+    def _by_place(self) -> dict[int | None, list[Row]]:
+        placed: dict[int | None, list[Row]] = {}
+        for row in self.rows:
+            placed.setdefault(row.places[0] if row.places else None, []).append(row)
+        return placed
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether a line says where it belongs."""
+        return any(place is not None for place in self._by_place)
+
+    def of(self, place: int | None) -> tuple[Row, ...]:
+        """The lines whose first number is that one. A file may hold a record for every line."""
+        return tuple(self._by_place.get(place, ()))
 
 
 def names_with(folder: Folder, *suffixes: str) -> list[str]:
@@ -69,7 +87,7 @@ def first_row(path: Path) -> dict[str, Any] | None:
 
 @kept_while_unchanged(256)
 def _first_row(path: Path) -> dict[str, Any] | None:
-    with open(path, "rb") as file:
+    with regular(path) as file:
         line = file.readline(MAX_FIRST_ROW)
         while line and not line.strip():
             line = file.readline(MAX_FIRST_ROW)
@@ -104,13 +122,14 @@ def rows_by_place(path: Path, fields: tuple[str, ...]) -> JsonRows:
     rows: list[Row] = []
     damaged: list[str] = []
     try:
-        for number, (offset, line, ended) in enumerate(lines_of(region), 1):
-            text = line.strip()
-            if not (text.startswith(b"{") and text.endswith(b"}")):
-                damaged.append(damaged_line(number, line, ended, "it is no mapping from { to }"))
-                continue
-            places = tuple(_place(pattern, field, text) for pattern, field in zip(wanted, fields, strict=True))
-            rows.append(Row(offset, len(line), number, places))
+        with reading(path):
+            for number, (offset, line, ended) in enumerate(lines_of(region), 1):
+                text = line.strip()
+                if not (text.startswith(b"{") and text.endswith(b"}")):
+                    damaged.append(damaged_line(number, line, ended, "it is no mapping from { to }"))
+                    continue
+                places = tuple(_place(pattern, field, text) for pattern, field in zip(wanted, fields, strict=True))
+                rows.append(Row(offset, len(line), number, places))
     finally:
         os.close(region.fd)
     if not rows:

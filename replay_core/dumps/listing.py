@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from replay_core.file_spans import regular
+
 #: Folders below the named one that are looked into, and names that are read: a dump is not a file system.
 MAX_DEPTH = 6
 MAX_NAMES = 500_000
@@ -139,7 +141,7 @@ def few(names: Sequence[object], shown: int = 6) -> str:
 def contents(path: Path) -> str:
     """What a path holds, for an error that says what was found."""
     if path.is_file():
-        with open(path, "rb") as file:
+        with regular(path) as file:
             head = file.read(8)
         return f"a file of {path.stat().st_size:,} bytes that begins {head!r}"
     if not path.is_dir():

@@ -73,7 +73,7 @@ HINT = re.compile(
     r"[Oo]ut of memory|OutOfMemory|allocate memory|oom[-_]kill|OOMKilled|torch\._dynamo hit|Recompiling"
     r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
-    r"|CUDA error|[A-Z]+ error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
+    r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
 )
 _FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from replay_core.file_spans import regular
+
 #: Past this a line is no line of a log: it is read in pieces.
 MAX_LINE = 1 << 16
 
@@ -52,10 +54,10 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
     """Every line that holds something, in file order.
 
     Raises:
-        OSError: the file cannot be read.
+        DumpError: the file cannot be read.
     """
     number = 1
-    with open(path, "rb") as file:
+    with regular(path) as file:
         for raw in iter(lambda: file.readline(MAX_LINE), b""):
             for piece in raw.replace(b"\0", b"").decode(errors="replace").split("\r"):
                 if piece.strip():

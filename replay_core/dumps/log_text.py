@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
-from replay_core.dumps.log_lines import is_text, lines_of
+from replay_core.dumps.log_lines import LogLine, is_text, lines_of
 from replay_core.dumps.metric_lines import is_aside, metric_line
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
-from replay_core.file_spans import kept_while_unchanged
+from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
 SUFFIXES = (".log", ".out", ".txt", ".err")
@@ -33,7 +34,7 @@ _FAR = 1 << 26
 _LIKELY = re.compile(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
-    rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .*loss:"
+    rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .{0,400}loss:"
     rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}
@@ -51,6 +52,8 @@ class _Log:
     """By rank."""
     metrics: dict[_Place, dict[str, tuple[float, int]]] = field(default_factory=dict)
     events: dict[_Place, list[Event]] = field(default_factory=dict)
+    by_step: dict[_Place, list[step_log.Iteration]] = field(default_factory=dict)
+    """The same, by step: a log may be of as many steps as lines."""
     counted: bool = False
     ends_inside: int | None = None
 
@@ -73,14 +76,14 @@ def _files(path: Path) -> Iterator[Path]:
 def _is_log(file: Path, look: int) -> bool:
     """Whether the file's beginning has what looks like a line of metrics, and its lines bear it out."""
     try:
-        with open(file, "rb") as opened:
+        with regular(file) as opened:
             head = opened.read(4096)
             if b"\0" in head and not is_text(head):
                 return False
             if _LIKELY.search((head + opened.read(look)).replace(b"\0", b"")) is None:
                 return False
         return not _log(file).is_empty
-    except (OSError, DumpError):
+    except DumpError:
         return False
 
 
@@ -91,7 +94,7 @@ def _log(path: Path) -> _Log:
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     watch = Watch()
     last: int | None = None
-    for line in lines_of(path):
+    for line in _paid_lines(path):
         step, values = metric_line(line.text)
         if values:
             if step is None:
@@ -114,10 +117,19 @@ def _log(path: Path) -> _Log:
         if not any(iteration.micros or iteration.is_complete for iteration in told):
             continue
         log.iterations.setdefault(rank, []).extend(told)
+        for iteration in told:
+            log.by_step.setdefault((iteration.step, rank), []).append(iteration)
         if not told[-1].is_complete:
             log.ends_inside = told[-1].step
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
+
+
+def _paid_lines(path: Path) -> Iterator[LogLine]:
+    with reading(path):
+        for line in lines_of(path):
+            spend_values(1, "lines of a log")
+            yield line
 
 
 _ITER_STEP = re.compile(r"\biter (\d{1,12}): loss ")
@@ -168,9 +180,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     if key.stage == "training_metrics":
         place = key.step, key.rank
         return [*_named(log.metrics.get(place, {})), *_told(log.events.get(place, []))]
-    for iteration in reversed(log.iterations.get(key.rank, [])):
-        if iteration.step != key.step:
-            continue
+    for iteration in reversed(log.by_step.get((key.step, key.rank), [])):
         if key.stage == "optimizer":
             return _fields(_optimizer_values(iteration), iteration.warnings, iteration.warning_lines)
         for micro in iteration.micros:

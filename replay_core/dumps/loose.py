@@ -19,6 +19,7 @@ from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.peeking import content_of, look
 from replay_core.dumps.shards import whole
 from replay_core.errors import NotADumpError
+from replay_core.file_spans import regular
 from replay_core.records import RecordKey, TensorRef
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
@@ -62,7 +63,7 @@ def index(path: Path) -> Index:
 
 
 def _is_text(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with regular(path) as file:
         return is_text(file.read(4096))
 
 

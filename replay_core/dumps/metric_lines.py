@@ -13,13 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_NUM = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 #: What wraps a number's repr: np.float64(0.1), tensor(0.1, device='cuda:0'), array(0.1).
 _WRAPPED = r"(?:(?:np|numpy|torch)\.)?(?:\w{1,16}\()?"
 
 _VERL = re.compile(r"\bstep:(\d{1,12})((?: - [^\s:]{1,200}:[^\s]+)+)")
 _VERL_PAIR = re.compile(rf" - ([^\s:]{{1,200}}):{_WRAPPED}({_NUM})(?=[\s,)]|$)", re.IGNORECASE)
-_NAMED = re.compile(r"\b(?:global[_ ]step|step|rollout|perf|eval) (\d{1,12}): \{(.*)\}", re.IGNORECASE)
+_NAMED = re.compile(r"\b(?:global[_ ]step|step|rollout|perf|eval) (\d{1,12}): \{", re.IGNORECASE)
 _DICT = re.compile(r"""(?:\{|^)\s*((?:'[^'\n]{1,200}'|"[^"\n]{1,200}"):\s?.*?)(?:\}|$)""")
 _DICT_PAIR = re.compile(
     rf"""(?:'([^'\n]{{1,200}})'|"([^"\n]{{1,200}})"):\s?['"]?{_WRAPPED}({_NUM})['"]?(?=[,}})]|\s*$)""", re.IGNORECASE
@@ -42,8 +42,8 @@ def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step (None: the line names none) and metrics of a line of metrics; no metrics for any other line."""
     if match := _VERL.search(line):
         return int(match.group(1)), _numbers(_VERL_PAIR.findall(match.group(2)))
-    if match := _NAMED.search(line):
-        return int(match.group(1)), _numbers(_pairs(match.group(2)))
+    if (match := _NAMED.search(line)) and (end := line.rfind("}")) >= match.end():
+        return int(match.group(1)), _numbers(_pairs(line[match.end() : end]))
     if ("':" in line or '":' in line) and (match := _DICT.search(line)):
         return _mapping(line, _numbers(_pairs(match.group(1))))
     if "|" in line and (match := _PIPES.search(line)):

@@ -20,6 +20,7 @@ from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
+from replay_core.file_spans import kept_while_unchanged
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 
 _WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
@@ -164,11 +165,23 @@ def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int
     if path.suffix == ".jsonl":
         rows = rows_by_place(path, STEP_FIELDS)
         problems += rows.problems
-        positions = _numbered([_first(row.places) for row in rows.rows], path, None).get(key.step, [])
-        chosen = [rows.rows[i] for i in positions]
+        chosen = [rows.rows[i] for i in _positions(path).get(key.step, [])]
         return [(row.number, value) for row in chosen for value in decoded(path, (row,), problems)]
-    history = _history(path, problems)
-    return [(None, history[i]) for i in _numbered([_step(row) for row in history], path, None).get(key.step, [])]
+    history = _kept_history(path)
+    return [(None, history[i]) for i in _positions(path).get(key.step, [])]
+
+
+@kept_while_unchanged(4)
+def _kept_history(path: Path) -> list[dict[str, Any]]:
+    return _history(path, [])
+
+
+@kept_while_unchanged(8)
+def _positions(path: Path) -> dict[int | None, list[int]]:
+    """Step -> positions of its rows: a file may hold a step for every row."""
+    if path.suffix == ".jsonl":
+        return _numbered([_first(row.places) for row in rows_by_place(path, STEP_FIELDS).rows], path, None)
+    return _numbered([_step(row) for row in _kept_history(path)], path, None)
 
 
 DIALECT = Dialect("metrics", "names", any_of(_files), index, read, grows=r"\.jsonl?$")

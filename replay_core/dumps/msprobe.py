@@ -21,6 +21,7 @@ from replay_core.dumps.containers.json_lines import read_object
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
+from replay_core.file_spans import regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
 
 _STEP = re.compile(r"step_?(\d{1,18})")
@@ -50,9 +51,9 @@ def _files(path: Path) -> Iterator[tuple[Folder, Path]]:
 
 def _is_dump(file: Path) -> bool:
     try:
-        with open(file, "rb") as stream:
+        with regular(file) as stream:
             head = stream.read(2048)
-    except OSError:
+    except DumpError:
         return False
     return b'"data"' in head or (b'"task"' in head and b'"dump_data_dir"' in head)
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from replay_core import naming
+from replay_core.budget import reading, spend_bytes
+from replay_core.dumps.containers.json_lines import read_object
+from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
-from replay_core.file_spans import kept_while_unchanged
+from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
 
+#: A line lists the fields of one record.
+MAX_LINE = 1 << 26
 #: The newest layout this version reads.
 FORMAT_VERSION = 1
+#: The recorder keeps a few notes in it.
+MAX_MANIFEST = 1 << 26
 
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
 _INDEX = re.compile(r"index_rank\d+\.jsonl$")
@@ -27,7 +35,7 @@ def detect(path: Path) -> bool:
     manifest = path / "manifest.json"
     if not manifest.is_file():
         return False
-    with open(manifest, "rb") as file:
+    with regular(manifest) as file:
         return b'"rldbg-dump"' in file.read(4096)
 
 
@@ -57,13 +65,8 @@ def index(path: Path) -> Index:
 
 
 def _manifest(file: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise DumpError(f"the manifest cannot be read: {error}", file=str(file)) from None
-    if not isinstance(manifest, dict) or not all(
-        isinstance(manifest.get(part, {}), dict) for part in ("models", "flags")
-    ):
+    manifest = read_object(file, "the manifest", MAX_MANIFEST)
+    if not all(isinstance(manifest.get(part, {}), dict) for part in ("models", "flags")):
         raise DumpError("the manifest is none of rldbg's", file=str(file), expected="an object with models and flags")
     version = manifest.get("schema_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
@@ -108,9 +111,7 @@ def _indexed(
     names: dict[Path, tuple[str, ...]] = {}
     root = path.resolve()
     for index_file in sorted(path.glob("index_rank*.jsonl")):
-        for number, line in enumerate(index_file.read_bytes().splitlines(), 1):
-            if not line:
-                continue
+        for number, line in _lines(index_file, problems):
             try:
                 entry = json.loads(line)
                 if "removed" in entry:
@@ -123,10 +124,11 @@ def _indexed(
                     continue
                 file = path / entry["file"]
                 fields = tuple(str(field["name"]) for field in entry["fields"])
+                is_inside = file.resolve().is_relative_to(root)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 problems.append(Problem(f"{index_file}:{number}", "unreadable index line; its file is read by name"))
                 continue
-            if not file.resolve().is_relative_to(root):
+            if not is_inside:
                 problems.append(Problem(f"{index_file}:{number}", "points outside the dump; ignored"))
                 continue
             keys[file] = key
@@ -175,20 +177,31 @@ def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
 def _bare_lines(index_file: Path) -> dict[RecordKey, list[dict[str, Any]]]:
     """The fields of every record that is an index line and no file. Read once: there may be a record per line."""
     found: dict[RecordKey, list[dict[str, Any]]] = {}
-    with open(index_file, "rb") as lines:
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                if entry.get("file", "") is None:
-                    found.setdefault(RecordKey.from_mapping(entry["key"]), entry["fields"])
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue
+    for _, line in _lines(index_file, []):
+        try:
+            entry = json.loads(line)
+            if entry.get("file", "") is None:
+                found.setdefault(RecordKey.from_mapping(entry["key"]), entry["fields"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
     return found
+
+
+def _lines(index_file: Path, problems: list[Problem]) -> Iterator[tuple[int, bytes]]:
+    """Number and text of every line that is not blank. An index that is no file, or cannot be read, is a problem."""
+    try:
+        with reading(index_file), regular(index_file) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
+                spend_bytes(len(line), "the index")
+                if line.strip():
+                    yield number, line
+    except DumpError as error:
+        problems.append(Problem(str(index_file), error.in_one_line))
 
 
 def _described_field(field: dict[str, Any], order: int) -> TensorRef:
     title, dtype = str(field["name"]), str(field["dtype"])
-    shape = tuple(int(length) for length in field.get("shape") or ())
+    shape = geometry(tuple(field.get("shape") or ()), None).shape
     if "value" in field and field.get("shape") is None:
         value = field["value"]
         # JSON has no word for NaN and the infinities.

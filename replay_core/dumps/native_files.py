@@ -7,14 +7,16 @@ they lie; those of a `.jsonl` line are numbers of the line itself.
 from __future__ import annotations
 
 import json
-import os
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import reading, spend_bytes
 from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers import read_container
+from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.errors import DumpError
+from replay_core.file_spans import regular
 from replay_core.records import Inline, TensorRef
 
 #: A line longer than this is refused before it is parsed.
@@ -52,23 +54,23 @@ def _filled(outline: Any, tensors: dict[str, TensorRef]) -> Any:
 
 def _jsonl(path: Path) -> Any:
     try:
-        size = os.path.getsize(path)
-        if size > MAX_LINE:
+        with reading(path), regular(path) as file:
+            text = file.read(MAX_LINE + 1)
+            spend_bytes(len(text), "its one line")
+        if len(text) > MAX_LINE:
             raise DumpError("the line is too long to read", file=str(path), expected=f"at most {MAX_LINE:,} bytes")
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(text)
         if not isinstance(tree, dict):
             return tree
         told = tree.pop("__tensors__", {})
         return _with_tensors(tree, "", told) if told else tree
-    except OSError as error:
-        raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DumpError(f"the record is not the line of JSON it should be: {error}", file=str(path)) from None
 
 
 def _with_tensors(value: Any, name: str, told: dict[str, Any]) -> Any:
     if name in told:
-        dtype, shape = told[name]["dtype"], tuple(int(length) for length in told[name]["shape"])
+        dtype, shape = told[name]["dtype"], geometry(tuple(told[name]["shape"]), None).shape
         if dtype == "number":
             return _NOT_FINITE[value]
         if dtype not in ITEMSIZE:

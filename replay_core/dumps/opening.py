@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from errno import EACCES
 from pathlib import Path
 
+from replay_core import budget
+from replay_core.budget import reading
 from replay_core.dumps import (
     areal,
     curves,
@@ -37,6 +39,7 @@ from replay_core.dumps import (
     weights,
 )
 from replay_core.dumps.completeness import being_written, holes
+from replay_core.dumps.declared import payable
 from replay_core.dumps.dialect import Dialect, Entry, Index, in_order
 from replay_core.dumps.several import runs_inside, said_once
 from replay_core.errors import DumpError, NotADumpError, RequestError
@@ -70,6 +73,7 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
     """
     listing.forget()
     peeking.forget()
+    budget.forget()
     # Ten thousand records are no garbage: looking for some among them takes half the time, more beside a large heap.
     was_collecting = gc.isenabled()
     gc.disable()
@@ -104,9 +108,9 @@ def _parts(path: Path) -> list[Run]:
 
     try:
         for dialect in DIALECTS:
-            if dialect.known_by == "rest" or not dialect.detect(path):
+            if dialect.known_by == "rest" or not _detects(dialect, path):
                 continue
-            index = dialect.index(path)
+            index = _indexed(dialect, path)
             index.files = claimed.free(index.files)
             take(dialect, index)
             if dialect.known_by == "index":
@@ -118,8 +122,8 @@ def _parts(path: Path) -> list[Run]:
             for dialect in DIALECTS:
                 if dialect.known_by != "rest" or (parts and claimed.count >= listing.count(path)):
                     continue  # nothing is left to ask about
-                if dialect.detect(path):
-                    index = dialect.index(path)
+                if _detects(dialect, path):
+                    index = _indexed(dialect, path)
                     index.files = claimed.free(index.files)
                     if dialect.numbered is not None and path.is_dir():
                         index.files = dialect.numbered(index.files)
@@ -136,6 +140,20 @@ def _parts(path: Path) -> list[Run]:
         found=listing.contents(path),
         hint=_what_helps(path),
     )
+
+
+def _detects(dialect: Dialect, path: Path) -> bool:
+    try:
+        return dialect.detect(path)
+    except _CONTENT as error:
+        raise _unforeseen(dialect, path, error) from error
+
+
+def _indexed(dialect: Dialect, path: Path) -> Index:
+    try:
+        return dialect.index(path)
+    except _CONTENT as error:
+        raise _unforeseen(dialect, path, error) from error
 
 
 def _is_there(path: Path) -> bool:
@@ -253,27 +271,27 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:
     def load() -> Sequence[TensorRef]:
         try:
-            fields = dialect.read(key, file)
+            with reading(file):
+                fields = dialect.read(key, file)
             problems = [Problem(str(file), what) for what in peeking.said_of(file)]
-            if not problems:
-                return fields
-            return Fields(fields, (*(fields.problems if isinstance(fields, Fields) else ()), *problems))
+            said = fields.problems if isinstance(fields, Fields) else ()
+            return Fields(payable(fields), (*said, *problems)) if said or problems else payable(fields)
         except OSError as error:
             raise DumpError(f"cannot read the file: {error.strerror}", file=str(error.filename or file)) from None
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            MemoryError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            # The last fence: content that no check of the dialect foresaw is still the file's fault.
-            what = f"the file is not as {dialect.name} writes it: {type(error).__name__}: {error}"
-            raise DumpError(what, file=str(file)) from error
+        except _CONTENT as error:
+            raise _unforeseen(dialect, file, error) from error
 
     return load
+
+
+#: What content that no check of a dialect foresaw ends in: it is still the file's fault.
+_CONTENT = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
+
+def _unforeseen(dialect: Dialect, path: Path, error: BaseException) -> DumpError:
+    text = f"{error}"
+    what = f"the file is not as {dialect.name} writes it: {type(error).__name__}: {text[:200]}"
+    return DumpError(what, file=str(path))
 
 
 def _duplicates(records: list[Record]) -> list[Problem]:

@@ -20,6 +20,7 @@ from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.peeking import content_of
 from replay_core.errors import RldbgError
+from replay_core.file_spans import regular
 from replay_core.records import FileBytes, Inline, Problem, RecordKey, TensorRef
 
 _FILE = re.compile(r"actor_inputs_rank(\d+)_(\d{8}_\d{6}_\d{6})\.pkl$")
@@ -100,7 +101,7 @@ def _print(ref: Any) -> int:
     """A checksum of the token ids: the same inputs have the same one."""
     if not isinstance(ref, TensorRef) or not isinstance(ref.source, FileBytes):
         return 0
-    with open(ref.source.path, "rb") as file:
+    with regular(ref.source.path) as file:
         file.seek(ref.source.offset)
         return zlib.crc32(repr(ref.shape).encode(), zlib.crc32(file.read(min(ref.source.nbytes, 1 << 22))))
 

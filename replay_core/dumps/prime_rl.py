@@ -19,6 +19,7 @@ from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError, RldbgError
+from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
 _EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
@@ -113,12 +114,9 @@ def _micros(file: Path, is_export: bool, problems: list[Problem]) -> list[int | 
 
 def _batch_count(file: Path) -> int:
     """How many micro-batches the msgpack list declares: its first bytes say."""
-    try:
-        with open(file, "rb") as opened:
-            head = opened.read(5)
-            size = opened.seek(0, 2)
-    except OSError as error:
-        raise DumpError(f"cannot open the file: {error.strerror}", file=str(file)) from None
+    with regular(file) as opened:
+        head = opened.read(5)
+        size = opened.seek(0, 2)
     first = head[0] if head else 0
     if 0x90 <= first <= 0x9F:
         count = first & 0x0F
@@ -145,7 +143,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         return Fields(fields, [Problem(str(path), _OTHER_VERSION)] if numbered else [])
     rows = rows_by_place(path, _MICRO)
     problems = list(rows.problems)
-    chosen = tuple(row for row in rows.rows if row.places[0] == key.micro)
+    chosen = rows.of(key.micro)
     fields = table_of(decoded(path, chosen, problems))
     if not fields:
         raise DumpError("no row of the micro-batch can be read", file=str(path))
@@ -160,8 +158,14 @@ def _named(fields: list[TensorRef]) -> list[TensorRef]:
     return answer
 
 
+@kept_while_unchanged(1)
+def _batches(path: Path) -> Any:
+    """All of a file's micro-batches: it is one value, and each record is one of them."""
+    return read_container(path).tree
+
+
 def _batch(key: RecordKey, path: Path) -> list[TensorRef]:
-    tree = read_container(path).tree
+    tree = _batches(path)
     batch = tree[key.micro] if isinstance(tree, list) and key.micro is not None and key.micro < len(tree) else None
     if not isinstance(batch, list) or not _REQUIRED <= len(batch) <= len(PLACES):
         raise DumpError(

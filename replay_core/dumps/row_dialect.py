@@ -134,7 +134,7 @@ class RowFiles:
     def _rows(self, key: RecordKey, path: Path) -> Fields:
         field = self.spec.step_field
         rows = rows_by_place(path, (field,) if field else ())
-        chosen = tuple(row for row in rows.rows if not field or not _by_line(rows) or row.places[0] == key.step)
+        chosen = rows.of(key.step) if field and rows.is_placed else rows.rows
         problems = list(rows.problems)
         samples = decoded(path, chosen, problems)
         if self.spec.columnar:
@@ -158,10 +158,6 @@ class RowFiles:
 def _shows_its_fields(file: Path) -> bool:
     row = first_row(file)
     return row is not None and not is_broken(row)
-
-
-def _by_line(rows: Any) -> bool:
-    return any(row.places and row.places[0] is not None for row in rows.rows)
 
 
 def table_of(

@@ -16,6 +16,7 @@ from replay_core.dumps.context_parallel import MAX_RANKS, Lengths, fits, is_slic
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.words import Words, named, words
 from replay_core.errors import RldbgError
+from replay_core.file_spans import regular
 from replay_core.records import FileBytes, Inline, Problem, TensorRef
 
 #: What a rank of a context-parallel group holds its slice of; everything else is whole on every rank.
@@ -221,7 +222,7 @@ def _print(column: Any) -> int:
     crc = 0
     for row in column if isinstance(column, list) else []:
         if isinstance(row, TensorRef) and isinstance(row.source, FileBytes):
-            with open(row.source.path, "rb") as file:
+            with regular(row.source.path) as file:
                 file.seek(row.source.offset)
                 crc = zlib.crc32(file.read(min(row.source.nbytes, 1 << 24)), crc)
         else:

@@ -18,6 +18,8 @@ from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.file_places import place_below, told_apart
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import tree_of
+from replay_core.errors import DumpError
+from replay_core.file_spans import regular
 from replay_core.records import RecordKey
 
 #: Shapes of names that are looked into, files of a shape that are tried, files whose own words are asked for.
@@ -68,9 +70,9 @@ def _is_likely(folder: Folder, entry: str) -> bool:
     if "." in entry:
         return entry[entry.rfind(".") :] in loose.SUFFIXES
     try:
-        with open(f"{folder.path}/{entry}", "rb") as file:
+        with regular(f"{folder.path}/{entry}") as file:
             return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-    except OSError:
+    except DumpError:
         return False
 
 

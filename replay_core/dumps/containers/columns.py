@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from replay_core.budget import spend_bytes, spend_values
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef
 
-#: A row for every column and a column for every row is how a small file describes a huge table.
-MAX_CELLS = 1 << 24
+#: Cells and letters that are paid for at a time.
+_TRANCHE = 1 << 16
 MAX_COLUMNS = 20_000
 MAX_DEPTH = 32
 
@@ -51,29 +52,39 @@ class Table:
         self._prefix = prefix
         self._depth = depth
         self._columns: dict[str, list[Any]] = {}
-        self._cells = 0
+        #: Cells and letters that are not paid for yet.
+        self._cells = self._texts = 0
 
     def add(self, row: Mapping[Any, Any]) -> None:
         """One more row.
 
         Raises:
-            DumpError: more cells or columns than any table of samples has.
+            BudgetError: more cells than what is stored may cost.
+            DumpError: more columns than any table of samples has.
         """
+        before = len(self._columns)
         for key, value in row.items():
             column = self._columns.setdefault(str(key), [])
             missing = self.rows - len(column)
             if missing < 0:
                 continue  # two keys of one row that read the same
-            self._cells += missing + 1
-            if self._cells > MAX_CELLS or len(self._columns) > MAX_COLUMNS:
-                raise DumpError(
-                    "the table is larger than any of samples",
-                    expected=f"at most {MAX_COLUMNS:,} columns and {MAX_CELLS:,} cells",
-                    tensor=self._prefix + str(key),
-                )
+            if type(value) is str:
+                self._texts += len(value)
             column.extend([None] * missing)
             column.append(_compact(value))
         self.rows += 1
+        # A row for every column and a column for every row is how a small file describes a huge table.
+        self._cells += len(self._columns) + (len(self._columns) - before) * (self.rows - 1)
+        if len(self._columns) > MAX_COLUMNS:
+            expected, found = f"at most {MAX_COLUMNS:,}", f"{len(self._columns):,}"
+            raise DumpError("the table has more columns than any of samples", expected=expected, found=found)
+        if self._cells + self._texts > _TRANCHE:
+            self._pay()
+
+    def _pay(self) -> None:
+        spend_values(self._cells, f"the {self.rows:,} rows of {len(self._columns):,} columns")
+        spend_bytes(self._texts, "texts of a table")
+        self._cells = self._texts = 0
 
     def fields(self, dtypes: Mapping[str, str] | None = None) -> dict[str, TensorRef]:
         """Every column as a tensor, in the order the columns appeared. `dtypes`: what the file itself declares.
@@ -82,6 +93,7 @@ class Table:
             DumpError: nested deeper than any record is.
         """
         found: dict[str, TensorRef] = {}
+        self._pay()
         for key, column in self._columns.items():
             column.extend([None] * (self.rows - len(column)))
             name = self._prefix + key

@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import spend_bytes
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.region import Region
 from replay_core.errors import DumpError
+from replay_core.file_spans import open_regular, regular
 
 #: One line of a dump; NexRL writes a whole micro-batch as one.
 MAX_LINE = 1 << 30
@@ -81,6 +83,7 @@ def lines_of(region: Region) -> Iterator[tuple[int, bytes, bool]]:
         if rest:
             parts.append(rest)
             held += len(rest)
+            spend_bytes(len(rest), "one line")
         if held > MAX_LINE:
             raise DumpError(
                 "one line is longer than any dump's", file=str(region.path), expected=f"at most {MAX_LINE:,} bytes"
@@ -173,13 +176,13 @@ def read_object(path: Path, what: str, limit: int) -> dict[str, Any]:
         DumpError: it cannot be read, is longer than `limit` bytes, or is no object.
     """
     try:
-        if path.stat().st_size > limit:
+        with regular(path) as file:
+            text = file.read(limit + 1)
+        if len(text) > limit:
             raise DumpError(f"{what} is too large", file=str(path), expected=f"at most {limit:,} bytes")
-        document = json.loads(path.read_bytes())
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{what} is not JSON: {error}", file=str(path)) from None
-    except OSError as error:
-        raise DumpError(f"cannot read {what}: {error.strerror}", file=str(path)) from None
     if not isinstance(document, dict):
         raise DumpError(f"{what} is not an object", file=str(path), found=type(document).__name__)
     return document
@@ -191,8 +194,5 @@ def file_region(path: Path) -> Region:
     Raises:
         DumpError: it cannot be opened.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return Region(path, fd, 0, os.fstat(fd).st_size)
-    except (OSError, ValueError) as error:
-        raise DumpError(f"cannot open the file: {getattr(error, 'strerror', None) or error}", file=str(path)) from None
+    fd = open_regular(path)
+    return Region(path, fd, 0, os.fstat(fd).st_size)

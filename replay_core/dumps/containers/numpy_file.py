@@ -1,7 +1,7 @@
 """numpy's own files: .npy, one array behind a header; .npz, a zip of them.
 
-An array of objects is a pickle, read like any other. A compressed .npz is unpacked into memory, up to a limit: its
-arrays lie nowhere as they are.
+An array of objects is a pickle, read like any other. A compressed .npz is unpacked into memory, as far as its
+budget goes: its arrays lie nowhere as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import struct
 import zlib
 from typing import Any
 
+from replay_core.budget import spend_bytes
 from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import Loading, Span
 from replay_core.dumps.containers.numpy_rebuild import NumpyDType, from_buffer, make_dtype
@@ -24,8 +25,6 @@ from replay_core.errors import DumpError
 MAGIC = b"\x93NUMPY"
 #: A header is a line of a dictionary; numpy itself refuses longer ones.
 MAX_HEADER = 10_000
-#: Bytes of all compressed arrays of one file that are unpacked.
-MAX_UNPACKED = 1 << 27
 _LOCAL = struct.Struct("<4s22xHH")
 _BLOCK = 1 << 20
 
@@ -58,13 +57,11 @@ def read_npz(loading: Loading) -> dict[str, Any]:
         DumpError: the zip is damaged.
     """
     tree: dict[str, Any] = {}
-    left = MAX_UNPACKED
     for name, record in directory(loading).items():
         field = name.decode("utf-8", "replace").removesuffix(".npy")
         try:
             if record.method:
-                left -= record.nbytes
-                region = loading.region.in_memory(_unpacked(loading, record, left))
+                region = loading.region.in_memory(_unpacked(loading, record))
             else:
                 start = record_start(loading, record)
                 region = loading.region.part(start, record.nbytes)
@@ -77,11 +74,10 @@ def read_npz(loading: Loading) -> dict[str, Any]:
     return tree
 
 
-def _unpacked(loading: Loading, record: ZipRecord, left: int) -> bytes:
+def _unpacked(loading: Loading, record: ZipRecord) -> bytes:
     if record.method != 8 or record.flags & 1:
         raise loading.malformed("a zip record that is neither stored nor deflated")
-    if left < 0:
-        raise loading.malformed("too much compressed data to unpack", expected=f"at most {MAX_UNPACKED:,} bytes")
+    spend_bytes(record.nbytes, "compressed arrays")
     region, at = loading.region, record_start(loading, record)
     inflate, parts, size = zlib.decompressobj(-15), [], 0
     try:

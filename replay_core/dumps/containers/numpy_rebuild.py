@@ -9,6 +9,7 @@ import struct
 from math import prod
 from typing import Any
 
+from replay_core.budget import spend_bytes, spend_values
 from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import DType, Loading, ShortBytes, Span, Storage
 from replay_core.dumps.containers.torch_rebuild import geometry, unreadable, view
@@ -94,6 +95,7 @@ def _array(loading: Loading, data: Any, dtype: Any, shape: Any, order: Any, axes
     except (ValueError, TypeError) as error:
         raise loading.malformed(f"a numpy array has an impossible shape: {error}") from None
     if type(data) is list:
+        spend_values(len(data), "an array of objects")
         if len(data) != numel:
             raise loading.malformed("an array of objects", expected=f"{numel} objects", found=str(len(data)))
         return _reshaped(data, shape, order, axes)
@@ -149,6 +151,7 @@ def _texts(
     kind, width = text
     if span.nbytes != numel * width:
         raise loading.malformed("a numpy text array's bytes", expected=str(numel * width), found=str(span.nbytes))
+    spend_bytes(span.nbytes + 64 * numel, "an array of texts")
     data = span.read()
     encoding = ("utf-32-be" if big_endian else "utf-32-le") if kind == "U" else "latin-1"
     words = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core.budget import spend_values
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.containers.loading import Loading
 from replay_core.records import TensorRef
@@ -40,6 +41,7 @@ def read_parquet(loading: Loading) -> dict[str, TensorRef]:
                     expected=f"at most {MAX_ROWS:,} rows and {MAX_DECODED_BYTES:,} bytes",
                     found=f"{facts.num_rows:,} rows and {decoded:,} bytes",
                 )
+            spend_values(facts.num_rows * max(1, facts.num_columns), f"the {facts.num_rows:,} rows it declares")
             table = Table()
             for batch in file.iter_batches(BATCH, use_threads=False):
                 for row in batch.to_pylist():

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from replay_core.budget import spend_bytes, spend_values
 from replay_core.dumps.containers.allowlist import TABLE, find_global
 from replay_core.dumps.containers.loading import InertClass, Loading, ShortBytes, Span, Stranger, Symbol
 from replay_core.dumps.containers.region import Region
@@ -32,6 +33,8 @@ _MAX_STACK = 1 << 22
 _MAX_MARKS = 1 << 16
 #: Shorter bytes are read at once: they are scalars' and small arrays'.
 _SHORT = 256
+#: What an object of Python takes at least that a byte of a pickle makes.
+_OBJECT = 256
 #: A dictionary slows down quadratically on crafted keys, which text (its hash is random) cannot be.
 _MAX_CRAFTABLE_KEYS = 10_000
 
@@ -52,6 +55,7 @@ _f8 = struct.Struct(">d").unpack_from
 
 _REBUILD_V2 = TABLE["torch._utils._rebuild_tensor_v2"]
 _KEYS = frozenset({str})
+_SIZED = frozenset({str, bytes, ShortBytes, list, tuple, dict, set, frozenset})
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes, ShortBytes, complex})
 
 
@@ -99,6 +103,7 @@ class Machine:
         """BINBYTES and its kin: a span, or short bytes."""
         span = Span(self.region, self.base + self.pos, nbytes)
         if nbytes < _SHORT:
+            spend_bytes(2 * _OBJECT, "short texts of bytes")
             short = ShortBytes(self.take(nbytes))
             short.span = span
             self.stack.append(short)
@@ -131,6 +136,8 @@ class Machine:
         self._craftable_keys += 1
         if self._craftable_keys > _MAX_CRAFTABLE_KEYS:
             raise self.loading.malformed("too many keys that are neither text nor small numbers")
+        if cls is tuple:
+            spend_values(len(key), "keys that are tuples")
         if cls not in _SCALARS and not (cls is tuple and _SCALARS.issuperset(map(type, key))):
             raise self.loading.malformed(f"a dictionary key of type {cls.__name__}", expected="text or a number")
 
@@ -152,6 +159,10 @@ class Machine:
         """REDUCE and NEWOBJ: call a symbol of ours."""
         if not isinstance(function, Symbol) or type(args) is not tuple:
             raise self.loading.malformed("the pickle calls something that is not a function")
+        # What a call is given may stand in the memo and be given again by every call.
+        given = sum([len(arg) for arg in args if type(arg) in _SIZED])
+        if given > _SHORT:
+            spend_values(given, f"what `{function.name}` is called with")
         try:
             return function.call(self.loading, args)
         except (ValueError, TypeError, IndexError, AttributeError, KeyError, OverflowError) as error:
@@ -425,6 +436,11 @@ def _add_items(machine: Machine) -> None:
     target.update(items)
 
 
+def _empty_set(machine: Machine) -> None:
+    spend_bytes(_OBJECT, "sets")
+    machine.stack.append(set())
+
+
 def _frozenset(machine: Machine) -> None:
     items = machine.pop_mark()
     for item in items:
@@ -520,7 +536,7 @@ RARE: dict[int, Callable[[Machine], object]] = {
     0x8A: _long_of(1), 0x8B: _long_of(4), 0x46: lambda machine: machine.stack.append(float(_line(machine))),
     0x67: _get, 0x70: lambda machine: machine.memo.update({int(_line(machine)): machine.stack[-1]}),
     0x30: _pop, 0x31: lambda machine: machine.pop_mark(), 0x32: lambda machine: machine.stack.append(machine.stack[-1]),
-    0x64: _dict, 0x6C: _list, 0x8F: lambda machine: machine.stack.append(set()), 0x90: _add_items, 0x91: _frozenset,
+    0x64: _dict, 0x6C: _list, 0x8F: _empty_set, 0x90: _add_items, 0x91: _frozenset,
     0x63: lambda machine: machine.stack.append(_global_line(machine)), 0x69: _inst, 0x6F: _obj, 0x81: _newobj,
     0x92: _newobj_ex, 0x62: _build, 0x51: _persistent, 0x50: _text_persistent,
     0x82: _extension, 0x83: _extension, 0x84: _extension, 0x97: _out_of_band, 0x98: _out_of_band,

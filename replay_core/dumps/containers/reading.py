@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import reading
 from replay_core.dumps.containers.json_lines import read_json
 from replay_core.dumps.containers.loading import Loading
 from replay_core.dumps.containers.msgpack_file import read_msgpack
@@ -22,6 +23,7 @@ from replay_core.dumps.containers.sniff import HEAD, kind_of
 from replay_core.dumps.containers.torch_legacy import read_torch_legacy, read_unsettled
 from replay_core.dumps.containers.torch_zip import read_torch_zip
 from replay_core.errors import DumpError, RldbgError, TruncatedError
+from replay_core.file_spans import open_regular
 from replay_core.records import FileBytes, TensorRef
 
 
@@ -99,17 +101,15 @@ def read_nested(ref: TensorRef, *, inert: Iterable[str] = ()) -> Content:
 
 
 def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> Content:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise DumpError(f"cannot open the file: {getattr(error, 'strerror', None) or error}", file=str(path)) from None
+    fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
         offset, nbytes = part or (0, size)
         region = Region(path, fd, offset, offset + nbytes)
         if offset + nbytes > size:
             raise region.truncated(offset + nbytes, size)
-        return _read(Loading(region, inert, torch_stream=_read_torch_stream))
+        with reading(path):
+            return _read(Loading(region, inert, torch_stream=_read_torch_stream))
     except RldbgError:
         raise
     except OSError as error:

@@ -11,9 +11,10 @@ from math import prod
 from typing import Any
 
 from replay_core import naming
+from replay_core.budget import is_walkable
 from replay_core.dtypes import DTYPES, ITEMSIZE
 from replay_core.dumps.containers.loading import Loading
-from replay_core.dumps.containers.torch_rebuild import geometry
+from replay_core.dumps.containers.torch_rebuild import geometry, overlapping
 from replay_core.records import FileBytes, TensorRef, Unreadable
 
 #: What the format's own reader allows.
@@ -99,4 +100,6 @@ def _tensor(loading: Loading, name: str, entry: Any, start: int, spans: list[tup
     if end - begin != nbytes:
         raise loading.malformed(f"tensor {name:.80} is not as long as its shape", expected=f"{nbytes} bytes",
                                 found=f"{end - begin} bytes")  # fmt: skip
+    if not is_walkable(size, prod(size), nbytes):
+        return TensorRef("", dtype, size, Unreadable(overlapping(size, nbytes)))
     return TensorRef("", dtype, size, FileBytes(loading.region.path, start + begin, nbytes))

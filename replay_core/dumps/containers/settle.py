@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core.budget import spend_values
 from replay_core.dumps.containers.allowlist import BytesIO
 from replay_core.dumps.containers.loading import (
     DType,
@@ -24,8 +25,8 @@ from replay_core.dumps.containers.numpy_rebuild import NumpyDType, PendingArray
 from replay_core.dumps.containers.torch_rebuild import bytes_tensor, view
 
 MAX_DEPTH = 100
-#: Leaves of the tree with every shared part counted as often as it is reached.
-MAX_UNFOLDED = 1 << 26
+#: Leaves of the tree, every shared part counted as often as it is reached, that are paid for at a time.
+_TRANCHE = 1 << 16
 
 _PLACEHOLDERS = frozenset({Span, Storage, PendingArray, BytesIO, NumpyDType, Symbol, DType, StorageClass, TensorClass,
                            InertClass, Stranger})  # fmt: skip
@@ -47,7 +48,7 @@ class _Settling:
         self.loading = loading
         #: id -> (settled, leaves, the original kept alive so that its id stays its own); None while inside it.
         self.seen: dict[int, tuple[Any, int, Any] | None] = {}
-        self.leaves = 0
+        self.leaves = self.paid = 0
 
     def settle(self, value: Any, depth: int) -> Any:
         cls = type(value)
@@ -56,6 +57,8 @@ class _Settling:
         return self._leaf(value) if cls in _PLACEHOLDERS else value
 
     def _container(self, value: Any, depth: int) -> Any:
+        if not value:
+            return value
         known = self.seen.get(id(value), ())
         if known is None:
             raise self.loading.malformed("the file's structure contains itself")
@@ -81,8 +84,9 @@ class _Settling:
 
     def _count(self, leaves: int) -> None:
         self.leaves += leaves
-        if self.leaves > MAX_UNFOLDED:
-            raise self.loading.malformed("the file's structure unfolds without end", expected=f"{MAX_UNFOLDED} leaves")
+        if self.leaves - self.paid > _TRANCHE:
+            spend_values(self.leaves - self.paid, "its structure, which unfolds")
+            self.paid = self.leaves
 
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, Span):

@@ -12,8 +12,10 @@ import re
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import Any
 
+from replay_core.budget import is_walkable
 from replay_core.dumps.containers.loading import Loading, StorageClass
 from replay_core.dumps.containers.torch_rebuild import Geometry, geometry, view
 from replay_core.records import FileBytes, TensorRef
@@ -202,6 +204,8 @@ def _of_kind(
     if shape is None or not cls.is_plain or count < 0 or first < 0:
         return cls.dtype, (), None, 0, 0, _NONE, False
     start, extent = first * cls.itemsize, shape[2] * cls.itemsize
+    if (shape[1] is not None or not extent) and not is_walkable(shape[0], prod(shape[0]), extent):
+        return cls.dtype, (), None, 0, 0, _NONE, False
     return cls.dtype, shape[0], shape[1], start, extent, max(count * cls.itemsize, start + extent), cls.itemsize > 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replay_core.budget import spend_values
 from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import Loading, Span, Storage
 from replay_core.dumps.containers.torch_rebuild import NESTED, unreadable, view
@@ -42,6 +43,7 @@ def rebuild_consolidated(loading: Loading, args: tuple[Any, ...]) -> dict[str, A
 def _consolidated(loading: Loading, metadata: dict[str, Any], storage: FileBytes, depth: int) -> dict[str, Any]:
     if depth > 8:
         raise loading.malformed("a tensordict nested more than 8 deep")
+    spend_values(len(metadata) + len(metadata["leaves"]) + len(metadata["non_tensors"]), "leaves of a tensordict")
     state: dict[str, Any] = {name: _wrapped(value) for name, value in metadata["non_tensors"].items()}
     for name, leaf in metadata["leaves"].items():
         part, label = _of_jagged(name)

@@ -7,9 +7,11 @@ conjugated) comes out as a tensor that says why it is unreadable, so the rest of
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 from math import prod
 from typing import Any, NamedTuple
 
+from replay_core.budget import is_walkable
 from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.loading import (
     DType,
@@ -90,6 +92,8 @@ def view(
         raise loading.malformed(f"a tensor starts at element {offset!r} of its storage")
     span = storage.span
     start, nbytes = offset * itemsize, extent * itemsize
+    if (steps is not None or not extent) and not is_walkable(shape, prod(shape), nbytes):
+        return TensorRef("", dtype, shape, Unreadable(overlapping(shape, nbytes)))
     if start + nbytes > span.nbytes and nbytes and storage.located:
         raise loading.malformed(
             "a tensor reaches past its storage",
@@ -108,6 +112,11 @@ def view(
     return TensorRef("", dtype, shape, source)
 
 
+def overlapping(shape: tuple[int, ...], nbytes: int) -> str:
+    """Why a tensor of so many elements is not walked."""
+    return f"it declares {prod(shape):,} elements, shape {list(shape)}, over {nbytes:,} stored bytes"
+
+
 def bytes_tensor(span: Span) -> TensorRef:
     """Bytes that nobody asked to interpret, as a uint8 vector."""
     source = span.region.source(span.offset, span.nbytes, 1, (span.nbytes,), None, False)
@@ -117,7 +126,7 @@ def bytes_tensor(span: Span) -> TensorRef:
 def unreadable(dtype: Any, size: Any, why: str) -> TensorRef:
     """A tensor that is there and cannot be read; a size that makes no sense is left out."""
     try:
-        shape = geometry(tuple(size), None).shape
+        shape = geometry(tuple(islice(size, MAX_NDIM + 1)), None).shape
     except (ValueError, TypeError):
         shape = ()
     return TensorRef("", dtype_name(dtype), shape, Unreadable(why))

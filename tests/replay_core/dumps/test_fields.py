@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_core import pages
-from replay_core.dumps import fields
+from replay_core import budget, pages
 from replay_core.dumps.fields import flatten
-from replay_core.errors import DumpError
+from replay_core.errors import BudgetError, DumpError
 from replay_core.records import Inline, TensorRef
 
 NAMES = st.text(st.characters(exclude_characters=".#", exclude_categories=["Cs"]), min_size=1, max_size=4)
@@ -108,8 +107,8 @@ def test_a_file_whose_parts_contain_each_other_is_refused(monkeypatch: pytest.Mo
         tree = [tree, tree, "x"]
     with pytest.raises(DumpError, match="too many fields"):
         flatten({"x": tree})
-    monkeypatch.setattr(fields, "MAX_ROW_ELEMENTS", 10)
-    with pytest.raises(DumpError, match="too long"):
+    monkeypatch.setattr(budget, "FLOOR_VALUES", 10)
+    with pytest.raises(BudgetError, match="more than what is stored"), budget.reading("x"):
         flatten({"x": [[1] * 6, [2] * 5]})
 
 

@@ -1,0 +1,237 @@
+"""What one untrusted file may cost: bytes made of it, values walked, seconds. Every reader spends from here.
+
+    with reading(path):
+        spend_bytes(len(text), "texts of a column")
+        spend_values(rows * columns, "cells of a table")
+
+The limits follow from what is stored, never from what is declared: a few bytes can declare a table, a tensor or a
+tree of any size. Past one of them that file is a BudgetError and the rest of the dump opens. `RLDBG_BUDGET=8`
+multiplies every limit by eight, in the command line, the screen and its children alike.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from replay_core.errors import BudgetError
+
+OPTION = "RLDBG_BUDGET"
+#: Bytes made of a file: decoded texts, copied lists, inflated arrays. A mask of zeros deflates to a thousandth, so
+#: the ratio alone would refuse what numpy writes; the floor is for those.
+FLOOR_BYTES, BYTES_PER_BYTE = 64 << 20, 64
+#: Values walked: cells of a table, leaves of a tree, elements of a tensor that overlap. A group's rows share a prompt.
+FLOOR_VALUES, VALUES_PER_BYTE = 1 << 20, 8
+#: Elements of a tensor that overlap, and rows of one that holds none: a mask may be expanded over heads and samples.
+FLOOR_ELEMENTS, ELEMENTS_PER_BYTE = 1 << 20, 32
+#: Rows of such a tensor, which whoever looks for samples walks one by one.
+FLOOR_ROWS = 1 << 16
+#: So many payments are made between two looks at the clock.
+_UNTIMED = 64
+#: CPU seconds of all readings of one file since it was opened. Genuine files take .02 s for a megabyte of JSON.
+FLOOR_SECONDS, SECONDS_PER_MIB = 0.75, 0.5
+#: What a process may hold beyond what it held when it began to read a file.
+FLOOR_MEMORY = 256 << 20
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left for one reading of one file of `stored` bytes."""
+
+    file: str
+    stored: int
+    bytes_left: int = field(init=False)
+    values_left: int = field(init=False)
+    seconds: float = field(init=False)
+    payments: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        raised = factor()
+        self.bytes_left = int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * raised)
+        self.values_left = int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * raised)
+        self.seconds = (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * raised
+
+    def spend_bytes(self, count: int, what: str) -> None:
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            limit = int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * factor())
+            raise self.over(f"{limit:,} bytes made of it", f"{limit - self.bytes_left:,}, at {what}")
+
+    def spend_values(self, count: int, what: str) -> None:
+        self.values_left -= count
+        if self.values_left < 0:
+            limit = int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * factor())
+            raise self.over(f"{limit:,} values", f"{limit - self.values_left:,}, at {what}")
+
+    def over(self, allowed: str, claimed: str) -> BudgetError:
+        return BudgetError(
+            "the file asks for more than what is stored in it may cost",
+            file=self.file,
+            expected=f"at most {allowed}, as {self.stored:,} bytes are stored",
+            found=claimed,
+            hint=f"if you trust the file, {OPTION}=8 before the command raises every limit eightfold",
+        )
+
+
+class _Reading(threading.local):
+    budget: Budget | None = None
+
+
+_now = _Reading()
+#: CPU seconds that the readings of a file took since `forget`.
+_took: dict[str, float] = {}
+_is_limited = False
+
+
+def factor() -> float:
+    """What `RLDBG_BUDGET` multiplies every limit by."""
+    try:
+        return max(1.0, float(os.environ.get(OPTION, "1")))
+    except ValueError:
+        return 1.0
+
+
+def forget() -> None:
+    """Whoever opens a run begins anew."""
+    _took.clear()
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """One file is read, and what it costs is its own; a reading inside that of the same file belongs to it.
+
+    Raises:
+        BudgetError: the readings of the file took their time already.
+    """
+    file, outer = str(path), _now.budget
+    if outer is not None and outer.file == file:
+        yield
+        return
+    began, took = time.thread_time(), _took.get(file, 0.0)
+    budget = _now.budget = Budget(file, stored_bytes(path))
+    budget.seconds -= took
+    memory = _limited(budget.stored) if _is_limited else None
+    try:
+        check_time(budget)
+        budget.seconds += began
+        yield
+    except MemoryError:
+        allowed = f"{FLOOR_MEMORY >> 20} MiB and {BYTES_PER_BYTE} times what is stored in memory"
+        raise budget.over(allowed, "more") from None
+    finally:
+        _now.budget = outer
+        _took[file] = took + time.thread_time() - began
+        if memory is not None:
+            _set_limit(memory)
+
+
+def check_time(budget: Budget) -> None:
+    if budget.seconds < 0:
+        limit = (FLOOR_SECONDS + SECONDS_PER_MIB * budget.stored / (1 << 20)) * factor()
+        raise budget.over(f"{limit:.1f} s of reading", "more")
+
+
+def stored_bytes(path: Path | str) -> int:
+    """Bytes that the file system keeps of a file: a sparse one declares more. 0 of what cannot be asked."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return 0
+    # File systems over the network often say 0 blocks of everything.
+    blocks = getattr(status, "st_blocks", 0) * 512
+    return min(status.st_size, blocks) if blocks else status.st_size
+
+
+def _clock(budget: Budget, count: int) -> None:
+    budget.payments += 1
+    if budget.payments % _UNTIMED and count < 1 << 12:
+        return
+    if time.thread_time() > budget.seconds:
+        budget.seconds = -1.0
+        check_time(budget)
+
+
+def spend_bytes(count: int, what: str) -> None:
+    """So many bytes are made of the file that is read.
+
+    Raises:
+        BudgetError: more than it may cost.
+    """
+    budget = _now.budget
+    if budget is not None:
+        budget.spend_bytes(count, what)
+        _clock(budget, count)
+
+
+def spend_values(count: int, what: str) -> None:
+    """So many values of the file that is read are walked, or made.
+
+    Raises:
+        BudgetError: more than it may cost.
+    """
+    budget = _now.budget
+    if budget is not None:
+        budget.spend_values(count, what)
+        _clock(budget, count)
+
+
+def is_walkable(shape: tuple[int, ...], numel: int, stored: int) -> bool:
+    """Whether a tensor of `stored` bytes may declare that many elements: they may overlap, or there may be none."""
+    if numel == 0:
+        return prod(length or 1 for length in shape) <= FLOOR_ROWS * factor()
+    elements, rows = FLOOR_ELEMENTS + ELEMENTS_PER_BYTE * stored, FLOOR_ROWS + stored
+    return numel <= stored or (numel <= elements * factor() and shape[0] <= rows * factor())
+
+
+def limit_process() -> None:
+    """RLIMIT_DATA for a process that reads: half of the machine's memory, at least 2 GiB; while a file is read, less.
+
+    A reader streams, so it needs a fraction of this; a file that makes it ask for more becomes a MemoryError of one
+    file and not a machine that swaps. Only for processes of rldbg's own: another thread's memory counts as well.
+    """
+    global _is_limited
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = int(max(memory // 2, 2 << 30))
+        _set_limit(limit if hard < 0 else min(limit, hard))
+        _is_limited = True
+
+
+def lift_limit() -> None:
+    """Undo `limit_process`, which children inherit."""
+    global _is_limited
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _set_limit(resource.getrlimit(resource.RLIMIT_DATA)[1])
+    _is_limited = False
+
+
+def _limited(stored: int) -> int | None:
+    """Lower the process's limit for a file of `stored` bytes; what it was. None where that cannot be done."""
+    with suppress(ImportError, OSError, ValueError, IndexError):
+        import resource
+
+        with open("/proc/self/statm", "rb") as statm:
+            held = int(statm.read().split()[5]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        asked = held + int((FLOOR_MEMORY + BYTES_PER_BYTE * stored) * factor())
+        if before < 0 or asked < before:
+            _set_limit(asked)
+            return before
+    return None
+
+
+def _set_limit(nbytes: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (nbytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -1,0 +1,125 @@
+"""Small files that ask for much: an answer or an error of ours, in seconds and in bounds."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from replay_core import budget, pages
+from replay_core.budget import reading, spend_bytes, spend_values
+from replay_core.dumps import open_run
+from replay_core.errors import BudgetError, RldbgError
+from tests.builders import save_file
+from tests.hostile import MAKERS
+
+#: The bounds of a file under a megabyte, of which opening and listing are a part.
+MOST_S, MOST_MIB = 2.0, 512
+#: Those that take half a second or more to be made and read.
+_LONG = {
+    "a_parquet_of_one_long_text", "an_npz_that_inflates", "a_parquet_of_one_value", "a_zip_of_very_many_records",
+    "text_arrays_of_the_same_bytes", "a_megabyte_of_lists", "a_log_of_errors", "a_msgpack_of_lists",
+    "a_log_of_iterations", "metric_rows_of_one_document", "a_megabyte_of_empty_bytes", "metric_lines_without_end",
+    "a_msgpack_of_very_many_batches", "a_megabyte_of_empty_sets", "meta_tensors_of_one_long_size",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _LONG else name for name in MAKERS]
+)
+def test_a_small_file_that_asks_for_much_is_listed_or_refused_in_its_budget(tmp_path: Path, name: str) -> None:
+    if "parquet" in name:
+        pytest.importorskip("pyarrow")
+    path = MAKERS[name](tmp_path)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with suppress(RldbgError):
+        for record in open_run(path).records[:200]:
+            for ref in record.tensors()[:200]:
+                if ref.is_readable and ref.nbytes < 1 << 22:
+                    pages.array(ref)
+    assert time.thread_time() - began < MOST_S
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MOST_MIB
+
+
+def test_a_budget_says_what_was_claimed_what_is_stored_and_what_raises_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(bytes(5000))
+    with reading(path):
+        spend_values(1 << 20, "cells of a table")
+        with pytest.raises(BudgetError) as caught:
+            spend_values(8 * 5000 + 1, "cells of a table")
+    assert "at most 1,088,576 values, as 5,000 bytes are stored" in str(caught.value)
+    assert "1,088,577, at cells of a table" in str(caught.value)
+    assert "RLDBG_BUDGET=8" in str(caught.value)
+
+
+def test_the_option_raises_every_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(budget.OPTION, "8")
+    with reading(tmp_path):
+        spend_bytes(7 * budget.FLOOR_BYTES, "texts")
+        spend_values(7 * budget.FLOOR_VALUES, "cells")
+
+
+def test_the_readings_of_one_file_share_their_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "FLOOR_SECONDS", 0.02)
+    budget.forget()
+
+    def read_often() -> None:
+        for _ in range(1000):
+            with reading(tmp_path / "x"):
+                sum(range(20_000))
+
+    with pytest.raises(BudgetError, match="more than what is stored"):
+        read_often()
+    budget.forget()
+    with reading(tmp_path / "x"):
+        pass
+
+
+def test_what_is_refused_in_a_record_leaves_the_rest_of_it(tmp_path: Path) -> None:
+    path = save_file(tmp_path / "x.pt", {"h": torch.zeros(1).expand(10**6, 10**6), "w": torch.ones(3)})
+    whole, refused = sorted(open_run(path).records[0].tensors(), key=lambda ref: ref.name == "h")
+    assert pages.array(whole).tolist() == [1, 1, 1]
+    assert not refused.is_readable
+    assert "1,000,000,000,000 elements" in str(refused.source)
+
+
+def test_an_array_that_was_read_outlives_its_file(tmp_path: Path) -> None:
+    path = save_file(tmp_path / "x.pt", {"w": torch.arange(100_000.0), "t": torch.arange(20_000.0).reshape(100, 200).T})
+    read = [pages.array(ref) for ref in open_run(path).records[0].tensors()]
+    os.truncate(path, 0)
+    assert read[0][-1] == 99_999
+    assert read[1][1, 0] == 1
+
+
+def test_reading_beside_somebody_who_cuts_and_grows_the_file_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    path = save_file(tmp_path / "x.pt", {"w": torch.arange(200_000.0), "v": torch.arange(40_000.0).reshape(200, 200).T})
+    data, ended = path.read_bytes(), threading.Event()
+
+    def cut() -> None:
+        while not ended.is_set():
+            os.truncate(path, 4096)
+            os.truncate(path, len(data))
+
+    refs = open_run(path).records[0].tensors()
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    outcomes = set()
+    try:
+        for _ in range(300):
+            for ref in refs:
+                try:
+                    pages.array(ref).sum()
+                    outcomes.add("read")
+                except RldbgError:
+                    outcomes.add("error")
+    finally:
+        ended.set()
+        cutter.join()
+    assert outcomes
