@@ -526,7 +526,13 @@ def softmax_in_half(running: Running) -> Where | None:
     dtype = next(running.model.parameters()).dtype
     if dtype == torch.float32:
         return None
-    return changed_attention(running, lambda how: setattr(how, "softmax", dtype))
+
+    def in_half(scores: Tensor) -> Tensor:
+        # torch.softmax would widen within.
+        each = torch.exp((scores - scores.amax(-1, keepdim=True)).to(dtype))
+        return each / each.sum(-1, keepdim=True)
+
+    return changed_attention(running, lambda how: setattr(how, "softmax", in_half))
 
 
 @bug("keys and values are shared by the wrong heads", "head", "group", "permut", "order")
@@ -771,7 +777,7 @@ def permuted_head(running: Running) -> Where | None:
     return at(running, module)
 
 
-LOGPROBS = Where(("policy_logprobs", "log_probs"), ("policy_logprobs",))
+LOGPROBS = Where(("policy_logprobs", "logprobs"), ("policy_logprobs",))
 
 
 @bug("log probabilities are taken at another temperature", "temperature", "scal")
@@ -808,7 +814,7 @@ def in_experts(running: Running) -> Where | None:
     if experts is None or mlp is None:
         return None
     name = running.name(experts)
-    return Where((name, running.name(mlp)), (f"{name}.output", f"{running.name(mlp)}.output"))
+    return Where((name, running.name(mlp)), (f"{name}.output", f"{name}.act_fn", f"{running.name(mlp)}.output"))
 
 
 @bug("two experts are swapped", "permut", "expert", "swap")

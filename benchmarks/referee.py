@@ -23,12 +23,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 from benchmarks import zoo
 from benchmarks.harmless import HARMLESS, Harmless
@@ -48,6 +48,10 @@ UNDER = ("sdpa instead of eager", "packed, with sdpa", "two ranks' sums in the s
 ALONE = "alone"
 
 
+HALVES = ("open", "held out", "harmless")
+
+
+@cache
 def held_out() -> frozenset[str]:
     """The bugs of which nobody who writes a rule is told more than sums."""
     names = sorted(bug.name for bug in BUGS)
@@ -70,6 +74,10 @@ class Case:
         return zlib.crc32(str(self).encode())
 
     @property
+    def half(self) -> str:
+        return "harmless" if self.bug is None else "held out" if self.bug in held_out() else "open"
+
+    @property
     def side(self) -> str:
         """The side that has the bug."""
         return "ba"[self.seed % 3 == 0]
@@ -79,8 +87,8 @@ class Case:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Every bug on every architecture in every dtype, alone and under a change, the weights' kind going round; every
-    harmless change on all of them. `quick`: a few of each, every bug and change at least once."""
+    """Every bug on every architecture in every dtype, alone and under a change, the weights' kind by chance; every
+    harmless change on all of them. `quick`: two dozen, no bug or change twice."""
     found = []
     names = [(None, one.name) for one in HARMLESS]
     names += [(one.name, change) for one in BUGS for change in (ALONE, "")]  # type: ignore[misc]
@@ -92,11 +100,12 @@ def cases(quick: bool) -> list[Case]:
                 found.append(Case(architecture, dtype, zoo.KINDS[turn % 3], bug, under))
     if not quick:
         return found
-    groups: dict[tuple[str | None, str], list[Case]] = defaultdict(list)
+    chance, groups = random.Random(4), defaultdict(list)
     for case in found:
-        groups[case.bug, ALONE if case.bug else case.change].append(case)
-    chance = random.Random(4)
-    return [case for group in groups.values() for case in chance.sample(group, min(2, len(group)))]
+        groups[case.bug or case.change].append(case)
+    each = [chance.choice(group) for group in groups.values()]
+    harmless = [case for case in each if case.bug is None]
+    return chance.sample(harmless, 8) + chance.sample([case for case in each if case.bug is not None], 16)
 
 
 @dataclass
@@ -154,7 +163,7 @@ class Lab:
                 if change.other == dtype:
                     return None
                 dtype = change.other
-                running.model.to(zoo.DTYPES[dtype])
+                zoo.cast(running.model, zoo.DTYPES[dtype])
             if not change.apply(running):
                 return None
         where = None
@@ -178,7 +187,7 @@ class Lab:
         key = (case.architecture, case.kind, case.dtype)
         if key not in self._exact:
             running = self.zoo.running(*key, 0)
-            running.model.double()
+            zoo.cast(running.model, torch.float64)
             self._exact[key] = self.folder / "exact" / "-".join(key)
             zoo.record(self._exact[key], running, "float64")
         return self._exact[key]
@@ -337,15 +346,20 @@ def main() -> None:
     parser.add_argument("--judges", default="table,referee,peers", help="of table, referee, peers (%(default)s)")
     parser.add_argument("--case", help="one case by its name; keeps its dumps and says where")
     parser.add_argument("--match", default="", help="only cases whose name holds this")
-    parser.add_argument("--share", type=float, default=1.0, help="only this part of the cases, by chance")
+    parser.add_argument("--half", choices=HALVES, help="only the open bugs, those held out, or what is harmless")
+    parser.add_argument("--some", type=int, help="only so many cases, by chance")
     parser.add_argument("--held-out", action="store_true", help="say which held-out bugs were missed, too")
     parser.add_argument("--out", type=Path, help="a JSON line of every case")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    transformers.utils.logging.disable_progress_bar()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
     chosen = [case for case in cases(asked.quick) if asked.match in str(case)]
-    chosen = [case for case in chosen if random.Random(case.seed).random() < asked.share]
+    chosen = [case for case in chosen if asked.half in (None, case.half)]
+    if asked.some is not None:
+        chosen = random.Random(9).sample(chosen, min(asked.some, len(chosen)))
     if asked.case:
         architecture, dtype, kind = asked.case.split(" | ")[0].split()
         bug, change = asked.case.split(" | ")[1:]
@@ -362,8 +376,8 @@ def main() -> None:
 
 
 def run(chosen: list[Case], folder: Path, asked: argparse.Namespace) -> None:
-    lab, hidden, judges = Lab(folder), held_out(), asked.judges.split(",")
-    scores: dict[str, dict[str, Score]] = {half: defaultdict(Score) for half in ("open", "held out", "harmless")}
+    lab, judges = Lab(folder), asked.judges.split(",")
+    scores: dict[str, dict[str, Score]] = {half: defaultdict(Score) for half in HALVES}
     wrong: dict[str, list[str]] = defaultdict(list)
     ran, start = 0, time.process_time()
     out = None if asked.out is None else asked.out.open("w")
@@ -372,7 +386,7 @@ def run(chosen: list[Case], folder: Path, asked: argparse.Namespace) -> None:
         if pair is None:
             continue
         ran += 1
-        half = "harmless" if case.bug is None else "held out" if case.bug in hidden else "open"
+        half = case.half
         for judge, answer in answers_of(pair, judges):
             said = scores[half][judge].add(pair, answer)
             told = half != "held out" or asked.held_out
@@ -402,7 +416,10 @@ def answers_of(pair: Pair, judges: list[str]) -> Iterator[tuple[str, Answer]]:
     for name, judge in (("table", table), ("referee", referee)):
         if name in judges:
             begin = time.process_time()
-            answer = judge(pair)
+            try:
+                answer = judge(pair)
+            except Exception as error:  # a crash is an answer too, and a wrong one
+                answer = Answer(pair.where is None, None, None, f"crashed: {type(error).__name__}: {error}")
             answer.took_s = time.process_time() - begin
             yield name, answer
     if "peers" in judges:

@@ -161,7 +161,7 @@ class Attending:
     kernel: str = "plain"
     scale: float = 1.0
     softcap: bool = True
-    softmax: torch.dtype = torch.float32
+    softmax: Callable[[Tensor], Tensor] = lambda scores: functional.softmax(scores, dim=-1, dtype=torch.float32)
     interleaved: bool = False
     mask: Callable[[Tensor | None, Tensor], Tensor | None] = lambda mask, query: mask
     see: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = lambda q, k, v: (q, k, v)
@@ -192,7 +192,7 @@ def attend(
     if how.kernel == "flash":
         out = _in_blocks(scores, value, dtype)
         return out.to(dtype).transpose(1, 2).contiguous(), None
-    weights = functional.softmax(scores, dim=-1, dtype=how.softmax).to(query.dtype)
+    weights = how.softmax(scores).to(query.dtype)
     out = torch.matmul(weights, value).to(dtype).transpose(1, 2).contiguous()
     return out, weights if how.kernel == "plain" else None
 
@@ -296,11 +296,11 @@ class Zoo:
         model, older, adapter = self._of(architecture, kind)
         chance = random.Random(seed)
         torch_dtype = DTYPES[dtype]
-        copied = copy.deepcopy(model).to(torch_dtype).eval()
+        copied = cast(copy.deepcopy(model).eval(), torch_dtype)
         copied.config._attn_implementation = "eager"
         layer = chance.randrange(1 if architecture == "deepseek_v3" else 0, LAYERS)
-        cast = {name: weight.to(torch_dtype) for name, weight in older.items()}
-        return Running(copied, layer, cast, adapter, chance)
+        before = {name: weight.to(torch_dtype) for name, weight in older.items()}
+        return Running(copied, layer, before, adapter, chance)
 
     def weights(self, architecture: str, kind: str, dtype: str) -> dict[int, Path]:
         """The checkpoints of steps 0 and 1, as Hugging Face directories."""
@@ -321,6 +321,16 @@ class Zoo:
         if key not in self._made:
             self._made[key] = _made(architecture, kind)
         return self._made[key]
+
+
+def cast(model: Any, dtype: torch.dtype) -> Any:
+    """The model with its parameters in a dtype; rope's frequencies stay fp32, as loading a checkpoint leaves them."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    model.to(dtype)
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            buffer.data = kept[name]
+    return model
 
 
 def _made(architecture: str, kind: str) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:

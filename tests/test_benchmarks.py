@@ -1,4 +1,4 @@
-"""How a race is judged. The races themselves run by `make bench`, never in a test."""
+"""How a race is judged, and whether what the labelled experiment says of its bugs is so. Races run by `make bench`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import zoo
+from benchmarks.harmless import HARMLESS
+from benchmarks.planted import BUGS, Bug
 from benchmarks.racing import Result, Side, child, race
+from benchmarks.referee import cases, held_out
+from tests.builders import compare_paths
 
 
 def result(ours_s: float, theirs_s: float, *, bar: float | None, load: float = 0.0) -> Result:
@@ -62,3 +67,38 @@ def test_a_childs_peak_memory_is_its_own():
 def test_a_child_that_fails_is_an_error_with_its_words():
     with pytest.raises(RuntimeError, match="exit 3\nbroken"):
         child([sys.executable, "-c", "import sys; sys.stderr.write('broken'); sys.exit(3)"], expect=0)
+
+
+def test_the_experiment_holds_half_of_its_bugs_out_and_has_every_case_once() -> None:
+    every = cases(quick=False)
+    assert len({str(case) for case in every}) == len(every)
+    assert {case.bug for case in every} == {None, *(bug.name for bug in BUGS)}
+    assert {case.change for case in every if case.bug is None} == {change.name for change in HARMLESS}
+    assert (len(BUGS), len(HARMLESS)) >= (40, 20)
+    assert len(held_out()) == len(BUGS) // 2
+    assert set(cases(quick=True)) <= set(every)
+
+
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory: pytest.TempPathFactory) -> zoo.Zoo:
+    return zoo.Zoo(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_shows_first_where_it_says(bug: Bug, animals: zoo.Zoo, tmp_path: Path) -> None:
+    for dtype in ("float32", "bfloat16"):  # some bugs need a half precision
+        for architecture in zoo.ARCHITECTURES:
+            running = animals.running(architecture, "random", dtype, 5)
+            where = bug.plant(running)
+            if where is None:
+                continue
+            zoo.record(tmp_path / "b", running, dtype)
+            clean = animals.running(architecture, "random", dtype, 5)
+            clean.layout = running.layout
+            zoo.record(tmp_path / "a", clean, dtype)
+            first = compare_paths(tmp_path / "a", tmp_path / "b", exact=True).first
+            assert first is not None
+            assert first.name.startswith(where.first()), (architecture, first.name, where)
+            return
+    raise AssertionError("no architecture has it")

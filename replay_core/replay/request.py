@@ -21,8 +21,21 @@ from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
-from replay_core.replay.recorded import AGAINST, RecordedValue, against, against_params, against_training, read_recorded
+from replay_core.replay.recorded import (
+    AGAINST,
+    RecordedTokens,
+    against,
+    against_params,
+    against_training,
+    read_recorded,
+)
 from replay_core.replay.references import RANDOM
+
+#: What agreement means where the trainer's own numbers are not there.
+NOTHING_RECORDED = (
+    "held to nothing that the trainer computed: its record has neither log-probabilities nor logits of these tokens, "
+    "so agreement says that the settings agree with each other"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,7 @@ class _Recording:
 
     run: Run
     micro: RecordedBatch
-    values: Sequence[RecordedValue]
+    values: Sequence[RecordedTokens]
     stranger: str | None
 
     def hold(self, result: CellResult) -> None:
@@ -170,6 +183,8 @@ def answer(
         # Nothing but a critic's records there: log-probabilities would be held to its values.
         plan = replace(plan, role=micro.key.role)
     values, notes = read_recorded(run, plan, micro)
+    if not values:
+        notes = [*notes, NOTHING_RECORDED]
     stranger = _stranger(run, plan)
     if values and stranger is not None:
         notes = [*notes, f"recorded {values[0].field} is not held to the replay: {stranger}"]
@@ -221,7 +236,7 @@ def _stranger(run: Run, plan: ReplayPlan) -> str | None:
 
 
 def _rank(
-    bench: Bench, request: ReplayRequest, recorded: RecordedBatch, values: Sequence[RecordedValue], replayed: Replayed
+    bench: Bench, request: ReplayRequest, recorded: RecordedBatch, values: Sequence[RecordedTokens], replayed: Replayed
 ) -> None:
     """Which weights sampled these tokens: each model's rows alone against the recorded log-probabilities."""
     known = {value.name: value for value in values}

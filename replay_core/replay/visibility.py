@@ -58,9 +58,7 @@ def _packed(forward: Forward, use_cache: bool) -> list[InputFault]:
 def boundaries(position_ids: Any, lengths: Ints) -> list[InputFault]:
     """Whether position ids [1, T] restart where samples of these lengths begin."""
     if position_ids is None:
-        return [
-            InputFault("positions_dropped", "no position_ids are given: the library counts on through the pack")
-        ]
+        return [InputFault("positions_dropped", "no position_ids are given: the library counts on through the pack")]
     positions_T = np.asarray(position_ids).reshape(-1)
     starts = (np.cumsum(lengths) - lengths)[1:]
     restarts = np.flatnonzero(np.diff(positions_T) != 1) + 1
