@@ -28,6 +28,7 @@ from tui_debugger.commands import fail
 @click.option("--gradients", metavar="PATTERN", help="Gradients of parameters that match, as the optimizer sees them.")
 @click.option("--params", metavar="PATTERN", help="Parameters that match, before each update.")
 @click.option("--outputs", is_flag=True, help="Outputs of the model however large they are.")
+@click.option("--share", is_flag=True, help="Let other users read the dump, as the umask says.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 def command(
     directory: Path,
@@ -37,6 +38,7 @@ def command(
     gradients: str | None,
     params: str | None,
     outputs: bool,
+    share: bool,
     command_line: tuple[str, ...],
 ) -> int:
     """Run a training script and record what torch's hooks can see of it; TRL's GRPOTrainer with its rollouts.
@@ -57,7 +59,7 @@ def command(
         except re.error as error:
             raise RequestError(f"{name} is no regular expression: {error}", found=f"{name}: {pattern!r}") from None
     options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
-    given = {"gradients": gradients, "params": params, "outputs": outputs or None}
+    given = {"gradients": gradients, "params": params, "outputs": outputs or None, "share": share or None}
     options.update({name: value for name, value in given.items() if value is not None})
     try:
         status = _run(command_line, _environment(directory, options))
