@@ -23,8 +23,8 @@ from replay_core.recorder.writer import PRIVATE, append_line
 #: What identifies a record among those of one dump.
 Identity = tuple[int, "int | None", str, str, "int | None"]
 
-#: Fields of a record's file that repeat its key.
-KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch")
+#: Fields of a record's file that repeat its key, and what says how its fields lie along the tokens.
+KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|jsonl|safetensors)$")
 _TEMPORARY = re.compile(r"\.(step_.+)\.[\d-]+\.tmp$")
@@ -42,10 +42,12 @@ def file_of(key: dict[str, Any], form: str) -> Path:
     return role / str(key["stage"]) / f"step_{key['step']:06d}{rank}{micro}.{form}"
 
 
-def content_of(key: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """What a record's file holds: its key, then its fields."""
+def content_of(key: dict[str, Any], fields: dict[str, Any], alignment: dict[str, str] | None = None) -> dict[str, Any]:
+    """What a record's file holds: its key, how fields lie along the tokens where that was said, then its fields."""
     content = {"step": key["step"], "rank": key["rank"], "micro_idx": key["micro"]}
     content.update({part: key[part] for part in ("epoch", "minibatch") if key[part] is not None})
+    if alignment:
+        content["alignment"] = dict(alignment)
     return {**content, **fields}
 
 
@@ -57,13 +59,15 @@ def line_of(
     stats: bool,
     shards: dict[str, Any] | None = None,
     digests: dict[str, str] | None = None,
+    alignment: dict[str, str] | None = None,
 ) -> bytes:
     """The index line of a record; `digests` are those already taken."""
     described = []
     for order, (name, value) in enumerate(leaves(fields)):
         known = (digests or {}).get(name)
         field = describe(name, value, order, stats=stats, bare=file is None, digest_known=known)
-        described.append({**field, **(shards or {}).get(name, {})})
+        said = {"alignment": alignment[name]} if alignment and name in alignment else {}
+        described.append({**field, **(shards or {}).get(name, {}), **said})
     return json.dumps({"key": key, "file": str(file) if file else None, "fields": described}).encode()
 
 

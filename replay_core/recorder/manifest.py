@@ -200,6 +200,14 @@ def model_facts(model: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
+def computed_as(model: Any, mixed: str | None = None) -> dict[str, Any]:
+    """The settings a model computes with, in the words of a replay's flags; `mixed`: the dtype of an autocast."""
+    facts = model_facts(model)
+    dtype = mixed or (facts["dtype"] if isinstance(facts.get("dtype"), str) else None)
+    known = {"attention": facts.get("attention"), "dtype": dtype}
+    return {name: value for name, value in known.items() if value is not None}
+
+
 def config_hash(config: Any) -> str | None:
     if config is None:
         return None

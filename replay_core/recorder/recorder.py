@@ -89,6 +89,7 @@ class StepRecorder:
         epoch: int | None = None,
         minibatch: int | None = None,
         role: str | None = None,
+        alignment: Mapping[str, str] | None = None,
         **more: Any,
     ) -> Path | None:
         """Take one record. Returns its file; None where none is written (left out, held back, no full level).
@@ -101,6 +102,8 @@ class StepRecorder:
             stage: the dump point: forward_data, loss, trajectory ...
             micro: the running number of the forward within (step, rank), across epochs and mini-batches.
             role: another role than the step's.
+            alignment: of fields whose shape does not tell it, what their token axis means: response, prompt, full,
+                next (about the token after), sample (one per sample).
 
         Raises:
             RecordExistsError: a record of this key is already on disk.
@@ -113,7 +116,8 @@ class StepRecorder:
                 return None
             together = {**(fields or {}), **more}
             snapshots = self.recorder.snapshots()
-            return self.admit(stage, together, snapshots, micro=micro, epoch=epoch, minibatch=minibatch, role=role)
+            key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": minibatch, "role": role}
+            return self.admit(stage, together, snapshots, alignment=alignment, **key)
         return None
 
     record = __call__
@@ -128,6 +132,7 @@ class StepRecorder:
         epoch: int | None = None,
         minibatch: int | None = None,
         role: str | None = None,
+        alignment: Mapping[str, str] | None = None,
     ) -> Path | None:
         """Take one record whose tensors may be snapshots of `snapshots` already; else as calling the object."""
         role = role or self.role
@@ -146,7 +151,7 @@ class StepRecorder:
                 raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
             kept = {name: snapshots.take(value, name) for name, value in fields.items()}
             snapshots.forget()
-            return self.recorder.admit(Held(key, kept, snapshots))
+            return self.recorder.admit(Held(key, kept, snapshots, dict(alignment or {})))
         return None
 
     def running(self, epoch: int | None, minibatch: int | None, micro: int) -> int:
@@ -429,12 +434,20 @@ class Recorder:
             noted = {str(number("step", step)): str(reference)}
             self._update(lambda manifest: manifest["models"].update(noted))
 
-    def note(self, *, incident: Mapping[str, Any] | None = None, model: Any = None, **facts: Any) -> None:
+    def note(
+        self,
+        *,
+        incident: Mapping[str, Any] | None = None,
+        model: Any = None,
+        flags: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
         """Keep facts in the manifest: tokenizer, seeds, parallel layout ... JSON-able.
 
         Args:
             incident: something that went wrong; added to the manifest's list.
             model: the model itself; its class, effective attention, dtype and size are kept.
+            flags: settings the run is computed with; what the Recorder was given stays.
         """
 
         def change(manifest: dict[str, Any]) -> None:
@@ -442,24 +455,29 @@ class Recorder:
                 manifest.setdefault("incidents", []).append(dict(incident))
             if model is not None:
                 manifest.setdefault("model_facts", {}).update(model_facts(model))
+            if flags:
+                manifest["flags"] = {**flags, **manifest.get("flags", {})}
             if facts:
                 manifest.setdefault("facts", {}).update(facts)
 
         self._update(change)
 
-    def checkpoint(self, step: int, model: Any, tokenizer: Any = None) -> Path:
+    def checkpoint(self, step: int, model: Any, tokenizer: Any = None, *, state: Any = None) -> Path:
         """Save the weights that compute `step` (before its optimizer step) as a Hugging Face directory.
 
         A model with `save_pretrained` is saved by it. The manifest then points replay at it.
+
+        Args:
+            state: its whole state dict, where the model itself holds shards alone.
         """
         target = self.directory / "checkpoints"
         with self.guarded({"step": step, "part": "checkpoint"}):
             target /= f"step_{number('step', step):06d}"
             if self.settings.wants_step(step):
-                self._save(target, int(step), model, tokenizer)
+                self._save(target, int(step), model, tokenizer, state)
         return target
 
-    def _save(self, target: Path, step: int, model: Any, tokenizer: Any) -> None:
+    def _save(self, target: Path, step: int, model: Any, tokenizer: Any, state: Any) -> None:
         unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         reference = str(target.relative_to(self.directory))
 
@@ -491,7 +509,8 @@ class Recorder:
         self._patience.run(begin)
         try:
             # In the trainer's own thread: gathering shards may need its device.
-            model.save_pretrained(unfinished, safe_serialization=True)
+            whole = {} if state is None else {"state_dict": state}
+            model.save_pretrained(unfinished, safe_serialization=True, **whole)
             if tokenizer is not None:
                 tokenizer.save_pretrained(unfinished)
             self._patience.run(end)
@@ -557,7 +576,9 @@ class Recorder:
         """Take a record: its key is now used. Its file, or None where it is held back or has none."""
         key = held.key
         self._raise_failure()
-        claim = self._patience.run(lambda: self._claim(key["role"], key["rank"]))
+        claim = self._claims.get((key["role"], key["rank"])) if self._process == os.getpid() else None
+        if claim is None:
+            claim = self._patience.run(lambda: self._claim(key["role"], key["rank"]))
         known = identity(key)
         target = self.directory / file_of(key, self.settings.format)
         if known in self._taken or known in claim.known:
@@ -610,11 +631,12 @@ class Recorder:
         stats = self.settings.level == "stats"
         digests = Digests(held.fields, beside=file is not None)
         if file is not None:
-            content = content_of(held.key, held.fields)
+            content = content_of(held.key, held.fields, held.alignment)
             form = self.settings.format
             commit(self.directory / file, lambda out: formats.write(form, content, out), mode=self._mode)
         known = digests.taken()
-        line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards, digests=known)
+        said: dict[str, Any] = {"shards": held.snapshots.shards, "digests": known, "alignment": held.alignment}
+        line = line_of(held.key, file, held.fields, stats=stats, **said)
         # A line without a file is the record itself; one with a file is made again from it if there is no room for it.
         with contextlib.suppress(*([] if file is None else [OSError])):
             append_line(claim.index, line, durable=file is None, mode=self._mode)
