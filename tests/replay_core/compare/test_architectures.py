@@ -74,10 +74,11 @@ def test_attention_weights_past_the_window_are_found_with_their_key(animals: zoo
     assert [b - a for a, b in zip(row.raw_a[2:], row.raw_b[2:], strict=True)] == [shift, shift]
 
 
-def test_experts_rows_are_not_held_against_each_other_where_padding_was_routed_too(
-    animals: zoo.Zoo, tmp_path: Path
+@pytest.mark.parametrize("change", [harmless.wide, harmless.batched_experts], ids=["padding", "all at once"])
+def test_experts_rows_are_not_held_against_each_other_where_others_are_among_them(
+    animals: zoo.Zoo, change: Callable[[Running], bool], tmp_path: Path
 ) -> None:
-    comparison = compared(animals, tmp_path, "mixtral", "float32", harmless.wide)
+    comparison = compared(animals, tmp_path, "mixtral", "float32", change)
     assert comparison.agrees is True
     assert any(row.name == "layers.1.mlp.experts.output" for row in comparison.tensors)
     assert not any(".experts.act_fn" in row.name for row in comparison.tensors)
