@@ -45,6 +45,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "difference": _difference_job,
         "rejudge": _rejudge_job,
         "compare": _compare_job,
+        "compare_step": _compare_step_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
         "explain": _explain_job,
@@ -141,6 +142,11 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
     if rows is not None:
         doc["tensors"] = rows.whole(doc["tensors"])
     return doc
+
+
+def _compare_step_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:
+    """A comparison of which nobody looks at the rows: what it comes to, without them."""
+    return {**_compare_job({**params, "stream": False}, on_event), "tensors": []}
 
 
 def _reopen_job(params: dict[str, Any], _on_event: OnEvent) -> Document:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = (
-    "open", "record", "inspect", "difference", "compare", "rejudge", "reopen", "diagnose", "explain", "follow",
-    "recorded_parity",
+    "open", "record", "inspect", "difference", "compare", "compare_step", "rejudge", "reopen", "diagnose", "explain",
+    "follow", "recorded_parity",
 )  # fmt: skip
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
-BACKGROUND_JOBS = ("diagnose", "explain")
+BACKGROUND_JOBS = ("compare_step", "diagnose", "explain")
 REPLAYER_JOBS = ("replay_cell", "demo_train", "replay", "critic", "parity")
 
 

@@ -57,6 +57,7 @@ MEANINGS: dict[str, Meaning] = {
     "prompt_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids"),
     "response_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids"),
     "target_ids": Meaning(Phase.ROLLOUT_TOKENS, "ids"),
+    "labels": Meaning(Phase.ROLLOUT_TOKENS, "ids", "all", "full"),
     "attention_mask": Meaning(Phase.MASKS, "mask", "all", "full"),
     "response_mask": Meaning(Phase.MASKS, "mask", "valid", "full"),
     "loss_mask": Meaning(Phase.MASKS, "mask", "valid", "full"),
@@ -147,6 +148,14 @@ NOTES = frozenset(
         "rollout_id", "response_length", "total_length", "truncated", "weight_version", "status", "meta",
     }
 )  # fmt: skip
+
+#: What a clock, a meter or a directory says: two runs that compute the same differ in it.
+_CLOCK = re.compile(
+    r"(?:^|[./_])(?:time|timing|timings|seconds|secs|runtime|duration|elapsed|latency|throughput|timestamp|wall_clock|"
+    r"tokens?_per_sec(?:ond)?|tok_per_s|tokens_per_gpu_per_sec\w*|samples_per_sec(?:ond)?|steps_per_sec(?:ond)?|tflops|"
+    r"tgs|mfu|eta|memory|mem|max_memory_\w+|\w*memory_(?:used|allocated|reserved)\w*|output_dir|save_path|run_name|hostname)"
+    r"(?:_s|_ms|_gb|_mb|_mib)?(?:[./]|$)"
+)
 
 _MODULE = re.compile(r"\.(inputs|output)(\.|$)")
 _EXPERTS = re.compile(r"(?:^|\.)experts\.")
@@ -317,7 +326,7 @@ def meaning(name: str) -> Meaning:
     if name.startswith("param.") or name.endswith((".weight", ".bias")):
         return Meaning(Phase.PARAMS, "param")
     last = name.rpartition(".")[2]
-    if last in NOTES:
+    if last in NOTES or _CLOCK.search(name):
         return Meaning(Phase.UNKNOWN, "note")
     if name.startswith("metrics."):
         return Meaning(Phase.METRICS, "metric")

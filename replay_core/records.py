@@ -42,6 +42,9 @@ STAGES = (
 #: Who computed a record. `eval` is a rollout nobody trains on.
 ROLES = ("rollout", "reward", "actor", "ref", "critic", "eval")
 
+#: What the token axis of a tensor can be said to mean (`TensorRef.alignment`).
+ALIGNMENTS = ("response", "prompt", "full", "next", "sample")
+
 _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
 

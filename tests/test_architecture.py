@@ -47,7 +47,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("answer",),  # what the top of the screen says of the state
     ("state",),
     ("tensor_list",),
-    ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells"),
+    ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "settings", "collecting"),
     ("format", "paths", "actions"),
 )
@@ -94,6 +94,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
+    "replay_core.replay.architectures": (("ARCHITECTURES",), "the random models that a question completes"),
     "replay_core.replay.frontier": (None, "which modules to look at after digests: plain data, no torch"),
     "replay_core.replay.forecast": (None, "what cannot run here, by the file system alone"),
     "replay_core.demo.faults": (("FAULTS",), "the choices of `demo --fault`: plain data, no torch"),

@@ -106,7 +106,8 @@ _TRENDS = ("trends",)
 _DIAG = ("debugger", "trends")
 
 ACTIONS: tuple[Action, ...] = (
-    Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1),
+    Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1, screens=_ALL),
+    Action("ruling", ("J",), "ruling", "which of the two is wrong, as ruled with the weights", FIND, screens=_ALL),
     Action("diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 2, argument="next"),
     Action("diverging", ("left_square_bracket",), "prev", "previous diverging tensor", FIND, argument="previous"),
     Action("filter", ("slash",), "filter", "filter tensors or steps by a regular expression", FIND, 6),
@@ -120,6 +121,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("step", ("s",), "step", "go to a step", FIND, 1, "steps"),
     Action("finding", ("f",), "evidence", "a finding: evidence, cause, next step", WRONG, 1, "findings"),
     Action("finding", ("f",), "evidence", "the worst finding in full", WRONG, 3, screens=_TRENDS),
+    Action("finding", ("f",), "evidence", "the worst finding in full", WRONG, screens=("matrix", "parity")),
     Action("trends", ("C",), "trends", "what was logged, over the steps", WRONG, 7, screens=_DIAG),
     Action("diagnose", ("E",), "diagnose", "diagnose the whole run again", WRONG, screens=_DIAG),
     Action("follow", ("F",), "follow", "follow a run while it is written, or stop", WRONG, screens=_DIAG),
@@ -173,6 +175,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_ALL),
     Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_LOGGED),
     Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_ALL),
+    Action("mouse", ("f3",), "mouse", "leave the mouse to the terminal, to select; again: back", LOOK, screens=_ALL),
+    Action("suspend", ("ctrl+z",), "suspend", "leave for the shell; fg comes back", LOOK, screens=_ALL),
     Action("palette", ("colon", "ctrl+p"), "palette", "all commands, by name", LOOK, 13, screens=_ALL),
     Action("help", ("question_mark", "f1"), "help", "this page", LOOK, 14, screens=_ALL),
     Action("quit", ("q",), "quit", "quit; asks once while a replay runs (ctrl+q never asks)", LOOK, 15, screens=_ALL),
@@ -183,7 +187,7 @@ def of_screen(screen: str, actions: Iterable[Action] = ACTIONS) -> list[Action]:
     return [action for action in actions if screen in action.screens]
 
 
-def for_bar(pane: str, actions: Sequence[Action] = ACTIONS, *, compared: bool = True) -> list[Action]:
+def for_bar(pane: str, actions: Sequence[Action] = ACTIONS, *, compared: bool = False) -> list[Action]:
     """What the key bar lists while `pane` has the focus; `start` is the screen with nothing open.
 
     `compared`: two things are compared on the screen. Where none are, comparing is what comes next.

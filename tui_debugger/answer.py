@@ -21,7 +21,7 @@ NO_DUMP = "no dump is open"
 def answer_of(state: State) -> fmt.Answer:
     """What the top of the screen says now."""
     if state.tensors.early:
-        return fmt.first_answer(state.tensors.early, running=str(state.job.busy or "the comparison still runs"))
+        return fmt.first_answer(state.tensors.early, running=_running(state))
     if state.tensors.comparison and not state.job.busy and not state.tensors.shows_record:
         answer = fmt.comparison_answer(state.tensors.comparison)
         if not state.tolerance.is_table:
@@ -34,11 +34,14 @@ def answer_of(state: State) -> fmt.Answer:
                 answer.facts.append(f"only {only}")
         return _of_every_step(_of_replay(answer, state), state)
     if state.job.busy:
-        return fmt.Answer("RUN", "muted", str(state.job.busy), [], [_done_so_far(state), "ctrl+c cancels"])
+        return fmt.Answer("RUN", "muted", str(state.job.busy), [], [state.job.busy.how_long, _done_so_far(state)])
     if state.job.trouble:
         return fmt.Answer(
-            "ERROR", "missing", state.job.trouble, [], [state.job.trouble_help, "the log pane (4) has all of it"]
+            "ERROR", "missing", state.job.trouble, [], [state.job.trouble_help, "the log pane (4) has all of it"], True
         )
+    if state.job.cancelled:
+        notes = [_done_so_far(state), "nothing was changed: below stands what was there before"]
+        return fmt.Answer("CANCELLED", "missing", state.job.cancelled, [], notes)
     if state.opened.a is None:
         if state.opened.a_path is not None:
             return fmt.Answer("RLDBG", "muted", f"opening {state.opened.a_path}", [], [])
@@ -54,7 +57,7 @@ def answer_of(state: State) -> fmt.Answer:
     if not state.tensors.comparison and (met := state.findings()):
         name = Path(met[0]["where"]).name
         facts = [name] if name not in met[0]["claim"] and met[0]["where"] != str(state.opened.a["path"]) else []
-        facts.append(f"and {plural(len(met) - 1, 'problem')} more (7)" if len(met) > 1 else "7 lists it")
+        facts.append(f"and {fmt.plural(len(met) - 1, 'problem')} more (7)" if len(met) > 1 else "7 lists it")
         notes = [state.opened.health.note(), "" if state.opened.is_log else NEXT]
         return fmt.Answer("WARN", "missing", met[0]["claim"], facts, [note for note in notes if note], is_claim=True)
     if state.opened.is_log:
@@ -101,43 +104,47 @@ def _apart(cell: Mapping[str, Any]) -> str:
 
 
 def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:
-    """The answer of the step shown as one of all that were compared: never better than the worst of them."""
-    words, count = Counter(state.opened.step_verdicts.values()), len(state.opened.step_verdicts)
-    if count < 2 or answer.token == "first":
+    """The answer of the step shown as one of all that were compared: never better than the worst of them, and no word
+    for those that were not compared."""
+    steps, scope = state.opened.steps, str(state.opened.scope)
+    if not (told := steps.progress()):
         return answer
-    if apart := [str(step) for step, word in state.opened.step_verdicts.items() if word in fmt.DIVERGING]:
+    words, apart = Counter(steps.verdicts.values()), [str(step) for step in steps.diverging]
+    if answer.token == "first":
+        return replace(answer, notes=[f"{told} · {scope}: {answer.notes[0]}", *answer.notes[1:]])
+    if apart:
         answer.facts.append(f"but step {', '.join(apart[:3])}{' and more' if len(apart) > 3 else ''} diverges")
-        return replace(answer, where=f"{state.opened.scope}: {answer.where}")
+        return replace(answer, where=f"{scope}: {answer.where}", notes=[told, *answer.notes])
     lacking = words["PARTLY"] + words["NONE"]
+    answer.facts.append(f"{told}{f', but {lacking} only partly compared' if lacking else ''}")
+    lacking += sum(step not in steps.verdicts for step in (*steps.asked, *steps.alone))
     if not lacking:
-        answer.facts.append(f"{count} steps compared: none diverges")
         if words["CLOSE"] and answer.word == "SAME":
             return replace(answer, word="CLOSE", token="close", where="everything SAME or CLOSE")
         return answer
-    answer.facts.append(f"{count} steps compared: none diverges, but {lacking} only partly compared")
     if answer.word == "PARTLY":
         return answer
     # What the step shown comes to is in the notes, as counts.
     return replace(answer, word="PARTLY", token="missing", where="no divergence, but not everything was compared")
 
 
+def _running(state: State) -> str:
+    return f"{state.job.busy} · {state.job.busy.how_long}" if state.job.busy else "the comparison still runs"
+
+
 def _done_so_far(state: State) -> str:
     return " · ".join(f"{what} {fmt.seconds(took)}" for what, took in state.job.phases[-5:])
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def run_line(document: Mapping[str, Any]) -> str:
     """One line about an opened run."""
     records = document.get("records") or []
     steps = [step for step in document.get("steps") or [] if step is not None]
-    counted = plural(len(steps), "step") if steps else "no step named"
-    parts = [f"{document.get('dialect')} dump", counted, plural(len(records), "record")]
+    counted = fmt.plural(len(steps), "step") if steps else "no step named"
+    parts = [f"{document.get('dialect')} dump", counted, fmt.plural(len(records), "record")]
     problems = document.get("problems") or []
     if problems:
-        parts.append(f"{plural(len(problems), 'problem')} (7): {problems[0].get('what', '')}")
+        parts.append(f"{fmt.plural(len(problems), 'problem')} (7): {problems[0].get('what', '')}")
     notes = document.get("notes") or []
     if notes and not problems:
         parts.append(str(notes[0]))

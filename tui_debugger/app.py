@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App, SystemCommand
+from textual.binding import Binding
 from textual.events import Event, Key
 from textual.screen import Screen
 
@@ -55,6 +56,8 @@ class RldbgApp(App[None]):
     CSS_PATH = [paths.styles_dir() / "app.tcss"]
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "ctrl+p"
+    #: Over whatever lies on top, a question too.
+    BINDINGS = [Binding("ctrl+z", "suspend_process", show=False)]
 
     def __init__(
         self,
@@ -122,6 +125,8 @@ class RldbgApp(App[None]):
             # Without this a dropped SSH link kills the app on the spot: children orphaned, terminal raw.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._end, 128 + number)
+        # textual resumes its driver after fg, and draws nothing.
+        self.app_resume_signal.subscribe(self, lambda _app: self.refresh(layout=True))
         if self._problems:
             text = "\n".join(self._problems)
             self.notify(text, title="settings", severity="warning", markup=False, timeout=15)

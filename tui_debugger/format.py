@@ -130,6 +130,10 @@ def wrapped(text: str, width: int, taken: int = 0) -> list[str]:
     return lines
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def span(seconds_past: float) -> str:
     """`3 s`, `4 min`, `2 h`, `3 days`."""
     for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
@@ -174,6 +178,15 @@ def place(index: Mapping[str, Any] | None) -> str:
     if not parts and index.get("raw_a"):
         parts = [f"index {list(index['raw_a'])}"]
     return " ".join(parts)
+
+
+def worst(token: Mapping[str, Any] | None, index: Mapping[str, Any] | None) -> str:
+    """Where a pair is furthest apart: `s1 p0` of a tensor with tokens, else the raw index of the element."""
+    where = index or {}
+    raw = where.get("raw_a")
+    if token and (raw is None or where.get("sample") is not None):
+        return f"s{token['sample']} p{token['position']}"
+    return "" if raw is None else f"[{','.join(map(str, raw))}]"
 
 
 def error_line(error: RldbgError) -> str:
@@ -226,6 +239,10 @@ def comparison_answer(document: ComparisonDocument) -> Answer:
     first = document["first_divergence"]
     if first:
         return first_answer(first, totals)
+    if apart := [row["name"] for row in document["tensors"] if row["verdict"] in DIVERGING]:
+        more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
+        said = f"only masks differ, nothing that was computed: {', '.join(apart[:3])}{more}"
+        return Answer("DIFF", "first", said, [], [counts(totals)], is_claim=True)
     compared = totals["SAME"] + totals["CLOSE"] + totals["PADDING"]
     if not compared:
         return Answer("NONE", "missing", "nothing could be compared", [], _remarks(document, totals))

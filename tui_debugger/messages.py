@@ -26,6 +26,14 @@ class TensorOpened(Message):
     """Enter on a row of the tensor list."""
 
 
+class SortAsked(Message):
+    """A column's head was pressed twice: the order it asks for."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by = by
+
+
 class RecordHighlighted(Message):
     """The cursor of the step browser stands on another record."""
 

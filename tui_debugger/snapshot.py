@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from replay_core.errors import DumpError
 from tui_debugger import paths
 from tui_debugger.state import State
+from tui_debugger.steps_compared import ALONE
 
 if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
@@ -109,11 +110,15 @@ KEY = ("step", "micro", "rank", "role", "stage", "epoch", "minibatch")
 def side_as_run(document: Mapping[str, Any], side: str) -> RunDocument:
     """A side of a saved comparison as a run of the records it names."""
     keys: list[dict[str, Any]] = []
+    other = ALONE["b" if side == "a" else "a"]
+    steps = [one["step"] for one in document.get("steps") or [] if one["why"] != other]
     for entry in document["tensors"]:
         key = entry.get(f"{side}_key")
         if key is not None and key not in keys[-8:]:
             keys.append(key)
     unique = list({json.dumps(key, sort_keys=True): key for key in keys}.values())
+    # Of the other steps it says what they came to, not what they hold.
+    unique += [{"step": step} for step in steps if step not in {key.get("step") for key in unique}]
     return _run(document[side], unique)
 
 
@@ -171,13 +176,12 @@ def documents(state: State, *, findings: bool = False) -> list[Document]:
     if state.tensors.shows_record or state.tensors.comparison is None:
         shown = state.tensors.record or state.opened.a
         return [*([] if shown is None or "schema_version" not in shown else [shown]), *matrix, *diagnosis]
+    comparison = state.tensors.comparison
+    if steps := state.opened.steps.entries():
+        comparison = {**comparison, "steps": steps}
     if matrix:
-        return [state.tensors.comparison, *matrix]
-    return (
-        [state.tensors.comparison, state.replay.document]
-        if state.replay.document is not None
-        else [state.tensors.comparison]
-    )
+        return [comparison, *matrix]
+    return [comparison] if state.replay.document is None else [comparison, state.replay.document]
 
 
 def write_each(folder: Path, documents: Iterable[Document]) -> list[Path]:

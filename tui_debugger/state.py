@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from replay_core.jobs import Sample
+from replay_core.replay.axes import Axes
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
 from tui_debugger.cells import dump_beside
 from tui_debugger.health import Health
 from tui_debugger.live import LiveRun
 from tui_debugger.parity_view import ParityView
+from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.tensor_list import TensorList
 from tui_debugger.tolerance import Tolerance
 
 if TYPE_CHECKING:
+    from replay_core.documents.comparison import ComparisonDocument
     from replay_core.documents.difference import DifferenceDocument
     from replay_core.documents.kinds import Document
     from replay_core.documents.replay import CellEntry, ReplayDocument
@@ -86,11 +89,25 @@ class Matrix:
     doing: str = ""
     is_wanted: bool = False
     """Its screen is to be opened: a saved one is what the user came for."""
+    at: int = 0
+    """The line under its cursor."""
 
     @property
     def is_one_replay(self) -> bool:
         """Whether its cells are those of one replay that was opened from a file: no axes were asked for."""
         return self.document is not None and not self.document["matrix"]
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first of `cells`: the recording is 0, and joins them when all have run."""
+        return 0 if self.document is not None else 1
+
+    def to_run(self, base: Flags) -> list[dict[str, Any] | None]:
+        """The settings of the cells that have not run yet, in the order in which they will (`base`: of the pane); None
+        for each row alone, which all of them are held to."""
+        if self.document is not None:
+            return []
+        return [None, *(flags.to_mapping() for flags in Axes.parse(self.axes).cells(base))][len(self.cells) :]
 
     @property
     def baseline(self) -> CellEntry | None:
@@ -125,6 +142,11 @@ class Busy:
         if self.total:
             return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{self._pace()}".rstrip()
         return f"{self.what}: {self.unit}" if self.unit else self.what
+
+    @property
+    def how_long(self) -> str:
+        """Since when it runs, and how to stop it."""
+        return f"{fmt.seconds(max(0.0, self.now - self.began))} · ctrl+c cancels"
 
     def _pace(self) -> str:
         """Rate and time left, once a phase has gone on long enough to tell."""
@@ -167,16 +189,20 @@ class Opened:
     """The document it held. What is computed afterwards is another."""
     scope: Scope = field(default_factory=Scope)
     step_filter: str = ""
-    step_verdicts: dict[int | None, str] = field(default_factory=dict)
+    steps: StepsCompared = field(default_factory=StepsCompared)
+    """What the comparison with B, or a replay, comes to at every step."""
     health: Health = field(default_factory=Health)
     """What the diagnosis of A says."""
     live_run: LiveRun | None = None
     """A is followed while it is written."""
 
-    def judged(self, scope: Scope, word: str) -> None:
-        """Keep the verdict of a step. A rank or micro-batch of it that agrees says nothing of the whole."""
-        if (scope.rank is None and scope.micro is None) or word in fmt.DIVERGING:
-            self.step_verdicts[scope.step] = word
+    def judged(self, scope: Scope, document: ComparisonDocument) -> None:
+        """Keep what a step came to. A rank or micro-batch of it that agrees says nothing of the whole."""
+        if scope.rank is None and scope.micro is None:
+            self.steps.take(scope.step, document)
+        elif scope.step not in self.steps.verdicts and document["first_divergence"]:
+            self.steps.take(scope.step, document)
+            self.steps.found[scope.step]["counts"] = None  # of a part of the step
 
     @property
     def is_log(self) -> bool:
@@ -214,6 +240,8 @@ class RunningJob:
     trouble: str | None = None
     """The first line of the last error, until something works again; and what helps."""
     trouble_help: str = ""
+    cancelled: str = ""
+    """The job that was called off last, until another begins."""
 
 
 @dataclass(slots=True)
@@ -247,6 +275,8 @@ class State:
     """What the comparison on the screen was asked for; None while there is none, or it was opened from a file."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     marks: list[Mark] = field(default_factory=list)
+    trail: str = ""
+    """The screen that was left for what is looked at now: esc leads back to it."""
 
     def toggle_mark(self, mark: Mark) -> None:
         """Mark it, or take its mark away; two things of one kind are marked at most, the older goes."""

@@ -60,6 +60,14 @@ class TensorList:
         self.selected, self.several_records, self.comparison = 0, False, None
         self._scopes.clear()
 
+    def go_back_to(self, before: TensorList) -> None:
+        """The comparison that runs came to no end: show what was there before it, as it is filtered and sorted now."""
+        for name in ("comparison", "record", "shows_record", "rows", "shown", "selected", "several_records"):
+            setattr(self, name, getattr(before, name))
+        self.live, self.early = False, None
+        if (self.filter, self.sort) != (before.filter, before.sort):
+            self.refilter()
+
     def add_live(self, tensors: Sequence[Mapping[str, Any]]) -> None:
         """More rows of the comparison that runs. The first diverging one is selected, and stays so."""
         start = len(self.rows)

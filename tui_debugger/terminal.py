@@ -14,14 +14,19 @@ import os
 import select
 import signal
 import threading
+import time
 from typing import Any
 
 from rich.cells import cell_len
 from rich.segment import Segment
+from textual.app import App
 from textual.color import Color
 from textual.filter import LineFilter
 
 from tui_debugger.format import UNSAFE
+
+#: What is left to an orderly end once the terminal is gone.
+_LEAVING_S = 3.0
 
 
 def survive_broken_input() -> None:
@@ -32,6 +37,17 @@ def survive_broken_input() -> None:
         return functools.partial(codecs.getincrementaldecoder(encoding), errors="replace")
 
     linux_driver.getincrementaldecoder = forgiving  # type: ignore[attr-defined]
+
+
+def toggle_mouse(app: App[Any]) -> bool:
+    """Give the mouse to the terminal, whose own selection then works, or take it back; whether the app has it now."""
+    driver: Any = app._driver  # textual has no public name for it, nor for the switch
+    if driver._mouse:
+        driver._disable_mouse_support()
+    driver._mouse = not driver._mouse  # what a driver that is resumed goes by, too
+    if driver._mouse:
+        driver._enable_mouse_support()
+    return bool(driver._mouse)
 
 
 def speaks_utf8() -> bool:
@@ -92,7 +108,8 @@ def end_when_the_terminal_is_gone(fd: int = 0) -> None:
     """Send this process SIGHUP when its terminal vanishes without the kernel doing so.
 
     A pty that is not the controlling terminal (started by a tool, its parent killed) goes without a signal, and
-    the thread that reads keys would then spin on it for ever.
+    the thread that reads keys would then spin on it for ever. A process that has not left some seconds later is ended:
+    there is no terminal to give back, and its children end with their pipe.
     """
 
     def watch() -> None:
@@ -100,6 +117,9 @@ def end_when_the_terminal_is_gone(fd: int = 0) -> None:
         poll.register(fd, 0)  # asks for nothing: hang-up and error are told all the same
         poll.poll()
         os.kill(os.getpid(), signal.SIGHUP)
+        # A client that fed keys to the end has left more of them than are worked off before the signal is heard.
+        time.sleep(_LEAVING_S)
+        os._exit(128 + signal.SIGHUP)
 
     if os.isatty(fd):
         threading.Thread(target=watch, name="rldbg-terminal", daemon=True).start()

@@ -6,6 +6,8 @@ values about the same tokens. Samples come from all ranks and micros of the step
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -16,7 +18,7 @@ from replay_core import pages
 from replay_core.diagnose.columns import Column, Columns
 from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.laid import Laid
-from replay_core.diagnose.sheets import Sheet, joined, sheets_of
+from replay_core.diagnose.sheets import TELL_TWINS, Sheet, joined, marked, sheets_of
 from replay_core.naming import meaning
 from replay_core.records import Record, Run
 from replay_core.samples.batch import Batch
@@ -42,6 +44,7 @@ class StepBatch:
     ) -> None:
         self.step = step
         self.spine = spine
+        self._run = run
         self.flat = Flat(spine)
         self.columns = Columns(self.flat, others, records)
         self.laid = Laid(step, self.flat, self.columns, run)
@@ -61,8 +64,27 @@ class StepBatch:
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
         self.columns.forget()
-        for cached in ("tokens_N", "trained_N", "response_N", "group_B", "reward_B", "eos_id"):
+        for cached in ("tokens_N", "trained_N", "response_N", "group_B", "reward_B", "eos_id", "once"):
             self.__dict__.pop(cached, None)
+
+    @cached_property
+    def once(self) -> StepBatch:
+        """The batch with each sample once, where all stand in it equally often: every epoch of a trainer is recorded.
+        Itself where they do not. Two answers that are equal stay two.
+        """
+        keys = marked(self.spine, [name for name in TELL_TWINS if self.spine.refs(name)]) if len(self) else []
+        times = Counter(keys)
+        epochs = math.gcd(*times.values()) if self.spine.has_tokens else 1
+        if epochs < 2:
+            return self
+        left = {key: count // epochs for key, count in times.items()}
+        kept = []
+        for sample, key in enumerate(keys):
+            if left[key]:
+                left[key] -= 1
+                kept.append(sample)
+        others = [(sheet, [places[sample] for sample in kept]) for sheet, places in self.columns.sheets[1:]]
+        return StepBatch(self.step, self.spine.of(kept), others, self.columns.records, self._run)
 
     # ---- what there is
 

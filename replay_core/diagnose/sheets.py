@@ -42,6 +42,12 @@ class Sheet:
     def padding_known(self) -> bool:
         return all(part.padding_known for part in self.parts)
 
+    def of(self, samples: Sequence[int]) -> Sheet:
+        """The sheet of these samples alone."""
+        sheet = Sheet(self.name, self.parts)
+        sheet.index = [self.index[sample] for sample in samples]
+        return sheet
+
     def tokens(self, sample: int) -> Array:
         part, row = self.index[sample]
         tokens = self.parts[part].contents
@@ -159,12 +165,12 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
     if stated is not None:
         return stated
     twins = len({_key(spine.tokens(sample)) for sample in range(len(spine))}) < len(spine)
-    shared = [name for name in _TELL_TWINS if spine.refs(name) and other.refs(name)] if twins else []
+    shared = [name for name in TELL_TWINS if spine.refs(name) and other.refs(name)] if twins else []
     if shared:
-        chosen = _matched(_marked(spine, shared), _marked(other, shared))
+        chosen = _matched(marked(spine, shared), marked(other, shared))
         if chosen is not None and all(place is not None for place in chosen):
             return chosen
-    return _matched(_marked(spine, []), _marked(other, []))
+    return _matched(marked(spine, []), marked(other, []))
 
 
 def _stated_rows(spine: Sheet, other: Sheet) -> list[int | None] | None:
@@ -186,10 +192,10 @@ def _stated_rows(spine: Sheet, other: Sheet) -> list[int | None] | None:
 
 
 #: What tells two samples of equal tokens apart: answers to one prompt drawn twice, in different groups.
-_TELL_TWINS = ("sample_id", "group_id", "reward", "advantages")
+TELL_TWINS = ("sample_id", "group_id", "reward", "advantages")
 
 
-def _marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:
+def marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:
     """Each sample's tokens, and its values of these names, as one key."""
     keys = [_key(sheet.tokens(sample)) for sample in range(len(sheet))]
     for name in names:

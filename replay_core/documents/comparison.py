@@ -298,7 +298,27 @@ class _Tolerance(TypedDict, total=False):
     """What a person had it judged by; null: the table alone. Not in documents written before it was kept."""
 
 
-class ComparisonDocument(Versioned, _Tolerance):
+class StepEntry(TypedDict):
+    """A step of two runs that are compared step by step."""
+
+    step: int | None
+    verdict: str | None
+    """What its comparison comes to: NAN, SHAPE, DIFF, CLOSE, SAME, PARTLY (agrees as far as it was looked at), NONE
+    (nothing could be compared); null: it was not compared."""
+    counts: VerdictCounts | None
+    first: str | None
+    """The tensor that diverges first."""
+    why: str | None
+    """Why it was not compared, where there is a reason."""
+
+
+class _Steps(TypedDict, total=False):
+    steps: list[StepEntry]
+    """Where the screen compared step by step: every step of the two runs, also those that were not compared. The rest
+    of the document is about the step that `selection` names."""
+
+
+class ComparisonDocument(Versioned, _Tolerance, _Steps):
     """Two runs, tensor by tensor."""
 
     kind: Literal["comparison"]

@@ -16,7 +16,7 @@ from replay_core.records import Parts, TensorRef, Unreadable
 
 CLASS = "torch.distributed.tensor.DTensor"
 _OLD_CLASS = "torch.distributed._tensor.api.DTensor"
-_MAX_RANKS = 1 << 16
+MAX_RANKS = 1 << 16
 #: A cut of what a later axis of the mesh has cut before: FSDP over tensor parallelism.
 STRIDED = "_StridedShard"
 
@@ -64,6 +64,32 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
         found = list(built.shape) if built is not None else "shards that do not fit each other"
         return whole.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(whole.shape)}"))
     return built.with_(copies=_copies(at, order, mesh, placements))
+
+
+def laid_together(
+    at: Mapping[tuple[int, ...], TensorRef],
+    mesh: Sequence[int],
+    placements: Sequence[tuple[str, int]],
+    shape: Sequence[int],
+) -> TensorRef:
+    """The whole tensor from local ones by their place in the mesh; unreadable, with the reason, where it cannot be had.
+
+    placements: (Shard or Replicate, dimension) per axis of the mesh, which cut in the mesh's order.
+    """
+    first = next(iter(at.values()))
+    empty = TensorRef("", first.dtype, tuple(shape), Unreadable(""))
+    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate")), None)
+    if odd is not None or len(mesh) != len(placements):
+        return empty.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
+    needed = product(*(range(size if kind == "Shard" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)))
+    missing = [place for place in needed if _face(at, place, placements) is None]
+    if missing:
+        return empty.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
+    built = _built(at, {}, range(len(mesh)), mesh, placements)
+    if built is None or built.shape != tuple(shape):
+        found = list(built.shape) if built is not None else "shards that do not fit each other"
+        return empty.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(shape)}"))
+    return built
 
 
 def _copies(
@@ -147,7 +173,7 @@ def _mesh_shape(value: dict[str, Any]) -> tuple[int, ...] | None:
     state = _mesh(value)
     ranks, layout = state.get("mesh", state.get("_mesh")), state.get("_layout")
     if isinstance(ranks, TensorRef):
-        return ranks.shape if ranks.numel <= _MAX_RANKS else None
+        return ranks.shape if ranks.numel <= MAX_RANKS else None
     inner = layout.get("state") if isinstance(layout, dict) else None
     if not isinstance(inner, dict):
         args = layout.get("args") if isinstance(layout, dict) else None
@@ -160,13 +186,13 @@ def _mesh_shape(value: dict[str, Any]) -> tuple[int, ...] | None:
         shape = inner.get("shape")
         sizes = [_size(size) for size in shape] if isinstance(shape, (tuple, list)) else [_size(shape)]
     known = [size for size in sizes if size]
-    return tuple(known) if known and len(known) == len(sizes) and prod(known) <= _MAX_RANKS else None
+    return tuple(known) if known and len(known) == len(sizes) and prod(known) <= MAX_RANKS else None
 
 
 def _size(shape: Any) -> int:
     """How many ranks one axis of a layout has: nested tuples multiply; 0 where it cannot be told."""
     if type(shape) is int:
-        return shape if 0 < shape <= _MAX_RANKS else 0
+        return shape if 0 < shape <= MAX_RANKS else 0
     return prod(_size(part) for part in shape) if isinstance(shape, (tuple, list)) and len(shape) < 64 else 0
 
 

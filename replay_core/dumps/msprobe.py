@@ -25,10 +25,12 @@ from replay_core.file_spans import regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
 
 _STEP = re.compile(r"step_?(\d{1,18})")
-_RANK = re.compile(r"(?:rank|proc)_?(\d{1,18})")
+_RANK = re.compile(r"rank_?(\d{1,18})")
+#: A process that torch.distributed was not asked in: its id is new in every run.
+_PROCESS = re.compile(r"proc_?(\d{1,18})")
 #: `Module.<name>.<Class>.forward.<call>`; L1 dumps have `Functional.linear.3.forward` and `Tensor.add.0.backward`.
 _MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.([A-Za-z_]\w*)\.(forward|backward)\.(\d+)")
-_PARAMETERS = re.compile(r"(?:Module|Cell)\.(.+)\.[A-Za-z_]\w*\.parameters_grad")
+_PARAMETERS = re.compile(r"(?:Module|Cell)\.(.+)\.[A-Za-z_]\w*\.parameters_grad(?:\.\d+)?")
 _CALL = re.compile(r"(\w+(?:\.\w+)*?)\.(\d+)\.(forward|backward)")
 _FIGURES = ("Max", "Min", "Mean", "Norm")
 #: verl's precision_debugger names the stage in the directory above the steps.
@@ -62,12 +64,17 @@ def index(path: Path) -> Index:
     found = Index([])
     base = len(path.parts)
     stages: dict[str, set[int]] = defaultdict(set)
+    processes: dict[str, set[int]] = defaultdict(set)
+    for folder, _ in _files(path):
+        if match := _PROCESS.fullmatch(Path(folder.path).name):
+            processes[str(Path(folder.path).parent)].add(int(match.group(1)))
     for folder, file in _files(path):
         above = list(Path(folder.path).parts[max(base - 3, 0) :])
         step, rank = _last(_STEP, above), _last(_RANK, above)
+        if rank is None and (process := _last(_PROCESS, above)) is not None:
+            rank = sorted(processes[str(Path(folder.path).parent)]).index(process)
+            found.notes.append("the directories name processes, not ranks: they are numbered from 0 in each step")
         role = next((_ROLES[part] for part in reversed(above) if part in _ROLES), "actor")
-        if any(part.startswith("proc") for part in above):
-            found.notes.append("the directory names a process, not a rank: the process id stands as the rank")
         micro = next((_MICROS[part] for part in reversed(above) if part in _MICROS), None)
         if micro is not None:
             stages[role].add(micro)

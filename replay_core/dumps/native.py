@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from replay_core.budget import reading, spend_bytes
 from replay_core.dumps.containers.json_lines import read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.dtensor import MAX_RANKS, laid_together
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
-from replay_core.records import STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.records import ALIGNMENTS, STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
 
 #: A line lists the fields of one record.
 MAX_LINE = 1 << 26
@@ -28,7 +31,10 @@ MAX_MANIFEST = 1 << 26
 
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
 _INDEX = re.compile(r"index_rank\d+\.jsonl$")
-_KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch")
+#: How torch spells where a shard lies, in its short and its long words.
+_PLACEMENT = re.compile(r"(?:S\(|Shard\(dim=)(\d+)\)")
+_REPLICATED = {"R": "Replicate", "Replicate()": "Replicate"}
+_KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 
 def detect(path: Path) -> bool:
@@ -47,6 +53,11 @@ def index(path: Path) -> Index:
             found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
+    known = manifest.get("model_facts")
+    name = known.get("name_or_path") if isinstance(known, dict) else None
+    if not found.models and isinstance(name, str) and name:
+        # What training began from: the weights of its first step, and near those of later ones.
+        found.models[0] = name
     found.problems += [
         Problem(str(path / "manifest.json"), what) for what in _told(manifest.get("facts"), "lost", "key", "why")
     ]
@@ -156,8 +167,14 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     tree = read_tree(path)
     if not isinstance(tree, dict):
         raise DumpError("a record holds a dict of fields", file=str(path), expected="dict", found=type(tree).__name__)
+    said = tree.get("alignment")
+    alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
     fields = flatten({field: value for field, value in tree.items() if field not in _KEY_FIELDS})
-    return [ref.with_(canonical=naming.canonical(ref.name)) for ref in fields]
+    named = [
+        ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
+        for ref in fields
+    ]
+    return _whole(key, path, named) if key.rank is not None else named
 
 
 def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
@@ -219,6 +236,69 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
         order=order,
         digest=digest if isinstance(digest, str) else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What a rank's record holds of a tensor: its place in the mesh, and what the whole looks like."""
+
+    shape: tuple[int, ...]
+    placements: tuple[tuple[str, int], ...]
+    mesh: tuple[int, ...]
+    coordinate: tuple[int, ...]
+
+
+def _whole(key: RecordKey, path: Path, fields: list[TensorRef]) -> list[TensorRef]:
+    """The fields, those of which the rank holds a shard laid together with the other ranks'."""
+    own = f"index_rank{key.rank}.jsonl"
+    root = next((folder for folder in list(path.parents)[1:3] if (folder / own).is_file()), None)
+    mine = {} if root is None else _shards(root / own).get(str(path.relative_to(root)), {})
+    if root is None or not mine:
+        return fields
+    at: dict[str, dict[tuple[int, ...], TensorRef]] = {name: {} for name in mine}
+    for other in sorted(root.glob("index_rank*.jsonl")):
+        rank = other.stem.removeprefix("index_rank")
+        file = path.with_name(path.name.replace(f"_rank{key.rank}", f"_rank{rank}"))
+        theirs = _shards(other).get(str(file.relative_to(root)), {})
+        held = fields if file == path else flatten(read_tree(file)) if theirs and file.exists() else []
+        for ref in held:
+            if ref.name in theirs and ref.name in at:
+                at[ref.name][theirs[ref.name].coordinate] = ref
+    return [_joined(ref, mine.get(ref.name), at) for ref in fields]
+
+
+def _joined(ref: TensorRef, shard: _Shard | None, at: dict[str, dict[tuple[int, ...], TensorRef]]) -> TensorRef:
+    if shard is None or not at[ref.name]:
+        return ref
+    whole = laid_together(at[ref.name], shard.mesh, shard.placements, shard.shape)
+    return whole.with_(name=ref.name, canonical=ref.canonical, alignment=ref.alignment, order=ref.order)
+
+
+@kept_while_unchanged(64)
+def _shards(index_file: Path) -> dict[str, dict[str, _Shard]]:
+    """File -> field -> shard, of a rank's records that hold shards."""
+    found: dict[str, dict[str, _Shard]] = {}
+    for _, line in _lines(index_file, []):
+        if b'"global_shape"' not in line:
+            continue
+        try:
+            entry = json.loads(line)
+            shards = {str(field["name"]): _shard(field) for field in entry["fields"] if "mesh" in field}
+            found[str(entry["file"])] = shards
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def _shard(field: dict[str, Any]) -> _Shard:
+    shape, mesh, coordinate = (tuple(int(n) for n in field[part]) for part in ("global_shape", "mesh", "coordinate"))
+    if min((*shape, *mesh, *coordinate), default=0) < 0 or prod(mesh) > MAX_RANKS or max(shape, default=0) >= 1 << 40:
+        raise ValueError("no shape, or no mesh")
+    placements = []
+    for said in field["placements"]:
+        match = _PLACEMENT.fullmatch(str(said))
+        placements.append(("Shard", int(match.group(1))) if match else (_REPLICATED.get(str(said), str(said)), 0))
+    return _Shard(shape, tuple(placements), mesh, coordinate)
 
 
 DIALECT = Dialect("native", "index", detect, index, read, grows=_INDEX.pattern)

@@ -191,10 +191,12 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
     }
     if comparison.numbers_absent is not None:
         coverage["numbers_absent"] = comparison.numbers_absent
+    by = stamp()
     doc: ComparisonDocument = {
         "schema_version": SCHEMA_VERSION,
         "kind": "comparison",
-        **stamp(),
+        "tool": by["tool"],
+        "created": by["created"],
         "a": _side(comparison.a),
         "b": _side(comparison.b),
         "counts": comparison.counts,

@@ -1,7 +1,7 @@
 """A thread that writes while the trainer trains: bounded, in order, and nothing is ever dropped from it.
 
 When the waiting records hold more bytes than allowed, `put` waits; how often and how long is counted in
-`pressure` and said once on standard error.
+`pressure` and said once on standard error, before it waits. A disk that hangs is not waited for (`patience`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from replay_core.recorder.patience import Errand, Patience, tell
+
+#: How often a waiting trainer looks whether the disk answers, in seconds.
+_LOOK_S = 0.25
 
 
 @dataclass(slots=True)
@@ -38,70 +42,96 @@ class Backlog:
 
     Args:
         failed: called in the thread with the exception a job left with; the next job is done all the same.
+        patience: how long a call of the disk is waited for.
     """
 
-    def __init__(self, limit_bytes: int, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, limit_bytes: int, failed: Callable[[BaseException], None], patience: Patience) -> None:
         self.limit_bytes = limit_bytes
         self._failed = failed
+        self._patience = patience
         self._start_anew()
 
     def _start_anew(self) -> None:
         self.pressure = Pressure()
-        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
+        #: The first is being done. Nothing else says whether something waits: Ctrl-C may end `put` anywhere.
+        self._jobs: deque[tuple[Errand, int]] = deque()
         self._changed = threading.Condition()
+        self._given_bytes = 0
         self._thread: threading.Thread | None = None
         self._ended: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._process = os.getpid()
         self._said = False
 
     def put(self, job: Callable[[], None], nbytes: int) -> None:
-        """Hand a job over; returns when there is room for it, before it is done."""
+        """Hand a job over; returns when there is room for it, before it is done.
+
+        Raises:
+            DumpError: there is no room, and the disk does not answer.
+        """
         if self._process != os.getpid():
             self._start_anew()
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="rldbg-recorder", daemon=True)
                 self._thread.start()
-            pressure = self.pressure
-            if pressure.waiting and pressure.waiting_bytes + nbytes > self.limit_bytes:
+            if self._jobs and self._bytes() + nbytes > self.limit_bytes:
                 self._wait_for_room(nbytes)
-            self._jobs.append((job, nbytes))
-            pressure.waiting += 1
-            pressure.waiting_bytes += nbytes
-            pressure.peak_bytes = max(pressure.peak_bytes, pressure.waiting_bytes)
+            self._jobs.append((Errand(job), nbytes))
+            self._given_bytes += nbytes
+            self._count()
             self._changed.notify_all()
 
     def _wait_for_room(self, nbytes: int) -> None:
-        pressure = self.pressure
-        began = time.monotonic()
-        self._changed.wait_for(lambda: not pressure.waiting or pressure.waiting_bytes + nbytes <= self.limit_bytes)
-        pressure.waits += 1
-        pressure.waited_s += time.monotonic() - began
         if not self._said:
             self._said = True
-            warnings.warn(
+            tell(
                 f"rldbg: the disk is slower than the trainer: training waits for records to be written "
-                f"(queue_bytes is {self.limit_bytes:,}); recorder.pressure counts how long",
-                RuntimeWarning,
-                stacklevel=2,
+                f"(queue_bytes is {self.limit_bytes:,}); recorder.pressure counts how long"
             )
+        began = time.monotonic()
+        self.pressure.waits += 1
+        try:
+            self._wait(lambda: not self._jobs or self._bytes() + nbytes <= self.limit_bytes)
+        finally:
+            self.pressure.waited_s += time.monotonic() - began
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        self._changed.notify_all()
+        while not self._changed.wait_for(until, _LOOK_S):
+            self._patience.judge(self._jobs[0][0] if self._jobs else None)
+
+    def _bytes(self) -> int:
+        return max(0, self._given_bytes - self.pressure.written_bytes) if self._jobs else 0
+
+    def _count(self) -> None:
+        pressure = self.pressure
+        pressure.waiting, pressure.waiting_bytes = len(self._jobs), self._bytes()
+        pressure.peak_bytes = max(pressure.peak_bytes, pressure.waiting_bytes)
 
     def flush(self) -> None:
-        """Wait until everything handed over is done."""
+        """Wait until everything handed over is done.
+
+        Raises:
+            DumpError: the disk does not answer.
+        """
         if self._process != os.getpid():
             return
         with self._changed:
-            self._changed.wait_for(lambda: not self.pressure.waiting)
+            self._wait(lambda: not self._jobs)
 
     def close(self) -> None:
-        """Finish what waits and end the thread. A later `put` starts it again."""
+        """Finish what waits and end the thread. A later `put` starts it again.
+
+        Raises:
+            DumpError: the disk does not answer.
+        """
         self.flush()
         if self._process != os.getpid():
             return
         with self._changed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
-            # Not joined: a signal's handler may run within `put`, whose lock the thread needs and waiting lets go of.
+            # Not joined: the thread needs the lock, which waiting lets go of.
             self._changed.wait_for(lambda: thread is None or thread in self._ended)
 
     def _work(self) -> None:
@@ -113,17 +143,15 @@ class Backlog:
                     self._ended.add(me)
                     self._changed.notify_all()
                     return
-                job, nbytes = self._jobs.popleft()
-            try:
-                job()
-            except BaseException as error:
-                self._failed(error)
+                errand, nbytes = self._jobs[0]
+            errand.run()
+            if errand.error is not None:
+                self._failed(errand.error)
             # The job holds its record's memory, which is free before the next one is let in.
-            del job
+            del errand
             with self._changed:
-                pressure = self.pressure
-                pressure.waiting -= 1
-                pressure.waiting_bytes -= nbytes
-                pressure.written += 1
-                pressure.written_bytes += nbytes
+                self._jobs.popleft()
+                self.pressure.written += 1
+                self.pressure.written_bytes += nbytes
+                self._count()
                 self._changed.notify_all()

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replay_core.recorder.patience import tell
 from replay_core.recorder.values import Held, is_finite, is_tensor, leaves
 
 #: The records of a step: (key, fields), in the order they were taken.
@@ -101,31 +102,33 @@ class BlackBox:
         self._left = incidents
         self._ring: OrderedDict[int, list[Held]] = OrderedDict()
         self._held_bytes = 0
+        #: SIGTERM has it released while the trainer goes on.
+        self._using = threading.RLock()
         #: Records that had to go before their step did, because the ring was full.
         self.evicted = 0
 
     @property
     def steps(self) -> list[int]:
         """The steps it holds now."""
-        return list(self._ring)
+        with self._using:
+            return list(self._ring)
 
     def hold(self, held: Held) -> None:
         """Keep a record; let go of what is too old or too much."""
-        self._ring.setdefault(held.key["step"], []).append(held)
-        self._held_bytes += held.snapshots.nbytes
-        while len(self._ring) > self._steps:
-            _, old = self._ring.popitem(last=False)
-            self._held_bytes -= sum(record.snapshots.nbytes for record in old)
-        while self._held_bytes > self._nbytes and sum(map(len, self._ring.values())) > 1:
-            self._evict()
+        with self._using:
+            self._ring.setdefault(held.key["step"], []).append(held)
+            self._held_bytes += held.snapshots.nbytes
+            while len(self._ring) > self._steps:
+                _, old = self._ring.popitem(last=False)
+                self._held_bytes -= sum(record.snapshots.nbytes for record in old)
+            while self._held_bytes > self._nbytes and sum(map(len, self._ring.values())) > 1:
+                self._evict()
 
     def _evict(self) -> None:
         if not self.evicted:
-            warnings.warn(
+            tell(
                 f"rldbg: the black box is full at {self._nbytes:,} bytes and holds fewer than {self._steps} steps; "
-                "its oldest records go",
-                RuntimeWarning,
-                stacklevel=4,
+                "its oldest records go"
             )
         step, records = next(iter(self._ring.items()))
         self._held_bytes -= records.pop(0).snapshots.nbytes
@@ -137,9 +140,11 @@ class BlackBox:
         """Look at a step that ended. What went wrong, or None."""
         if failure is not None and isinstance(failure, Exception):
             return self.incident("crash", f"{type(failure).__name__}: {failure}", step)
-        records = [(held.key, held.fields) for held in self._ring.get(step, ())]
-        for held in self._ring.get(step, ()):
+        with self._using:
+            of_step = list(self._ring.get(step, ()))
+        for held in of_step:
             held.snapshots.ready()
+        records = [(held.key, held.fields) for held in of_step]
         # Every trigger looks at every step: some learn from it what is usual.
         said = [(trigger, trigger(records)) for trigger in self._triggers]
         for trigger, what in said:
@@ -157,10 +162,11 @@ class BlackBox:
             return []
         self._left -= 1
         if not self._left:
-            warnings.warn("rldbg: the black box commits nothing after this incident", RuntimeWarning, stacklevel=3)
-        records = [held for step in self._ring.values() for held in step]
-        self._ring.clear()
-        self._held_bytes = 0
+            tell("rldbg: the black box commits nothing after this incident")
+        with self._using:
+            records = [held for step in self._ring.values() for held in step]
+            self._ring.clear()
+            self._held_bytes = 0
         return records
 
 

@@ -49,7 +49,8 @@ class Calls:
             return
         self._micro = self._micro + 1 if step is self._step else 0
         self._step = step
-        step("batch_inputs", recordable(named_arguments(module, args, kwargs)), micro=self._micro, role=self._role)
+        with self._recorder.guarded({"step": step.step, "stage": "batch_inputs", "micro": self._micro}):
+            step("batch_inputs", recordable(named_arguments(module, args, kwargs)), micro=self._micro, role=self._role)
 
     def _after(self, _module: Any, _args: Any, output: Any) -> None:
         step = self._recorder.current

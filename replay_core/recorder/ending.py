@@ -2,10 +2,14 @@
 
 torchrun ends the other ranks with SIGTERM when one rank fails: just then the black box of every rank is wanted.
 SIGKILL (and the out-of-memory killer) takes what is in memory with it.
+
+The handler of SIGTERM only starts a thread and returns. The trainer goes on meanwhile: it may have been stopped in the
+middle of a record, with locks held that the thread needs. When all is written the thread sends the signal once more.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -13,11 +17,12 @@ import signal
 import sys
 import threading
 import time
-import warnings
 import weakref
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
+
+from replay_core.recorder.patience import begin_nothing_more, tell
 
 
 class OpenRecording(Protocol):
@@ -36,12 +41,14 @@ _open: weakref.WeakSet[OpenRecording] = weakref.WeakSet()
 _boxed: weakref.WeakSet[OpenRecording] = weakref.WeakSet()
 #: The process whose SIGTERM handler is ours.
 _hooked_in: int | None = None
+#: Whether a thread writes because SIGTERM came. A plain value: a handler must wait for no lock.
+_writing = False
 
 
 def close_at_exit(recorder: OpenRecording, *, asynchronous: bool) -> None:
     """Write what waits when the program ends."""
     if not _open:
-        atexit.register(_close_all)
+        atexit.register(_end)
     _open.add(recorder)
     if asynchronous:
         # What waits to be written must not be lost with the process.
@@ -80,17 +87,41 @@ def _hook_sigterm() -> None:
     if before is None or before == signal.SIG_IGN:
         return
 
+    written = False
+
     def terminated(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == process:
-            _commit("SIGTERM", "the process was told to end")
-            if not callable(before):
-                # Nothing unwinds after this: what other recorders still hold is written now.
-                _close_all()
+        global _writing
+        nonlocal written
+        if os.getpid() == process and not written:
+            if _writing:
+                # A second one before all is written changes nothing.
+                return
+            _writing = True
+            # Where no thread can be had, it ends as if nothing were recorded.
+            with contextlib.suppress(RuntimeError):
+                _thread.start_new_thread(write, ())
+                return
+            _writing = False
+        written = False
         if callable(before):
             before(number, frame)
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def write() -> None:
+        global _writing
+        nonlocal written
+        try:
+            _commit("SIGTERM", "the process was told to end")
+            if not callable(before):
+                # Nothing unwinds after this: what other recorders still hold is written now.
+                begin_nothing_more()
+                _close_all()
+        finally:
+            written = True
+            os.kill(process, signal.SIGTERM)
+            _writing = False
 
     signal.signal(signal.SIGTERM, terminated)
     _hooked_in = process
@@ -102,16 +133,17 @@ def _commit(trigger: str, what: str) -> None:
             recorder.commit_box(trigger, what)
 
 
+def _end() -> None:
+    while _writing:
+        time.sleep(0.01)
+    _close_all()
+
+
 def _close_all() -> None:
     for recorder in list(_open):
         began = time.monotonic()
         try:
             recorder.close()
         except Exception as error:
-            with contextlib.suppress(Exception):
-                warnings.warn(
-                    f"rldbg: records of {recorder.directory} were not written: {error} "
-                    f"(after {time.monotonic() - began:.1f} s)",
-                    RuntimeWarning,
-                    stacklevel=1,
-                )
+            after = f"(after {time.monotonic() - began:.1f} s)"
+            tell(f"rldbg: records of {recorder.directory} were not written: {error} {after}")

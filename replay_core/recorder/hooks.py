@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -125,6 +125,44 @@ def catching(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def norm(gradients: Iterable[Any]) -> float | None:
+    """The L2 norm over gradients, those of shards over all ranks; None where there is none."""
+    import torch
+
+    norms = []
+    for gradient in gradients:
+        if gradient is not None and not gradient.is_sparse:
+            one = torch.linalg.vector_norm(gradient.detach().float())
+            norms.append((one.full_tensor() if hasattr(one, "full_tensor") else one).cpu())
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None
+
+
+#: The weights of a model up to this size are kept with every recorded step unless somebody says otherwise.
+SMALL = 64 << 20
+
+
+def is_small(model: Any) -> bool:
+    """Whether a model's weights are so small that each recorded step keeps them."""
+    return bool(sum(weight.numel() * weight.element_size() for weight in model.parameters()) <= SMALL)
+
+
+def bare(model: Any) -> Any:
+    """The model inside what DDP and torch.compile put around it."""
+    while (within := getattr(model, "_orig_mod", None) or getattr(model, "module", None)) is not None:
+        model = within
+    return model
+
+
+def whole_state(model: Any) -> dict[str, Any] | None:
+    """The whole state dict of a model that holds shards of it; None where it holds all. Every rank has to ask."""
+    if not any(hasattr(weight, "full_tensor") for weight in model.parameters()):
+        return None
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu()
+        for name, value in model.state_dict().items()
+    }
 
 
 def named_arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

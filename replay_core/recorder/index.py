@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import weakref
 from collections.abc import Iterable
@@ -16,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.recorder.manifest import take_lock
+from replay_core.recorder.file_lock import FileLock
+from replay_core.recorder.patience import disk_call
 from replay_core.recorder.values import describe, leaves
-from replay_core.recorder.writer import append_line
+from replay_core.recorder.writer import PRIVATE, append_line
 
 #: What identifies a record among those of one dump.
 Identity = tuple[int, "int | None", str, str, "int | None"]
 
-#: Fields of a record's file that repeat its key.
-KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch")
+#: Fields of a record's file that repeat its key, and what says how its fields lie along the tokens.
+KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|jsonl|safetensors)$")
-_TEMPORARY = re.compile(r"\.(step_.+)\.(\d+)\.tmp$")
+_TEMPORARY = re.compile(r"\.(step_.+)\.[\d-]+\.tmp$")
 
 
 def identity(key: dict[str, Any]) -> Identity:
@@ -42,10 +42,12 @@ def file_of(key: dict[str, Any], form: str) -> Path:
     return role / str(key["stage"]) / f"step_{key['step']:06d}{rank}{micro}.{form}"
 
 
-def content_of(key: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """What a record's file holds: its key, then its fields."""
+def content_of(key: dict[str, Any], fields: dict[str, Any], alignment: dict[str, str] | None = None) -> dict[str, Any]:
+    """What a record's file holds: its key, how fields lie along the tokens where that was said, then its fields."""
     content = {"step": key["step"], "rank": key["rank"], "micro_idx": key["micro"]}
     content.update({part: key[part] for part in ("epoch", "minibatch") if key[part] is not None})
+    if alignment:
+        content["alignment"] = dict(alignment)
     return {**content, **fields}
 
 
@@ -57,13 +59,15 @@ def line_of(
     stats: bool,
     shards: dict[str, Any] | None = None,
     digests: dict[str, str] | None = None,
+    alignment: dict[str, str] | None = None,
 ) -> bytes:
     """The index line of a record; `digests` are those already taken."""
     described = []
     for order, (name, value) in enumerate(leaves(fields)):
         known = (digests or {}).get(name)
         field = describe(name, value, order, stats=stats, bare=file is None, digest_known=known)
-        described.append({**field, **(shards or {}).get(name, {})})
+        said = {"alignment": alignment[name]} if alignment and name in alignment else {}
+        described.append({**field, **(shards or {}).get(name, {}), **said})
     return json.dumps({"key": key, "file": str(file) if file else None, "fields": described}).encode()
 
 
@@ -79,13 +83,12 @@ class Claim:
         RequestError: another live recorder holds it.
     """
 
-    def __init__(self, directory: Path, role: str, rank: int | None) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, role: str, rank: int | None, mode: int = PRIVATE) -> None:
+        self._directory, self._mode = directory, mode
         self._role, self._rank = role, rank
         self.index = directory / f"index_rank{rank if rank is not None else 0}.jsonl"
-        self._lock = os.open(directory / f".{role}_rank{rank}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        if not take_lock(self._lock, wait=False):
-            os.close(self._lock)
+        lock = FileLock(directory / f".{role}_rank{rank}.lock", mode)
+        if not lock.take():
             raise RequestError(
                 f"another recorder is writing rank {rank} of the {role} here",
                 file=str(directory),
@@ -93,18 +96,23 @@ class Claim:
                 hint="give each rank its own number (recorder.step(step, rank=...)), or each run its own directory",
             )
         # A recorder that is dropped without being closed lets go all the same.
-        self.release = weakref.finalize(self, os.close, self._lock)
-        self.known = self._complete()
+        self.release = weakref.finalize(self, lock.release)
+        try:
+            self.known = self._complete()
+        except BaseException:
+            self.release()
+            raise
 
     def _complete(self) -> set[Identity]:
         """Bring the index up to the files, sweep what a killed writer left, and say which keys are taken."""
         taken: set[Identity] = set()
         listed: set[str] = set()
-        if self.index.exists():
-            text = self.index.read_bytes()
-            if text and not text.endswith(b"\n"):
+        with disk_call():
+            text = self.index.read_bytes() if self.index.exists() else b""
+        if text:
+            if not text.endswith(b"\n"):
                 # A power cut tore the last line; the next one must not continue it.
-                append_line(self.index, b"")
+                append_line(self.index, b"", mode=self._mode)
             for line in text.splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     entry = json.loads(line)
@@ -120,7 +128,7 @@ class Claim:
             if fields is not None:
                 key["epoch"], key["minibatch"] = fields.get("epoch"), fields.get("minibatch")
                 kept = {name: value for name, value in fields.items() if name not in KEY_FIELDS}
-                append_line(self.index, line_of(key, file, kept, stats=False))
+                append_line(self.index, line_of(key, file, kept, stats=False), mode=self._mode)
         return taken
 
     def _files(self) -> Iterable[tuple[dict[str, Any], Path]]:

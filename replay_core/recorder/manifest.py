@@ -15,10 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import DumpError, RequestError
-from replay_core.recorder.writer import replace_whole
+from replay_core.recorder.command_line import as_kept, redacted
+from replay_core.recorder.file_lock import FileLock
+from replay_core.recorder.patience import disk_call
+from replay_core.recorder.writer import PRIVATE, replace_whole
 
 #: Version of the dump's own layout (docs/dump-format.md); a reader refuses a newer one.
 FORMAT_VERSION = 1
+
+#: Seconds that another process may hold the manifest before this one goes on without its note.
+LOCK_S = 5.0
+#: Temporary names of the manifest.
+_TEMPORARY = ".manifest.json.*.tmp"
 
 #: Libraries whose version changes numbers.
 _LIBRARIES = (
@@ -33,34 +41,42 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+class LockedError(DumpError):
+    """Another process holds the manifest for longer than anybody needs to write it."""
+
+
 class Manifest:
     """`manifest.json` of one dump directory. Every change is read, made and written under a lock.
 
+    Args:
+        mode: permissions of the file.
+
     Raises:
-        RequestError: the directory cannot be written, or holds other files and no manifest.
-        DumpError: the manifest there is not one, or is of a newer version.
+        OSError: the directory cannot be written.
+        RequestError: it holds other files and no manifest.
+        DumpError: the manifest there is not one, or is of a newer version; or it is locked.
     """
 
-    def __init__(self, directory: Path, facts: Mapping[str, Any]) -> None:
-        self._path = directory / "manifest.json"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: Path, facts: Mapping[str, Any], mode: int = PRIVATE) -> None:
+        self._path, self._mode = directory / "manifest.json", mode
+        #: Whether the last who wanted the lock got it: the next does not wait for one that is held for good.
+        self._was_free = True
+        with disk_call():
+            directory.mkdir(parents=True, exist_ok=True, mode=mode | (mode & 0o444) >> 2)
+            there = self._path.exists()
+        if not there:
             with self._locked():
                 if not self._path.exists():
                     _refuse_strangers(directory)
                     self._write({**_born(), **facts})
-        except OSError as error:
-            raise RequestError(
-                f"the directory cannot be recorded into: {error.strerror}",
-                file=str(directory),
-                expected="a directory this user may write, on a disk with room",
-            ) from None
         self.read()
 
     def read(self) -> dict[str, Any]:
         """What the manifest says now."""
         try:
-            content = json.loads(self._path.read_text())
+            with disk_call():
+                text = self._path.read_text()
+            content = json.loads(text)
         except (OSError, ValueError) as error:
             raise DumpError(f"the manifest cannot be read: {error}", file=str(self._path)) from None
         version = content.get("schema_version") if isinstance(content, dict) else None
@@ -75,7 +91,12 @@ class Manifest:
         return dict(content)
 
     def update(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the manifest in place: `change` is given its content, another rank's words included."""
+        """Change the manifest in place: `change` is given its content, another rank's words included.
+
+        Raises:
+            LockedError: another process holds it and does not let go.
+            DumpError, OSError: it cannot be read, or written.
+        """
         with self._locked():
             content = self.read()
             before = json.dumps(content)
@@ -84,32 +105,26 @@ class Manifest:
                 self._write(content)
 
     def _write(self, content: dict[str, Any]) -> None:
-        replace_whole(self._path, json.dumps(content, indent=1).encode())
+        replace_whole(self._path, json.dumps(redacted(content), indent=1).encode(), mode=self._mode)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._path.with_name(".manifest.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        lock = FileLock(self._path.with_name(".manifest.lock"), self._mode)
+        self._was_free = lock.take(LOCK_S if self._was_free else 0.0)
+        if not self._was_free:
+            raise LockedError(
+                "the manifest is locked by another process",
+                file=str(self._path),
+                expected=f"its lock within {LOCK_S:g} s",
+                hint="end whoever holds it (fuser .manifest.lock), or record into a new directory",
+            )
         try:
-            take_lock(descriptor, wait=True)
+            for left in self._path.parent.glob(_TEMPORARY) if lock.is_certain else ():
+                # Only who has the lock writes one: this one's writer was killed.
+                left.unlink(missing_ok=True)
             yield
         finally:
-            os.close(descriptor)
-
-
-def take_lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file until it is closed. False when another holds it; True too where files cannot be locked."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        # Some network filesystems have no locks: then nothing can be said.
-        return True
-    return True
+            lock.release()
 
 
 def _refuse_strangers(directory: Path) -> None:
@@ -135,7 +150,7 @@ def _born() -> dict[str, Any]:
         "environment": environment(),
         "determinism": determinism(),
         "git_commit": _git_commit(),
-        "command": sys.argv,
+        "command": as_kept(sys.argv),
     }
 
 
@@ -183,6 +198,14 @@ def model_facts(model: Any) -> dict[str, Any]:
         "compiled": hasattr(model, "_orig_mod"),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def computed_as(model: Any, mixed: str | None = None) -> dict[str, Any]:
+    """The settings a model computes with, in the words of a replay's flags; `mixed`: the dtype of an autocast."""
+    facts = model_facts(model)
+    dtype = mixed or (facts["dtype"] if isinstance(facts.get("dtype"), str) else None)
+    known = {"attention": facts.get("attention"), "dtype": dtype}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def config_hash(config: Any) -> str | None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import secrets
 import shutil
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -29,13 +29,15 @@ from replay_core.recorder import examination, formats, hooks
 from replay_core.recorder.backlog import Backlog, Pressure
 from replay_core.recorder.blackbox import BlackBox
 from replay_core.recorder.ending import close_at_exit, commit_on_crash
+from replay_core.recorder.file_lock import FileLock, is_let_go
 from replay_core.recorder.forecast import Forecast
 from replay_core.recorder.index import KEY_FIELDS, Claim, Identity, content_of, file_of, identity, line_of
-from replay_core.recorder.manifest import Manifest, config_hash, model_facts
+from replay_core.recorder.manifest import LockedError, Manifest, config_hash, model_facts
+from replay_core.recorder.patience import Patience, disk_call, tell
 from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import Digests, Held, Snapshots
-from replay_core.recorder.writer import append_line, commit
+from replay_core.recorder.writer import PRIVATE, SHARED, append_line, commit
 from replay_core.records import weights_noted
 
 
@@ -71,7 +73,7 @@ class StepRecorder:
     """Writes the records of one (step, rank, role). `active` is False where the settings leave the step out."""
 
     def __init__(self, recorder: Recorder, step: int, rank: int | None, role: str, *, active: bool = True) -> None:
-        if not str(role).isidentifier():
+        if not _is_a_word(role):
             raise RequestError("a role is one plain word", expected="actor, critic, ref, rollout, reward", found=role)
         self.step, self.rank, self.role = number("step", step), optional("rank", rank), role
         self.active = active
@@ -87,6 +89,7 @@ class StepRecorder:
         epoch: int | None = None,
         minibatch: int | None = None,
         role: str | None = None,
+        alignment: Mapping[str, str] | None = None,
         **more: Any,
     ) -> Path | None:
         """Take one record. Returns its file; None where none is written (left out, held back, no full level).
@@ -99,6 +102,8 @@ class StepRecorder:
             stage: the dump point: forward_data, loss, trajectory ...
             micro: the running number of the forward within (step, rank), across epochs and mini-batches.
             role: another role than the step's.
+            alignment: of fields whose shape does not tell it, what their token axis means: response, prompt, full,
+                next (about the token after), sample (one per sample).
 
         Raises:
             RecordExistsError: a record of this key is already on disk.
@@ -106,11 +111,14 @@ class StepRecorder:
                 value is of a kind no record can hold (unless on_error is "warn").
             DumpError: an earlier record could not be written.
         """
-        if not self._wants(stage):
-            return None
-        snapshots = self.recorder.snapshots()
-        together = {**(fields or {}), **more}
-        return self.admit(stage, together, snapshots, micro=micro, epoch=epoch, minibatch=minibatch, role=role)
+        with self._guarded({"stage": stage, "micro": micro}):
+            if not self._wants(stage):
+                return None
+            together = {**(fields or {}), **more}
+            snapshots = self.recorder.snapshots()
+            key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": minibatch, "role": role}
+            return self.admit(stage, together, snapshots, alignment=alignment, **key)
+        return None
 
     record = __call__
 
@@ -124,6 +132,7 @@ class StepRecorder:
         epoch: int | None = None,
         minibatch: int | None = None,
         role: str | None = None,
+        alignment: Mapping[str, str] | None = None,
     ) -> Path | None:
         """Take one record whose tensors may be snapshots of `snapshots` already; else as calling the object."""
         role = role or self.role
@@ -131,7 +140,7 @@ class StepRecorder:
         key.update(epoch=epoch, minibatch=minibatch)
         with self.recorder.guarded(key):
             key.update({part: optional(part, key[part]) for part in ("micro", "epoch", "minibatch")})
-            if not stage.isidentifier() or not role.isidentifier():
+            if not _is_a_word(stage) or not _is_a_word(role):
                 raise RequestError(
                     "a stage, and a role, is one plain word",
                     expected="forward_data, loss, modules ...",
@@ -142,7 +151,7 @@ class StepRecorder:
                 raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
             kept = {name: snapshots.take(value, name) for name, value in fields.items()}
             snapshots.forget()
-            return self.recorder.admit(Held(key, kept, snapshots))
+            return self.recorder.admit(Held(key, kept, snapshots, dict(alignment or {})))
         return None
 
     def running(self, epoch: int | None, minibatch: int | None, micro: int) -> int:
@@ -165,25 +174,29 @@ class StepRecorder:
         Raises:
             RequestError: the pattern chooses no module.
         """
-        if not self._wants("modules"):
+        with contextlib.ExitStack() as caught:
+            seen: dict[str, Any] | None = None
+            with self._guarded({"stage": "modules", "micro": micro}):
+                if self._wants("modules"):
+                    snapshots = self.recorder.snapshots()
+                    seen = caught.enter_context(hooks.catching(self._guarded, snapshots, model, pattern, inputs=inputs))
             yield
-            return
-        snapshots = self.recorder.snapshots()
-        with hooks.catching(self._guarded, snapshots, model, pattern, inputs=inputs) as seen:
-            yield
-        self.admit("modules", seen, snapshots, micro=micro, **key)
+        if seen is not None:
+            self.admit("modules", seen, snapshots, micro=micro, **key)
 
     def gradients(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
         """Record the gradients as they stand, of parameters that `target_param_pattern` chooses: `grad.<name>`."""
-        if not self._wants("gradient"):
-            return None
-        return self("gradient", {**hooks.gradients(model, self.recorder.settings), **fields}, micro=micro)
+        with self._guarded({"stage": "gradient", "micro": micro}):
+            if self._wants("gradient"):
+                return self("gradient", {**hooks.gradients(model, self.recorder.settings), **fields}, micro=micro)
+        return None
 
     def params(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
         """Record the parameters that `target_param_pattern` chooses: `param.<name>`."""
-        if not self._wants("param"):
-            return None
-        return self("param", {**hooks.parameters(model, self.recorder.settings), **fields}, micro=micro)
+        with self._guarded({"stage": "param", "micro": micro}):
+            if self._wants("param"):
+                return self("param", {**hooks.parameters(model, self.recorder.settings), **fields}, micro=micro)
+        return None
 
     @contextmanager
     def accumulating(self, model: Any, *, micro: int, **key: Any) -> Iterator[None]:
@@ -191,13 +204,17 @@ class StepRecorder:
 
         What is recorded is each parameter's whole gradient so far, in the order the backward reached them.
         """
-        if not self._wants("gradient"):
+        with contextlib.ExitStack() as caught:
+            seen: dict[str, Any] | None = None
+            with self._guarded({"stage": "gradient", "micro": micro}):
+                if self._wants("gradient"):
+                    snapshots = self.recorder.snapshots()
+                    seen = caught.enter_context(
+                        hooks.accumulating(self._guarded, snapshots, model, self.recorder.settings)
+                    )
             yield
-            return
-        snapshots = self.recorder.snapshots()
-        with hooks.accumulating(self._guarded, snapshots, model, self.recorder.settings) as seen:
-            yield
-        self.admit("gradient", seen, snapshots, micro=micro, **key)
+        if seen is not None:
+            self.admit("gradient", seen, snapshots, micro=micro, **key)
 
     def examine(
         self, model: Any, again: Callable[[], Any] | None = None, *, micro: int | None = None, rng: Any = None
@@ -212,6 +229,13 @@ class StepRecorder:
             trigger "non-finite gradient", step, rank, micro, parameters (names), kind (persistent | transient | failed
             | not rerun), first (the first module output that is not finite), weights (digest), checkpoint.
         """
+        with self._guarded({"part": "examine", "micro": micro}):
+            return self._examine(model, again, micro, rng)
+        return None
+
+    def _examine(
+        self, model: Any, again: Callable[[], Any] | None, micro: int | None, rng: Any
+    ) -> dict[str, Any] | None:
         bad = examination.not_finite(examination.gradients_of(model)) if self.active else []
         if not bad:
             return None
@@ -283,21 +307,42 @@ class Recorder:
         self._claims: dict[tuple[str, int | None], Claim] = {}
         self._taken: set[Identity] = set()
         self._failure: BaseException | None = None
-        #: Re-entrant: a signal may have the main thread commit while it commits.
-        self._writing = threading.RLock()
+        #: Threads of a trainer (a backward has its own) may record at once.
+        self._claiming = threading.Lock()
         self._process = os.getpid()
-        self._backlog = Backlog(self.settings.queue_bytes, self._failed)
+        #: Permissions of every file.
+        self._mode = SHARED if self.settings.share else PRIVATE
+        self._patience = Patience(self.settings.patience_s)
+        self._backlog = Backlog(self.settings.queue_bytes, self._failed, self._patience)
         self._rotation = Rotation(self.directory, self.settings)
         #: Whether this process saves checkpoints: then it takes them away too.
         self._checkpointed = False
         self._manifest: Manifest | None = None
+        models = {} if model is None else {"*": str(model)}
+        self._facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
         if self.settings.enabled:
-            models = {} if model is None else {"*": str(model)}
-            facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
-            self._manifest = Manifest(self.directory, facts)
+            self._begin()
             close_at_exit(self, asynchronous=self.settings.asynchronous)
             if black_box is not None:
                 commit_on_crash(self)
+
+    def _begin(self) -> None:
+        """Make the dump, or extend it. With on_error "warn" a disk that cannot take it now is asked again later."""
+        with self.guarded({"part": "manifest.json"}) if self.settings.on_error == "warn" else contextlib.nullcontext():
+            try:
+                self._opened()
+            except OSError as error:
+                raise RequestError(
+                    f"the directory cannot be recorded into: {error.strerror or error}",
+                    file=str(self.directory),
+                    expected="a directory this user may write, on a disk with room",
+                ) from None
+
+    def _opened(self) -> Manifest:
+        if self._manifest is None:
+            self._manifest = self._patience.run(lambda: Manifest(self.directory, self._facts, self._mode))
+            _sweep(self.directory / "checkpoints")
+        return self._manifest
 
     def __enter__(self) -> Recorder:
         return self
@@ -329,7 +374,11 @@ class Recorder:
 
     def open_step(self, step: int, *, rank: int | None = 0, role: str = "actor") -> StepRecorder:
         """As `step`, for a trainer whose loop no `with` can go around. `end_step` belongs to it."""
-        self.current = StepRecorder(self, step, rank, role, active=self.settings.wants_step(number("step", step)))
+        # Of a step that is none nothing is recorded.
+        self.current = StepRecorder(self, 0, None, "actor", active=False)
+        with self.guarded({"step": step, "rank": rank, "role": role}):
+            wanted = self.settings.wants_step(number("step", step))
+            self.current = StepRecorder(self, step, rank, role, active=wanted)
         return self.current
 
     def end_step(self, step: StepRecorder, failure: BaseException | None = None) -> None:
@@ -356,7 +405,11 @@ class Recorder:
         spare = self._rotation.spare_checkpoints(self._manifest.read()["models"])
         if spare:
             # First the word, then the weights: a reader is never pointed at half of them.
-            self._update(lambda manifest: [manifest["models"].pop(number, None) for number in spare])
+            def change(manifest: dict[str, Any]) -> None:
+                for number in spare:
+                    manifest["models"].pop(number, None)
+
+            self._update(change)
         for directory in spare.values():
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -371,20 +424,30 @@ class Recorder:
 
     def commit_box(self, trigger: str, what: str) -> None:
         """As `commit_held`, if the black box holds anything; on the disk when it returns: the process may end next."""
-        if self.black_box is not None and self.black_box.steps:
+        if self.black_box is not None and self.black_box.steps and self._process == os.getpid():
             self.commit_held(self.black_box.incident(trigger, what, self.black_box.steps[-1]))
             self.flush()
 
     def note_model(self, step: int, reference: str) -> None:
         """Say which weights (a directory, relative to the dump or absolute, or a hub id) compute a step."""
-        self._update(lambda manifest: manifest["models"].update({str(step): str(reference)}))
+        with self.guarded({"step": step, "part": "note_model"}):
+            noted = {str(number("step", step)): str(reference)}
+            self._update(lambda manifest: manifest["models"].update(noted))
 
-    def note(self, *, incident: Mapping[str, Any] | None = None, model: Any = None, **facts: Any) -> None:
+    def note(
+        self,
+        *,
+        incident: Mapping[str, Any] | None = None,
+        model: Any = None,
+        flags: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
         """Keep facts in the manifest: tokenizer, seeds, parallel layout ... JSON-able.
 
         Args:
             incident: something that went wrong; added to the manifest's list.
             model: the model itself; its class, effective attention, dtype and size are kept.
+            flags: settings the run is computed with; what the Recorder was given stays.
         """
 
         def change(manifest: dict[str, Any]) -> None:
@@ -392,46 +455,80 @@ class Recorder:
                 manifest.setdefault("incidents", []).append(dict(incident))
             if model is not None:
                 manifest.setdefault("model_facts", {}).update(model_facts(model))
+            if flags:
+                manifest["flags"] = {**flags, **manifest.get("flags", {})}
             if facts:
                 manifest.setdefault("facts", {}).update(facts)
 
         self._update(change)
 
-    def checkpoint(self, step: int, model: Any, tokenizer: Any = None) -> Path:
+    def checkpoint(self, step: int, model: Any, tokenizer: Any = None, *, state: Any = None) -> Path:
         """Save the weights that compute `step` (before its optimizer step) as a Hugging Face directory.
 
         A model with `save_pretrained` is saved by it. The manifest then points replay at it.
+
+        Args:
+            state: its whole state dict, where the model itself holds shards alone.
         """
-        target = self.directory / "checkpoints" / f"step_{step:06d}"
-        if not self.settings.wants_step(step):
-            return target
-        if target.exists():
-            raise RequestError(f"a checkpoint of step {step} is already on disk", file=str(target))
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        target = self.directory / "checkpoints"
+        with self.guarded({"step": step, "part": "checkpoint"}):
+            target /= f"step_{number('step', step):06d}"
+            if self.settings.wants_step(step):
+                self._save(target, int(step), model, tokenizer, state)
+        return target
+
+    def _save(self, target: Path, step: int, model: Any, tokenizer: Any, state: Any) -> None:
+        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         reference = str(target.relative_to(self.directory))
 
         def change(manifest: dict[str, Any]) -> None:
             manifest["models"][str(step)] = reference
             manifest.setdefault("model_facts", {}).update(model_facts(model))
 
-        with self.guarded({"step": step, "part": "checkpoint"}):
-            try:
-                model.save_pretrained(unfinished, safe_serialization=True)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(unfinished)
+        # As long as it is held the folder belongs to somebody who lives.
+        lock = FileLock(unfinished.with_suffix(".lock"), self._mode)
+
+        def begin() -> None:
+            self._opened()
+            with disk_call():
+                if target.exists():
+                    raise RequestError(
+                        f"a checkpoint of step {step} is already on disk",
+                        file=str(target),
+                        hint="after a restart record into a new directory, or count steps on from the last",
+                    )
+                target.parent.mkdir(exist_ok=True)
+            lock.take()
+
+        def end() -> None:
+            with disk_call():
+                if self._mode == PRIVATE:
+                    unfinished.chmod(0o700)
                 os.replace(unfinished, target)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            self._checkpointed = True
-            self._update(change)
-        return target
+
+        self._patience.run(begin)
+        try:
+            # In the trainer's own thread: gathering shards may need its device.
+            whole = {} if state is None else {"state_dict": state}
+            model.save_pretrained(unfinished, safe_serialization=True, **whole)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(unfinished)
+            self._patience.run(end)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            lock.release()
+        self._checkpointed = True
+        self._update(change)
 
     def nearest_checkpoint(self, step: int) -> str | None:
         """The weights noted for a step, or for the last step before it."""
-        if self._manifest is None:
-            return None
-        noted = weights_noted(self._manifest.read()["models"], step)
-        return None if noted is None or (noted[0] or 0) > step else noted[1]
+        if self.settings.enabled:
+            with self.guarded({"step": step, "part": "nearest_checkpoint"}):
+                step = number("step", step)
+                models = self._patience.run(lambda: self._opened().read())["models"]
+                noted = weights_noted(models, step)
+                return None if noted is None or (noted[0] or 0) > step else noted[1]
+        return None
 
     def forecast(self, model: Any = None, *, rows: int = 0, tokens: int = 0, micros: int = 1) -> Forecast:
         """What a step will take on disk, before the first byte is written; see `Forecast.of`."""
@@ -443,17 +540,22 @@ class Recorder:
         Raises:
             DumpError: with on_error "raise", a record of before could not be written.
         """
-        self._backlog.flush()
+        with self.guarded({"part": "what waits to be written"}):
+            self._backlog.flush()
         self._raise_failure()
 
     def close(self) -> None:
         """Write what waits, let go of the directory, and say what was lost. Safe to call twice."""
         if self._process != os.getpid():
             return
-        self._backlog.close()
-        for claim in self._claims.values():
-            claim.release()
-        self._claims.clear()
+        try:
+            with self.guarded({"part": "what waits to be written"}):
+                self._backlog.close()
+        finally:
+            with self._claiming:
+                for claim in self._claims.values():
+                    claim.release()
+                self._claims.clear()
         if self.lost:
             self.note(lost=[{"key": entry.key, "why": entry.why} for entry in self.lost])
         self._raise_failure()
@@ -474,10 +576,10 @@ class Recorder:
         """Take a record: its key is now used. Its file, or None where it is held back or has none."""
         key = held.key
         self._raise_failure()
-        claim = self._claim(key["role"], key["rank"])
+        claim = self._patience.run(lambda: self._claim(key["role"], key["rank"]))
         known = identity(key)
         target = self.directory / file_of(key, self.settings.format)
-        if known in self._taken or known in claim.known or target.exists():
+        if known in self._taken or known in claim.known:
             restarts = key["epoch"] is not None or key["minibatch"] is not None
             raise RecordExistsError(
                 "a record of this key is already on disk; nothing recorded is ever overwritten",
@@ -511,7 +613,7 @@ class Recorder:
         if self.settings.asynchronous:
             self._backlog.put(job if key is None else lambda: self._attempt(job, key), nbytes)
         else:
-            job()
+            self._patience.run(job)
 
     def _attempt(self, job: Any, key: Mapping[str, Any]) -> None:
         try:
@@ -527,28 +629,37 @@ class Recorder:
         stats = self.settings.level == "stats"
         digests = Digests(held.fields, beside=file is not None)
         if file is not None:
-            content = content_of(held.key, held.fields)
-            with self._writing:
-                commit(self.directory / file, lambda out: formats.write(self.settings.format, content, out))
+            content = content_of(held.key, held.fields, held.alignment)
+            form = self.settings.format
+            commit(self.directory / file, lambda out: formats.write(form, content, out), mode=self._mode)
         known = digests.taken()
-        line = line_of(held.key, file, held.fields, stats=stats, shards=held.snapshots.shards, digests=known)
+        said: dict[str, Any] = {"shards": held.snapshots.shards, "digests": known, "alignment": held.alignment}
+        line = line_of(held.key, file, held.fields, stats=stats, **said)
         # A line without a file is the record itself; one with a file is made again from it if there is no room for it.
         with contextlib.suppress(*([] if file is None else [OSError])):
-            append_line(claim.index, line, durable=file is None)
+            append_line(claim.index, line, durable=file is None, mode=self._mode)
 
     def _claim(self, role: str, rank: int | None) -> Claim:
         if self._process != os.getpid():
             # A fork: what the parent had taken, it still holds.
             self._process = os.getpid()
-            self._claims = {}
-        if (role, rank) not in self._claims:
-            self._claims[role, rank] = Claim(self.directory, role, rank)
-        return self._claims[role, rank]
+            self._claims, self._claiming = {}, threading.Lock()
+        with self._claiming:
+            if (role, rank) not in self._claims:
+                self._opened()
+                self._claims[role, rank] = Claim(self.directory, role, rank, self._mode)
+            return self._claims[role, rank]
 
-    def _update(self, change: Any) -> None:
-        if self._manifest is not None:
-            with self.guarded({"part": "manifest.json"}):
-                self._manifest.update(change)
+    def _update(self, change: Callable[[dict[str, Any]], None]) -> None:
+        if not self.settings.enabled:
+            return
+        part = {"part": "manifest.json"}
+        with self.guarded(part):
+            try:
+                self._patience.run(lambda: self._opened().update(change))
+            except LockedError as error:
+                # A note is not worth a trainer, whatever is asked of records.
+                self._give_up(_spelled(part), error)
 
     def _failed(self, error: BaseException) -> None:
         if self._failure is None:
@@ -562,12 +673,22 @@ class Recorder:
     def _give_up(self, key: str, error: Exception) -> None:
         why = error.message if isinstance(error, RldbgError) else f"{type(error).__name__}: {error}"
         if not self.lost:
-            warnings.warn(
-                f"rldbg: a record is lost, training goes on: {why} ({key}); recorder.lost lists every one",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            tell(f"rldbg: a record is lost, training goes on: {why} ({key}); recorder.lost lists every one")
         self.lost.append(Lost(key, why))
+
+
+def _is_a_word(name: object) -> bool:
+    """Whether a stage or a role may be called so: what lies in `checkpoints` is no record."""
+    return isinstance(name, str) and name.isidentifier() and name != "checkpoints"
+
+
+def _sweep(checkpoints: Path) -> None:
+    """Take away what killed processes left unfinished."""
+    for lock in checkpoints.glob(".step_*.lock"):
+        if is_let_go(lock):
+            shutil.rmtree(lock.with_suffix(".tmp"), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                lock.unlink(missing_ok=True)
 
 
 def _spelled(key: Mapping[str, Any]) -> str:

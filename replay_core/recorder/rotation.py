@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replay_core.recorder.index import removal_of
 from replay_core.recorder.settings import Settings
-from replay_core.recorder.writer import append_line
+from replay_core.recorder.writer import PRIVATE, SHARED, append_line
 
 _FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro\d+)?\.(?:pt|jsonl|safetensors)$")
 
@@ -23,6 +23,7 @@ class Rotation:
         self._directory = directory
         self._keep = settings.max_keep
         self._pinned = settings.pin_steps
+        self._mode = SHARED if settings.share else PRIVATE
 
     def close(self, step: int, rank: int | None, role: str) -> None:
         """After a step was written: remove the steps that are now too old, and say so in the index."""
@@ -39,7 +40,7 @@ class Rotation:
         for old in counted[: -self._keep]:
             for path in sorted(files[old]):
                 # The line first: a file that is listed as removed and still there is removed the next time.
-                append_line(index, removal_of(path.relative_to(self._directory)), durable=False)
+                append_line(index, removal_of(path.relative_to(self._directory)), durable=False, mode=self._mode)
                 path.unlink(missing_ok=True)
 
     def spare_checkpoints(self, models: Mapping[str, str]) -> dict[str, Path]:
@@ -49,6 +50,7 @@ class Rotation:
             for path in [*self._directory.glob("*/step_*"), *self._directory.glob("*/*/step_*")]
             if (match := _FILE.fullmatch(path.name))
         }
+        models = {step: where for step, where in models.items() if step == "*" or step.isdecimal()}
         ours = {int(step): where for step, where in models.items() if where == f"checkpoints/step_{step:0>6}"}
         if self._keep is None or not kept:
             return {}

@@ -7,6 +7,7 @@ the function alone.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -98,6 +99,31 @@ def scaled_losses(torch: Any, scaled: Callable[[Any, Any, Any], None], guard: Gu
         return result
 
     scaler_class.scale = scale
+
+
+def clipping(torch: Any, before: Callable[[list[Any]], None], guard: Guard) -> None:
+    """Tell the parameters whose gradients are about to be clipped."""
+    original = torch.nn.utils.clip_grad_norm_
+
+    @functools.wraps(original)
+    def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        weights = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        guard(before, weights)
+        return original(weights, *args, **kwargs)
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def autocasts(torch: Any, entered: Callable[[str], None], guard: Guard) -> None:
+    """Tell the dtype of every autocast that is switched on."""
+    original = torch.autocast.__enter__
+
+    def enter(context: Any) -> Any:
+        if getattr(context, "_enabled", False):
+            guard(entered, str(getattr(context, "fast_dtype", "")).removeprefix("torch."))
+        return original(context)
+
+    torch.autocast.__enter__ = enter
 
 
 def hard_exit(before: Callable[[], None], guard: Guard) -> None:

@@ -47,6 +47,8 @@ class Settings:
         on_error: "raise", or "warn": say what went wrong and go on without the record.
         max_keep: keep the newest so many steps, remove older ones and the checkpoints only they needed; None keeps all.
         pin_steps: steps that `max_keep` neither removes nor counts.
+        share: let others read the dump, as the umask says; else its files are their owner's alone.
+        patience_s: seconds that one call of the disk may take before what was asked of it is given up (`on_error`).
     """
 
     enabled: bool = True
@@ -61,6 +63,8 @@ class Settings:
     on_error: str = "raise"
     max_keep: int | None = None
     pin_steps: frozenset[int] = frozenset()
+    share: bool = False
+    patience_s: float = 30.0
 
     def __post_init__(self) -> None:
         _one_of("format", self.format, FORMATS)
@@ -68,6 +72,14 @@ class Settings:
         _one_of("on_error", self.on_error, ("raise", "warn"))
         _at_least("dump_every_n_steps", self.dump_every_n_steps, 1)
         _at_least("queue_bytes", self.queue_bytes, 1)
+        if not isinstance(self.share, bool):
+            refuse("share", self.share, "true or false")
+        if (
+            isinstance(self.patience_s, bool)
+            or not isinstance(self.patience_s, (int, float))
+            or not self.patience_s > 0
+        ):
+            refuse("patience_s", self.patience_s, "seconds, more than 0")
         if self.max_keep is not None:
             _at_least("max_keep", self.max_keep, 1)
         object.__setattr__(self, "pin_steps", _steps("pin_steps", self.pin_steps) or frozenset())

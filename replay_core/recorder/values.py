@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from replay_core.errors import RequestError
@@ -90,7 +90,13 @@ class Snapshots:
 
     def _tensor(self, torch: Any, value: Any, name: str) -> Any:
         if hasattr(value, "to_local") and hasattr(value, "placements"):
-            self.shards[name] = {"global_shape": list(value.shape), "placements": [str(p) for p in value.placements]}
+            mesh = value.device_mesh
+            self.shards[name] = {
+                "global_shape": list(value.shape),
+                "placements": [str(p) for p in value.placements],
+                "mesh": list(mesh.shape),
+                "coordinate": list(mesh.get_coordinate() or ()),
+            }
             value = value.to_local()
         if not is_storable(value):
             kind = (
@@ -172,6 +178,8 @@ class Held:
     key: dict[str, Any]
     fields: dict[str, Any]
     snapshots: Snapshots
+    #: Field -> what its token axis means, where shapes do not tell: response, prompt, full, next, sample.
+    alignment: dict[str, str] = field(default_factory=dict)
 
 
 def _torch() -> Any:

@@ -3,28 +3,32 @@
 `rldbg record -- python train.py`, or RLDBG_RECORD=dir where rldbg is installed, starts here, before the script's first
 line. An optimizer step ends a step. Of each
 step are recorded the inputs of every outermost model call (`batch_inputs`), its outputs where they are small
-(`modules`), the value of every backward (`loss`), the gradient's norm and the gradients and parameters asked for.
+(`modules`), the value of every backward (`loss`), the gradient's norm before clipping (`gradient`) and after
+(`optimizer`), the gradients and parameters asked for, and the weights that compute it, of a small model or if
+asked for.
 TRL's GRPOTrainer is recorded by its own subclass instead, which sees rollouts and advantages too.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.abc
 import importlib.util
 import json
 import os
-import re
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from replay_core.errors import RequestError
 from replay_core.recorder import hooks, seams
+from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
-from replay_core.recorder.settings import Settings, need_pattern
+from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import is_storable
 
 #: Functions that sample token by token: their model calls are counted, not recorded.
@@ -50,7 +54,11 @@ def start() -> None:
     except Exception as error:
         _say(f"nothing is recorded: {error}")
         return
-    watched = {"torch": watch.begin, "trl.trainer.grpo_trainer": watch.take_trl}
+    watched = {
+        "torch": watch.begin,
+        "transformers.trainer": watch.take_trainer,
+        "trl.trainer.grpo_trainer": watch.take_trl,
+    }
     sys.meta_path.insert(0, _AfterImport(watched))
 
 
@@ -89,9 +97,8 @@ class _Watch:
         self._gradients = self._options.pop("gradients", None)
         self._params = self._options.pop("params", None)
         self._outputs = self._options.pop("outputs", False)
-        for key, pattern in (("gradients", self._gradients), ("params", self._params)):
-            if pattern is not None:
-                need_pattern(key, pattern)
+        #: Whether the weights of every recorded step are kept; None: those of a small model.
+        self._checkpoints: bool | None = self._options.pop("checkpoints", None)
         self._guard = seams.Guard(_say)
         self._roots: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         #: Ids of the weights that optimizers were given; they live as long as their optimizers.
@@ -108,6 +115,15 @@ class _Watch:
         #: Optimizers that stepped since the last call of a model, and gradients recorded in the step by role.
         self._stepped: list[Any] = []
         self._gradients_of: Counter[str] = Counter()
+        #: Weights whose gradients were recorded when they were about to be clipped, and the step's weights kept.
+        self._clipped: set[int] = set()
+        self._kept: int | None = None
+        #: What a Trainer divides a micro-batch's sum of losses by; the dtype of the last autocast.
+        self._tokens: float | None = None
+        self._autocast: str | None = None
+        self._trained_on: set[str] = set()
+        #: Where the actor's weights came from, and their size in GiB: it may be gone when that is said.
+        self._actor: tuple[str | None, float] = (None, 0.0)
         self._number = self._calls = self._micro = self._losses = 0
         self._ended = False
         self._scaled: tuple[weakref.ref[Any], Any, Any] | None = None
@@ -126,6 +142,8 @@ class _Watch:
         seams.backwards(torch, self._backward, self._guard)
         seams.optimized_weights(torch, lambda weights: self._optimized.update(map(id, weights)), self._guard)
         seams.scaled_losses(torch, self._loss_scaled, self._guard)
+        seams.clipping(torch, self._before_clipping, self._guard)
+        seams.autocasts(torch, self._autocast_entered, self._guard)
         seams.hard_exit(self._end, self._guard)
         optimizer.register_optimizer_step_pre_hook(lambda it, *_: self._guard(self._before_update, it))
         optimizer.register_optimizer_step_post_hook(lambda it, *_: self._guard(self._after_update, it))
@@ -144,7 +162,33 @@ class _Watch:
                 super().__init__(*args, **kwargs)
 
         Announced.__name__ = Announced.__qualname__ = original.__name__
-        module.GRPOTrainer = trl.recording(Announced, cast(Recorder, _Late(self._open)))
+        late = cast(Recorder, _Late(self._open))
+        module.GRPOTrainer = trl.recording(Announced, late, checkpoints=self._checkpoints)
+
+    def take_trainer(self, module: Any) -> None:
+        """transformers' Trainer, and all that are made of it, divide a sum of losses by a number no model call sees."""
+        original = module.Trainer.training_step
+
+        @functools.wraps(original)
+        def training_step(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, *more: Any) -> Any:
+            self._guard(self._told_tokens, trainer, num_items_in_batch)
+            try:
+                return original(trainer, model, inputs, num_items_in_batch, *more)
+            finally:
+                self._tokens = None
+
+        module.Trainer.training_step = training_step
+
+    def _told_tokens(self, trainer: Any, number: Any) -> None:
+        if number is not None:
+            across = getattr(trainer.args, "average_tokens_across_devices", False)
+            self._tokens = float(number) / (trainer.accelerator.num_processes if across else 1)
+
+    def _autocast_entered(self, dtype: str) -> None:
+        if dtype != self._autocast:
+            self._autocast = dtype
+            if self._recorder is not None:
+                self._recorder.note(autocast=dtype)
 
     def _open(self) -> Recorder:
         if self._process != os.getpid():
@@ -157,7 +201,7 @@ class _Watch:
             except RequestError as error:
                 self._refused = str(error)
                 raise
-            self._recorder.note(recorded_by="rldbg record", command_line=sys.argv)
+            self._recorder.note(recorded_by="rldbg record")
         return self._recorder
 
     def _current(self) -> StepRecorder:
@@ -179,6 +223,8 @@ class _Watch:
         self._open()
         self._finish_step()
         given = hooks.recordable(hooks.named_arguments(module, args, kwargs))
+        if not _is_masked(given) and hasattr(hooks.bare(module), "config"):
+            given["attention_mask"] = torch.ones_like(given["input_ids"])  # without one, every slot is attended to
         outputs = {name: value for name, value in hooks.tensors_of("forward.output", output) if is_storable(value)}
         size = sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
         if size > _SMALL_OUTPUT and not self._outputs:
@@ -189,6 +235,11 @@ class _Watch:
         step = self._current()
         micro, self._micro = self._micro, self._micro + 1
         role = self._roots[module]
+        if torch.is_grad_enabled():
+            self._keep_weights(module, role, step)
+            self._trained_on.update({"input_ids", "labels"} & given.keys())
+            if self._tokens is not None and "labels" in given:
+                given["tokens_of_step"] = self._tokens
         self._calls += 1
         self._seen["model calls"] += 1
         step("batch_inputs", given, micro=micro, role=role)
@@ -208,7 +259,12 @@ class _Watch:
         )
         self._roots[module] = role or f"model{len(self._roots)}"
         recorder = self._open()
-        recorder.note(model=module, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
+        model = hooks.bare(module)
+        if self._roots[module] == "actor":
+            size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
+            self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
+            recorder.note(flags=computed_as(model, self._autocast))
+        recorder.note(model=model, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
         if len(self._roots) == 1 and seams.rank_now() == 0:
             from replay_core.recorder.forecast import Forecast
 
@@ -221,6 +277,24 @@ class _Watch:
                 each["param"] = [*_matching(self._params, named).values()]
             _say(f"{Forecast.of_records(self._settings, recorder.directory, each)}")
 
+    def _keep_weights(self, module: Any, role: str, step: StepRecorder) -> None:
+        """Keep the weights that compute a step, at its first call. Every rank comes here: shards are gathered."""
+        model = hooks.bare(module)
+        if role != "actor" or self._kept == self._number or not step.active or not hasattr(model, "save_pretrained"):
+            return
+        self._kept = self._number
+        if hooks.is_small(model) if self._checkpoints is None else self._checkpoints:
+            state = hooks.whole_state(model)
+            if seams.rank_now() == 0:
+                self._open().checkpoint(self._number, model, state=state)
+            self._seen["checkpoints"] += 1
+
+    def _before_clipping(self, weights: list[Any]) -> None:
+        """Gradients are recorded as the backward left them, which is what a replay computes."""
+        if self._trainer is None and self._roots and not self._clipped & set(map(id, weights)):
+            self._clipped.update(map(id, weights))
+            self._record_gradients(weights)
+
     def _before_update(self, optimizer: Any) -> None:
         if self._trainer is not None:
             return
@@ -228,29 +302,45 @@ class _Watch:
         if any(stepped() is optimizer for stepped in self._stepped):
             self._finish_step()
         step = self._current()
-        named = self._names(optimizer)
-        role = self._role_of(optimizer)
-        # Optimizers that share a model (one for matrices, one for the rest) have a record each.
-        self._gradients_of[role] += 1
-        micro = self._gradients_of[role] - 1 or None
-        gradients = {name: weight.grad for name, weight in named.items()}
-        fields: dict[str, Any] = {}
-        norm = _norm([gradient for gradient in gradients.values() if gradient is not None])
-        if norm is not None:
-            fields["grad_norm"] = norm
-        self._chosen(fields, "grad", self._gradients, gradients, "--gradients")
-        if fields:
-            step("gradient", fields, role=role, micro=micro)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if self._clipped & set(map(id, weights)):
+            for role, (named, micro) in self._by_role(weights).items():
+                norm = hooks.norm(weight.grad for weight in named.values())
+                if norm is not None:
+                    step("optimizer", {"clipped_grad_norm": norm}, role=role, micro=micro)
+            self._clipped.difference_update(map(id, weights))
+        else:
+            self._record_gradients(weights)
         if self._params is not None:
-            weights: dict[str, Any] = {}
-            self._chosen(weights, "param", self._params, named, "--params")
-            step("param", weights, role=role, micro=micro)
+            for role, (named, micro) in self._by_role(weights).items():
+                params: dict[str, Any] = {}
+                self._chosen(params, "param", self._params, named, "--params")
+                step("param", params, role=role, micro=micro)
 
-    def _role_of(self, optimizer: Any) -> str:
-        mine = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        shares = {role: sum(id(weight) in mine for weight in root.parameters()) for root, role in self._roots.items()}
-        role = max(shares, key=lambda known: shares[known], default="actor")
-        return role if shares.get(role) else "actor"
+    def _record_gradients(self, weights: list[Any]) -> None:
+        step = self._current()
+        for role in self._by_role(weights):
+            # Optimizers that share a model (one for matrices, one for the rest) have a record each.
+            self._gradients_of[role] += 1
+        for role, (named, micro) in self._by_role(weights).items():
+            gradients = {name: weight.grad for name, weight in named.items()}
+            fields: dict[str, Any] = {}
+            if (norm := hooks.norm(gradients.values())) is not None:
+                fields["grad_norm"] = norm
+            self._chosen(fields, "grad", self._gradients, gradients, "--gradients")
+            if fields:
+                step("gradient", fields, role=role, micro=micro)
+
+    def _by_role(self, weights: list[Any]) -> dict[str, tuple[dict[str, Any], int | None]]:
+        """The weights of an update by the role of the model they are in and their names there, and the update's number
+        among those of the role; weights of no model that was called are the actor's.
+        """
+        found: dict[str, tuple[dict[str, Any], int | None]] = {}
+        known = {weight: (role, name) for root, role in self._roots.items() for name, weight in root.named_parameters()}
+        for at, weight in enumerate(weights):
+            role, name = known.get(weight, ("actor", f"parameter{at}"))
+            found.setdefault(role, ({}, self._gradients_of[role] - 1 or None))[0][name] = weight
+        return found
 
     def _chosen(
         self, fields: dict[str, Any], prefix: str, pattern: str | None, named: Mapping[str, Any], option: str
@@ -259,11 +349,6 @@ class _Watch:
         fields.update({f"{prefix}.{name}": value for name, value in chosen.items()})
         if pattern is not None and not chosen:
             self._unseen[f"what {option} {pattern} asks for, in an update of {', '.join([*named][:2])} …"] += 1
-
-    def _names(self, optimizer: Any) -> dict[str, Any]:
-        known = {weight: name for root in self._roots for name, weight in root.named_parameters()}
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        return {known.get(weight, f"parameter{at}"): weight for at, weight in enumerate(weights)}
 
     def _after_update(self, optimizer: Any) -> None:
         """The step is over at the next call of a model: until then another optimizer may take its part of it."""
@@ -278,6 +363,7 @@ class _Watch:
             self._calls = self._micro = self._losses = 0
             self._stepped.clear()
             self._gradients_of.clear()
+            self._clipped.clear()
 
     def _loss_scaled(self, loss: Any, scaled: Any, scale: Any) -> None:
         self._scaled = (weakref.ref(scaled), loss.detach(), scale)
@@ -335,11 +421,30 @@ class _Watch:
                 unseen.append("updates (no torch optimizer stepped)")
             unseen.append("rewards, advantages, ratios, masks applied outside the model: plain functions leave no hook")
             _say("not seen: " + "; ".join(unseen))
-            _say("one line in the loop records them: with recorder.step(n) as record: record('loss', advantages=...)")
+            self._report_replay()
         elif self._refused is None and not os.path.exists(os.path.join(self._directory, "manifest.json")):
             # A launcher calls no model; the processes it started recorded theirs.
             hidden = ", or inside what torch.compile was given" if _compiled_graphs() else ""
             _say(f"no model was recorded: no torch module with parameters was called outside sampling{hidden}")
+
+    def _report_replay(self) -> None:
+        """What a replay of the recording can show, and what it cannot."""
+        if "input_ids" not in self._trained_on:
+            _say("a replay needs token ids, and no call of a trained model was given input_ids")
+            return
+        name, size = self._actor
+        weights = (
+            "with the weights of every step"
+            if self._seen["checkpoints"]
+            else f"with the weights training began from ({name}); --checkpoints keeps each step's ({size:.1f} GiB)"
+            if name
+            else f"with weights you name (--model); --checkpoints keeps each step's ({size:.1f} GiB)"
+        )
+        if "labels" in self._trained_on:
+            _say(f"rldbg replay {self._directory} --step {self._number - 1} --backward runs a step again, {weights}")
+        else:
+            _say(f"rldbg replay {self._directory} --step {self._number - 1} runs its forwards again, {weights}")
+            _say("its loss is a plain function's: with recorder.step(n) as record: record('loss', advantages=...)")
 
 
 class _Late:
@@ -353,10 +458,18 @@ class _Late:
 
 
 def _matching(pattern: str | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What a pattern chooses of named tensors that are there; no pattern chooses none."""
+    """What a glob, anywhere in the name, chooses of named tensors that are there; no pattern chooses none."""
     if pattern is None:
         return {}
-    return {name: value for name, value in named.items() if value is not None and re.search(pattern, name)}
+    wanted = f"*{pattern}*"
+    return {name: value for name, value in named.items() if value is not None and fnmatchcase(name, wanted)}
+
+
+def _is_masked(given: Mapping[str, Any]) -> bool:
+    """Whether a call says which slots hold tokens, or is given none."""
+    if getattr(given.get("input_ids"), "ndim", 0) != 2:
+        return True
+    return any(name in given for name in ("attention_mask", "position_ids", "cu_seq_lens_q", "cu_seqlens"))
 
 
 def _is_compiled(module: Any) -> bool:
@@ -375,13 +488,6 @@ def _is_sampling() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
-
-
-def _norm(gradients: list[Any]) -> float | None:
-    import torch
-
-    norms = [torch.linalg.vector_norm(gradient.detach().float()) for gradient in gradients if not gradient.is_sparse]
-    return float(torch.linalg.vector_norm(torch.stack([norm.cpu() for norm in norms]))) if norms else None
 
 
 def _say(text: str) -> None:

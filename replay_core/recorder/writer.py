@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from replay_core.errors import RecordExistsError
+from replay_core.recorder.patience import disk_call
+
+#: Permissions of a dump's files: their owner alone. What the umask leaves, where they are to be shared.
+PRIVATE, SHARED = 0o600, 0o666
+
+T = TypeVar("T")
+
+#: Two threads of a process never write under the same temporary name.
+_numbers = count()
 
 
-def commit(path: Path, write: Callable[[IO[bytes]], None]) -> int:
+def commit(path: Path, write: Callable[[IO[bytes]], None], *, mode: int = PRIVATE) -> int:
     """Write a new file atomically: temporary name, fsync, link to the final name. Returns its size in bytes.
 
     The link fails where the name exists, so two writers of one key cannot overwrite each other.
@@ -19,35 +30,70 @@ def commit(path: Path, write: Callable[[IO[bytes]], None]) -> int:
     Raises:
         RecordExistsError: the final name is taken.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _becoming(path, mode) as (file, temporary):
+        told = _Telling(file)
+        try:
+            write(told)  # type: ignore[arg-type]  # as much of a file as a writer needs
+        except Exception:
+            if told.failure is not None:
+                raise told.failure from None
+            raise
+        with disk_call():
+            size = _to_disk(file)
+            _link(temporary, path)
+    with disk_call():
+        _sync_directory(path.parent)
+    return size
+
+
+@contextlib.contextmanager
+def _becoming(path: Path, mode: int) -> Iterator[tuple[IO[bytes], Path]]:
+    """A new file beside `path`, open; it is gone at the end, under this name at least."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    file = None
     try:
-        with open(temporary, "wb") as file:
-            told = _Telling(file)
-            try:
-                write(told)  # type: ignore[arg-type]  # as much of a file as a writer needs
-            except Exception:
-                if told.failure is not None:
-                    raise told.failure from None
-                raise
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        _link(temporary, path)
+        with disk_call():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = _new_file(temporary, mode)
+        yield file, temporary
     except OSError as error:
         # A failed write names no file of its own.
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-    _sync_directory(path.parent)
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _new_file(path: Path, mode: int) -> IO[bytes]:
+    """A file that was not there; never one that a link of this name leads to."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags, mode)
+    except FileExistsError:
+        # What a killed process of our number left: in a container every run has the same.
+        path.unlink()
+        descriptor = os.open(path, flags, mode)
+    return os.fdopen(descriptor, "wb")
+
+
+def _to_disk(file: IO[bytes]) -> int:
+    file.flush()
+    os.fsync(file.fileno())
+    size = file.tell()
+    # Some file systems say only now that there was no room.
+    file.close()
     return size
 
 
 #: The disk is set to work whenever so many bytes wait in the page cache: at the end little is left to wait for.
 _BEHIND = 4 << 20
+#: A larger piece is written in several calls: each is to be answered in time.
+_PIECE = 8 << 20
 
 
 class _Telling:
@@ -57,21 +103,34 @@ class _Telling:
         self._file = file
         self._behind = 0
         self.failure: OSError | None = None
-        self.flush = file.flush
         self.tell = file.tell
-        self.seek = file.seek
+
+    def flush(self) -> None:
+        self._told(self._file.flush)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        # What is buffered is written first.
+        return self._told(lambda: self._file.seek(offset, whence))
 
     def write(self, data: Any) -> int:
-        try:
-            written = self._file.write(data)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
-        self._behind += written
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _PIECE):
+            self._told(partial(self._write, view[start : start + _PIECE]))
+        return len(view)
+
+    def _write(self, piece: memoryview) -> None:
+        self._behind += self._file.write(piece)
         if self._behind >= _BEHIND:
             self._behind = 0
             _start_writing(self._file)
-        return written
+
+    def _told(self, call: Callable[[], T]) -> T:
+        try:
+            with disk_call():
+                return call()
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
 
 
 def _start_writing(file: IO[bytes]) -> None:
@@ -85,56 +144,76 @@ def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise RecordExistsError(
-            "a record of this key is already on disk; nothing recorded is ever overwritten",
-            file=str(path),
-            hint="give the second write its own micro number, or record into a new directory",
-        ) from None
+        # A network file system may answer its own second try.
+        if not _same(temporary, path):
+            raise _taken(path) from None
     except OSError:
-        # A filesystem without hard links (some FUSE and SMB mounts): claim the name, then rename over the claim.
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            raise RecordExistsError("a record of this key is already on disk", file=str(path)) from None
-        os.replace(temporary, path)
+        _rename_unless_taken(temporary, path)
 
 
-def replace_whole(path: Path, data: bytes) -> None:
-    """Write or rewrite a small file atomically (the manifest): readers see the old text or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _rename_unless_taken(temporary: Path, path: Path) -> None:
+    """For a file system without hard links (some FUSE and SMB mounts): whoever has the claim may rename."""
+    claim = path.with_name(f".{path.name}.0-0.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+    except FileExistsError:
+        raise _taken(path) from None
+    try:
+        if os.path.lexists(path):
+            raise _taken(path)
+        os.rename(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+        with contextlib.suppress(OSError):
+            claim.unlink()
 
 
-def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
+def _same(one: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    return False
+
+
+def _taken(path: Path) -> RecordExistsError:
+    return RecordExistsError(
+        "a record of this key is already on disk; nothing recorded is ever overwritten",
+        file=str(path),
+        hint="give the second write its own micro number, or record into a new directory",
+    )
+
+
+def replace_whole(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
+    """Write or rewrite a small file atomically (the manifest): readers see the old text or the new, never a part."""
+    with _becoming(path, mode) as (file, temporary), disk_call():
+        file.write(data)
+        _to_disk(file)
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+
+
+def append_line(path: Path, line: bytes, *, durable: bool = True, mode: int = PRIVATE) -> None:
     """Append one line in a single write, so a reader that follows never sees half of it twice.
 
     `durable` waits until it is on the disk.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        whole = line + b"\n"
-        written = 0
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    with disk_call():
+        descriptor = os.open(path, flags, mode)
         try:
-            while written < len(whole):
-                written += os.write(descriptor, whole[written:])
-        except OSError:
-            # The disk is full: the next line must not continue half of this one. Cutting needs no room.
-            end = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if written and os.fstat(descriptor).st_size == end:
-                os.ftruncate(descriptor, end - written)
-            raise
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            whole = line + b"\n"
+            written = 0
+            try:
+                while written < len(whole):
+                    written += os.write(descriptor, whole[written:])
+                if durable:
+                    os.fsync(descriptor)
+            except OSError:
+                # The disk is full: the next line must not continue half of this one. Cutting needs no room.
+                end = os.lseek(descriptor, 0, os.SEEK_CUR)
+                if written and os.fstat(descriptor).st_size == end:
+                    os.ftruncate(descriptor, end - written)
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def _sync_directory(path: Path) -> None:

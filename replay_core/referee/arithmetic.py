@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
@@ -30,6 +29,8 @@ _MOVES = {
     "_unsafe_view", "_reshape_copy", "expand_copy", "split_with_sizes", "arange", "scalar_tensor", "squeeze", "chunk",
 }  # fmt: skip
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+#: Operations of one tensor whose results are small differences of numbers as large as what goes in.
+_CANCELLING = {"gelu", "softplus", "mish", "_log_softmax", "logsumexp"}
 
 
 class TrueTensor(torch.Tensor):  # type: ignore[misc]
@@ -61,6 +62,11 @@ Rounding = Callable[[str, torch.Tensor, torch.dtype], torch.Tensor]
 def exactly(_name: str, value: torch.Tensor, _dtype: torch.dtype) -> torch.Tensor:
     """Nothing is rounded."""
     return value
+
+
+def nearest(_name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Every operation's result rounded to the nearest number of its dtype: the code as it is written."""
+    return value.to(dtype).double() if dtype in SIGNIFICAND else value
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -104,8 +110,8 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
         is_in_place = name.endswith("_") and not name.startswith("_") and bool(args)
-        true_args = tree_map(_true, args)
-        true_kwargs = {key: _wide(key, value) for key, value in tree_map(_true, kwargs).items()}
+        true_args = _each(_true, args)
+        true_kwargs = {key: _wide(key, value) for key, value in _each(_true, kwargs).items()}
         if name == "_softmax" or name == "_log_softmax":
             true_args = (*true_args[:2], False)
         out = func(*true_args, **true_kwargs)
@@ -119,9 +125,18 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         if not any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in _flat(out)):
             return out
         dtypes = _native_dtypes(func, args, kwargs, out)
+        if len(dtypes) != len(_flat(out)):
+            # Pieces of one tensor: how many depends on its size.
+            dtypes = dtypes[:1] * len(_flat(out))
+        if name == "native_layer_norm" and isinstance(self.rounding, Noise):
+            out = (self._layer_norm(*true_args), *out[1:])
         is_free = name in _MOVES or func.is_view or self.rounding is exactly or _is_widening(name, args, dtypes)
         if not is_free and name in _PRODUCTS and isinstance(self.rounding, Noise):
             out = out + self.rounding.of_sum(_squares(func, name, true_args))
+        elif (
+            not is_free and name in _CANCELLING and isinstance(self.rounding, Noise) and out.shape == true_args[0].shape
+        ):
+            out = out + self.rounding.of_sum(true_args[0].square())
         made = []
         for one, dtype in zip(_flat(out), dtypes, strict=True):
             if isinstance(one, torch.Tensor) and one.dtype == torch.float64 and dtype is not None:
@@ -132,6 +147,36 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(out, (tuple, list)):
             return type(out)(made) if type(out) in (tuple, list) else tuple(made)
         return made[0]
+
+    def _layer_norm(self, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+        """The normalisation in float32 steps, each with its own error: x / deviation and mean / deviation cancel, and
+        weight and bias may."""
+        axes, noise = tuple(range(-len(shape), 0)), self.rounding
+        assert isinstance(noise, Noise)
+
+        def step(value: torch.Tensor) -> torch.Tensor:
+            return noise("", value, torch.float32)
+
+        def mean(value: torch.Tensor) -> torch.Tensor:
+            count = value.numel() / value.sum(axes).numel()
+            return step(value.mean(axes, keepdim=True)) + noise.of_sum(value.square().sum(axes, keepdim=True)) / count
+
+        middle = mean(x)
+        deviation = step((mean((x - middle).square()) + eps).rsqrt())
+        scaled = step(step(x * deviation) - step(middle * deviation))
+        scaled = scaled if weight is None else step(scaled * weight)
+        return scaled if bias is None else scaled + bias
+
+
+def _each(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Arguments with each leaf changed; torch's own walk over them takes as long as the operation."""
+    if isinstance(tree, tuple):
+        return tuple(_each(change, one) for one in tree)
+    if isinstance(tree, list):
+        return [_each(change, one) for one in tree]
+    if isinstance(tree, dict):
+        return {key: _each(change, one) for key, one in tree.items()}
+    return change(tree)
 
 
 def _true(value: Any) -> Any:
@@ -156,12 +201,12 @@ _DTYPES: dict[str, list[torch.dtype | None]] = {}
 
 def _native_dtypes(func: Any, args: Any, kwargs: Any, out: Any) -> list[torch.dtype | None]:
     """The dtypes that the operation would have given its results, told by running it on tensors without values."""
-    key = str((func, tree_map(_kind, args), kwargs.get("dtype")))
+    key = str((func, _each(_kind, args), kwargs.get("dtype")))
     if key in _DTYPES:
         return _DTYPES[key]
     try:
-        meta_args = tree_map(_meta, args)
-        meta_kwargs = {k: (torch.device("meta") if k == "device" else v) for k, v in tree_map(_meta, kwargs).items()}
+        meta_args = _each(_meta, args)
+        meta_kwargs = {k: (torch.device("meta") if k == "device" else v) for k, v in _each(_meta, kwargs).items()}
         if not any(isinstance(one, torch.Tensor) for one in _leaves(args)):
             meta_kwargs["device"] = torch.device("meta")
         found = [one.dtype if isinstance(one, torch.Tensor) else None for one in _flat(func(*meta_args, **meta_kwargs))]

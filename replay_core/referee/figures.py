@@ -3,7 +3,9 @@
 e = recorded - truth, rows are tokens, columns channels. sigma is what rounding does to each element: from the noise
 runs (`arithmetic.Noise`), with the half unit of the last place as prior, sigma_i^2 = (sum_s E_si^2 + v p_i)/(S + v),
 p_i = ulp_i^2/12 scaled to the row's own noise. z = e/sigma. Every statistic is also taken of each noise run against the
-others: what it is of noise is measured on this module and these inputs, not guessed.
+others: what it is of noise is measured on this module and these inputs, not guessed. Values that repeat from token to
+token are rounded alike, which no random error is: so the statistics are also taken of the model's code as it is
+written, every operation rounded to the nearest, and of the truth rounded once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from replay_core.referee import limits
 from replay_core.referee.arithmetic import ulp
 from replay_core.referee.shadow import Claim
 
+#: Noise runs whose own statistics are taken.
+_LEFT_OUT = 3
 #: How many noise runs the prior counts for.
 _PRIOR = 4.0
 #: Elements looked at of one tensor; rows beyond that are sampled.
@@ -27,7 +31,8 @@ class ErrorFigures:
     """statistics: name -> (value, most that noise had of it, its ratio to what noise may have).
 
     size: rms of e over the rms that rounding gives; relative: |e|/|truth|. hard: share of elements past half a unit of
-    the last place, of a tensor that is rounded once. gain: e is about `gain` times the truth. worst_*: where.
+    the last place, of a tensor that is rounded once. largest: |e|
+    in units of the last place of its row's largest value. gain: e is about `gain` times the truth. worst_*: where.
     """
 
     statistics: dict[str, tuple[float, float, float]]
@@ -40,7 +45,14 @@ class ErrorFigures:
     rows: int
     channels: int
     not_finite: int
-    unequal: float
+    largest: float
+    unequal_once: float
+    unequal_written: float
+
+    @property
+    def unequal(self) -> float:
+        """Share of elements that neither the truth rounded once nor the code as it is written gives."""
+        return min(self.unequal_once, self.unequal_written)
 
     @property
     def excess(self) -> float:
@@ -80,9 +92,21 @@ def _distinct(claim: Claim) -> torch.Tensor:
     return torch.tensor(list(seen.values()), dtype=torch.long)
 
 
-def figures(claim: Claim, noises: list[torch.Tensor], truth: torch.Tensor | None = None) -> ErrorFigures:
-    """The error of a claim against the noise of its own module. `truth`: another truth to hold it to (a hypothesis)."""
+def figures(
+    claim: Claim, noises: list[torch.Tensor], written: torch.Tensor | None = None, truth: torch.Tensor | None = None
+) -> ErrorFigures:
+    """The error of a claim against the noise of its own module.
+
+    Args:
+        noises: what each noise run adds to the truth.
+        written: what the model's code, every operation rounded to the nearest, adds to it.
+        truth: another truth to hold it to (a hypothesis).
+    """
     chosen = sampled_rows(claim)
+    once = _rounded(claim.truth[chosen], claim.dtype) - claim.truth[chosen]
+    as_written = once if written is None else _rounded(claim.truth[chosen] + written[chosen], claim.dtype)
+    if written is not None:
+        as_written = as_written - claim.truth[chosen]
     truth = (claim.truth if truth is None else truth)[chosen]
     recorded = claim.recorded[chosen]
     finite = recorded.isfinite() | ~truth.isfinite()
@@ -97,8 +121,9 @@ def figures(claim: Claim, noises: list[torch.Tensor], truth: torch.Tensor | None
     own = _statistics(e / sigma, place / sigma)
     nulls = [
         _statistics(runs[s] / (rest := _sigma(torch.cat([runs[:s], runs[s + 1 :]]), unit2)), place / rest)
-        for s in range(len(runs))
+        for s in range(min(len(runs), _LEFT_OUT))
     ]
+    nulls += [_statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma) for one in (once, as_written)]
     table = {}
     for name, value in own.items():
         most = max((null[name] for null in nulls), default=0.0)
@@ -115,20 +140,29 @@ def figures(claim: Claim, noises: list[torch.Tensor], truth: torch.Tensor | None
     bad = int((~finite).sum())
     if bad:
         table["not_finite"] = (float(bad), 0.0, float("inf"))
+    gain = float((e / sigma * reach).sum()) / power if power else 0.0
+    if claim.dtype == torch.float32 and abs(gain) < limits.LEAST_GAIN and "gain" in table:
+        table["gain"] = (*table["gain"][:2], 0.0)
     norm = float(place.norm())
     return ErrorFigures(
         statistics=table,
         size=float((e.square().mean() / unit2.mean()).sqrt()) if e.numel() else 0.0,
         relative=float(e.norm()) / norm if norm else 0.0,
         hard=hard,
-        gain=float((e / sigma * reach).sum()) / power if power else 0.0,
+        gain=gain,
         worst_row=int(chosen[int(z2.mean(1).argmax())]) if e.numel() else 0,
         worst_channel=int(z2.mean(0).argmax()) if e.numel() else 0,
         rows=e.shape[0],
         channels=e.shape[1],
         not_finite=bad,
-        unequal=float((_rounded(place, claim.dtype) != recorded).double().mean()) if e.numel() else 0.0,
+        largest=float((e.abs() / ulp(place.abs().amax(1, keepdim=True), claim.dtype)).max()) if e.numel() else 0.0,
+        unequal_once=_unequal(claim.truth[chosen] + once, recorded),
+        unequal_written=_unequal(claim.truth[chosen] + as_written, recorded),
     )
+
+
+def _unequal(made: torch.Tensor, recorded: torch.Tensor) -> float:
+    return float((made != recorded).double().mean()) if made.numel() else 0.0
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

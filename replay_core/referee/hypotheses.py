@@ -28,8 +28,11 @@ _EPSILONS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-12, 0.0)
 _BASES = (1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
 _FACTORS = (0.5, 2.0, 4.0, 8.0)
 _RANKS = (2, 4, 8)
-#: A harmless recipe leaves an error of at most so many of its module's own noise; beyond, it is a fault of precision.
-HARMLESS_SIZE = 4.0
+#: Of a right recipe at most this share of elements is not bitwise what was recorded, a fifth of what any other leaves.
+_UNEQUAL = 0.03
+#: A harmless recipe changes a tensor by at most so much of its size; beyond, it is a fault of precision: frequencies in
+#: bfloat16 turn whole radians at position 1000.
+HARMLESS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +54,39 @@ class Tried:
 
     @property
     def explains(self) -> bool:
-        return self.after.excess < 1 and self.after.excess < 0.5 * self.before.excess
+        after, before = self.after, self.before
+        if (
+            self.hypothesis.harmless
+            and after.unequal_once <= _UNEQUAL
+            and after.unequal_once * 5 <= before.unequal_once
+        ):
+            # A partial sum beside a half is rounded up by one kernel and down by another: rare, and never far.
+            return after.largest <= 2.0
+        return after.excess < 1 and after.excess < 0.5 * before.excess
 
 
 def tried(
-    shadow: Shadow, claim: Claim, noises: list[torch.Tensor], before: ErrorFigures, others: Mapping[str, Any]
+    shadow: Shadow,
+    claim: Claim,
+    noises: list[torch.Tensor],
+    before: ErrorFigures,
+    others: Mapping[str, Any],
+    *,
+    only_harmless: bool = False,
 ) -> list[Tried]:
     """Every hypothesis of the claim's owner, the one that leaves least first. `others`: name -> state dict of other
     weights that the side may have run with."""
     module = shadow.module(claim.owner)
     found = []
     for one in hypotheses(module, claim, others):
+        if only_harmless and not one.harmless:
+            continue
         try:
             moved = shadow.again(claim, one.change(module))
         except (RuntimeError, TypeError, ValueError, IndexError):
             continue  # A change that the module's own code does not run with is none that was made.
         if moved is not None and moved.shape == claim.truth.shape and moved.isfinite().all():
-            found.append(Tried(one, before, figures(claim, noises, claim.truth + moved)))
+            found.append(Tried(one, before, figures(claim, noises, truth=claim.truth + moved)))
     return sorted(found, key=lambda one: one.after.excess)
 
 
@@ -84,7 +103,7 @@ def hypotheses(module: Any, claim: Claim, others: Mapping[str, Any]) -> Iterator
         if isinstance(value, float):
             yield from (Hypothesis(f"{setting} {one:g} instead of {value:g}", _attribute(setting, one))
                         for one in _EPSILONS if one != value)  # fmt: skip
-    if isinstance(getattr(module, "inv_freq", None), torch.Tensor):
+    if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
         yield from _rotary(module)
     if claim.kind == "norm" and isinstance(getattr(module, "weight", None), torch.Tensor):
         weight = module.weight
@@ -97,18 +116,21 @@ def hypotheses(module: Any, claim: Claim, others: Mapping[str, Any]) -> Iterator
 
 
 def _rotary(module: Any) -> Iterator[Hypothesis]:
-    frequencies = module.inv_freq
+    held = {name: value for name, value in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
     for dtype in (torch.bfloat16, torch.float16):
         yield Hypothesis(
             f"rotary frequencies in {str(dtype).removeprefix('torch.')}",
-            _buffer("inv_freq", frequencies.to(dtype).float()), harmless=True,
+            _buffers({name: value.to(dtype).float() for name, value in held.items()}), harmless=True,
         )  # fmt: skip
-    head = 2 * frequencies.numel()
     for base in _BASES:
-        made = 1.0 / base ** (torch.arange(0, head, 2, dtype=torch.float32) / head)
-        yield Hypothesis(f"rotary base {base:g}", _buffer("inv_freq", made))
+        made = {}
+        for name, value in held.items():
+            head = 2 * value.numel()
+            made[name] = 1.0 / base ** (torch.arange(0, head, 2, dtype=torch.float32) / head)
+        yield Hypothesis(f"rotary base {base:g}", _buffers(made))
     for factor in _FACTORS:
-        yield Hypothesis(f"rotary positions divided by {factor:g}", _buffer("inv_freq", frequencies / factor))
+        made = {name: value / factor for name, value in held.items()}
+        yield Hypothesis(f"rotary positions divided by {factor:g}", _buffers(made))
     if isinstance(getattr(module, "attention_scaling", None), float):
         yield Hypothesis("rotary scaling 1", _attribute("attention_scaling", 1.0))
 
@@ -122,9 +144,11 @@ def _linear(module: torch.nn.Linear) -> Iterator[Hypothesis]:
     for ranks in _RANKS:
         if columns % ranks == 0 and columns // ranks >= 4:
             for way in ("one after the other", "in pairs", "in float32"):
-                yield Hypothesis(
-                    f"{ranks} ranks' sums, each rounded, added {way}", _partial_sums(ranks, way), harmless=True
-                )
+                name = f"{ranks} ranks' sums, each rounded, added {way}"
+                yield Hypothesis(name, _partial_sums(ranks, way, "last"), harmless=True)
+                if module.bias is not None:
+                    yield Hypothesis(name, _partial_sums(ranks, way, "first"), harmless=True)
+                    yield Hypothesis(name, _partial_sums(ranks, way, "with the sum"), harmless=True)
     for ranks in (2, 4):
         part = columns // ranks
         if columns % ranks:
@@ -211,15 +235,15 @@ def _parameters(values: dict[str, torch.Tensor]) -> Callable[[Any], Any]:
     return change
 
 
-def _buffer(name: str, value: torch.Tensor) -> Callable[[Any], Any]:
+def _buffers(values: dict[str, torch.Tensor]) -> Callable[[Any], Any]:
     @contextmanager
     def change(module: Any) -> Iterator[None]:
-        before = module._buffers[name]
-        module._buffers[name] = value
+        before = {name: module._buffers[name] for name in values}
+        module._buffers.update(values)
         try:
             yield
         finally:
-            module._buffers[name] = before
+            module._buffers.update(before)
 
     return change
 
@@ -237,8 +261,11 @@ def _attribute(name: str, value: Any) -> Callable[[Any], Any]:
     return change
 
 
-def _partial_sums(ranks: int, way: str) -> Callable[[Any], Any]:
-    """The product as so many ranks compute it, each its part of the columns, every partial sum in the storage dtype."""
+def _partial_sums(ranks: int, way: str, bias: str) -> Callable[[Any], Any]:
+    """The product as so many ranks compute it, each its part of the columns, every partial sum in the storage dtype.
+
+    bias: added to the first rank's sum, with the last rounding, or after it.
+    """
 
     @contextmanager
     def change(module: Any) -> Iterator[None]:
@@ -246,10 +273,10 @@ def _partial_sums(ranks: int, way: str) -> Callable[[Any], Any]:
         def forward(given: torch.Tensor) -> torch.Tensor:
             dtype = given.dtype
             x, weight = (given.true if isinstance(given, TrueTensor) else given.double()), module.weight.double()
-            parts = [
-                _rounded(torch.matmul(a, w.T), dtype)
-                for a, w in zip(x.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
-            ]
+            parts = [torch.matmul(a, w.T) for a, w in zip(x.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)]
+            if module.bias is not None and bias == "first":
+                parts[0] = parts[0] + module.bias.double()
+            parts = [_rounded(part, dtype) for part in parts]
             if way == "in float32":
                 total = sum(parts[1:], parts[0])
             elif way == "in pairs":
@@ -260,8 +287,8 @@ def _partial_sums(ranks: int, way: str) -> Callable[[Any], Any]:
                 total = parts[0]
                 for part in parts[1:]:
                     total = _rounded(total + part, dtype)
-            if module.bias is not None:
-                total = _rounded(total, dtype) + module.bias.double()
+            if module.bias is not None and bias != "first":
+                total = (_rounded(total, dtype) if bias == "last" else total) + module.bias.double()
             return TrueTensor(total, dtype)
 
         def plainly(given: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,8 @@ class RuledSide:
     claims: list[RuledClaim] = field(default_factory=list)
     floor: Floor | None = None
     hypotheses: list[tuple[str, bool, float, float]] = field(default_factory=list)
+    #: Harmless changes of modules that what was recorded was made with: owner -> change.
+    kept: dict[str, Any] = field(default_factory=dict)
     coverage: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     why_not: str | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.records import Record, Run
 from replay_core.referee import limits
-from replay_core.referee.arithmetic import Noise
+from replay_core.referee.arithmetic import Noise, nearest
 from replay_core.referee.figures import figures
-from replay_core.referee.hypotheses import HARMLESS_SIZE, Tried, tried
+from replay_core.referee.hypotheses import HARMLESS, Tried, tried
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
 from replay_core.referee.shadow import Claim, Shadow
@@ -53,17 +54,22 @@ def rule_side(
     side.notes += side.model.notes
     shadow = Shadow(side.model.causal_lm, recorded, _temperature(recorded))
     noises = _claims(shadow, on_event, str(run.path))
+    written = shadow.perturb(nearest)
     for name, claim in shadow.claims.items():
         of_claim = [run[name] for run in noises if name in run]
-        one = _ruled(claim, of_claim, recorded)
+        one = _ruled(claim, of_claim, written.get(name), recorded)
         side.claims.append(one)
         if one.ruling != "NOISE" and claim.kind != "logprobs":
-            _explain(side, one, tried(shadow, claim, of_claim, one.figures, {}))
+            is_first = side.first is one
+            _explain(side, one, tried(shadow, claim, of_claim, one.figures, {}, only_harmless=not is_first))
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs"):
         _explain_by_row(side, side.first, records, shadow.temperature)
     if recorded.modules and recorded.logprobs() is not None:
         whole = Shadow(side.model.causal_lm, recorded, shadow.temperature, is_forced=False)
-        side.floor = _floor(whole, _claims(whole, on_event, f"{run.path}, the whole model"))
+        with ExitStack() as kept:
+            for owner, change in side.kept.items():
+                kept.enter_context(change(shadow.module(owner)))
+            side.floor = _floor(whole, _claims(whole, on_event, f"{run.path}, the whole model", limits.FLOOR_RUNS))
     else:
         side.floor = _floor(shadow, noises)
     side.coverage = _coverage(shadow, side)
@@ -73,8 +79,10 @@ def rule_side(
 def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
     """Clear a claim that a harmless recipe explains; keep the best hypotheses of the first that none does."""
     recipe = next((each for each in found if each.hypothesis.harmless and each.explains), None)
-    if recipe is not None and one.figures.size < HARMLESS_SIZE:
+    if recipe is not None and one.figures.relative < HARMLESS:
         one.ruling, one.recipe = "NOISE", recipe.hypothesis.name
+        if one.claim.kind == "rope":
+            side.kept.setdefault(one.claim.owner, recipe.hypothesis.change)
     elif not side.hypotheses or (one.ruling == "BUG" and side.first is one):
         side.hypotheses = [
             (each.hypothesis.name, each.explains, each.before.excess, each.after.excess) for each in found[:3]
@@ -98,19 +106,19 @@ def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record
     side.hypotheses.sort(key=lambda one: one[3])
 
 
-def _claims(shadow: Shadow, on_event: OnEvent, what: str) -> list[dict[str, Any]]:
-    total = limits.RUNS + 1
+def _claims(shadow: Shadow, on_event: OnEvent, what: str, runs: int = limits.RUNS) -> list[dict[str, Any]]:
+    total = runs + 1
     on_event(Progress(0, total, f"{what}: the truth"))
     shadow.judge()
     noises = []
-    for number in range(limits.RUNS):
+    for number in range(runs):
         on_event(Progress(number + 1, total, f"{what}: its rounding"))
         noises.append(shadow.perturb(Noise(number, limits.ACCUMULATION)))
     return noises
 
 
-def _ruled(claim: Claim, noises: list[Any], recorded: Recorded) -> RuledClaim:
-    found = figures(claim, noises)
+def _ruled(claim: Claim, noises: list[Any], written: Any, recorded: Recorded) -> RuledClaim:
+    found = figures(claim, noises, written)
     word = "BUG" if found.excess > 1 else "SUSPECT" if found.excess > limits.SUSPECT else "NOISE"
     return RuledClaim(claim, found, word, _token(recorded, claim, found.worst_row))
 

@@ -76,7 +76,12 @@ class Shadow:
     @property
     def unreached(self) -> list[str]:
         """Recorded module tensors that the model's forward never came to."""
-        return [name for name in self.recorded.modules if name not in self._used and name not in self.misfits]
+        whole = self.causal_lm.base_model_prefix
+        return [
+            name
+            for name in self.recorded.modules
+            if name not in self._used and name not in self.misfits and naming.module_of(name) != whole
+        ]
 
     def judge(self) -> None:
         """Fill `claims` with the truth, in order of computation."""

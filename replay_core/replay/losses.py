@@ -11,19 +11,21 @@ from replay_core.objectives import kl, policy_loss, reductions, value_loss
 from replay_core.objectives.arrays import library
 from replay_core.replay import spec
 
-KINDS = ("grpo", "ppo", "value")
+KINDS = ("grpo", "ppo", "nll", "value")
 KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 REDUCTIONS = ("token_mean", "sequence_mean", "token_sum")
 #: A critic's loss is reduced the way its framework does it.
 VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)
-_NUMBERS = {**dict.fromkeys(("clip_low", "clip_high", "kl", "value_clip", "dual_clip"), float), "tokens": int}
+_NUMBERS = {**dict.fromkeys(("clip_low", "clip_high", "kl", "value_clip", "dual_clip", "divisor", "tokens"), float)}
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The clipped policy-gradient loss of GRPO and PPO and its KL term; or PPO's value loss, of a critic.
+    """The clipped policy-gradient loss of GRPO and PPO and its KL term; what the labels leave of the likelihood; or
+    PPO's value loss, of a critic.
 
-    kind: grpo and ppo are one formula; value is the critic's.
+    kind: grpo and ppo are one formula; nll is the negative log-likelihood of the labels; value is the critic's.
+    divisor: what a trainer divides each micro-batch's loss by: the micro-batches of a step.
     value_clip: how far a value may leave the recorded one; 0 does not clip. A critic's reduction is its framework's.
     kl: coefficient of the penalty against the reference; 0 takes none.
     reduction: token_mean and sequence_mean are over this micro-batch; token_sum divides the sum by
@@ -37,9 +39,10 @@ class Loss:
     kl: float = 0.0
     kl_estimator: str = "k3"
     reduction: str = "token_mean"
-    tokens: int | None = None
+    tokens: float | None = None
     value_clip: float = 0.2
     dual_clip: float = 0.0
+    divisor: float = 1.0
 
     def __post_init__(self) -> None:
         reductions_ = VALUE_REDUCTIONS if self.kind == "value" else REDUCTIONS
@@ -78,7 +81,10 @@ class Loss:
             clip = f"values clipped to +-{self.value_clip:g} around the recorded" if self.value_clip else "no clipping"
             return f"VALUE: half the squared error, {clip}, reduced as {self.reduction}"
         penalty = f", {self.kl:g} x KL ({self.kl_estimator})" if self.kl else ", no KL term"
-        over = f"{self.reduction.replace('_', ' ')}" + (f" / {self.tokens:,} tokens" if self.tokens else "")
+        over = f"{self.reduction.replace('_', ' ')}" + (f" / {self.tokens:,g} tokens" if self.tokens else "")
+        over += f", divided by {self.divisor:g}" if self.divisor != 1 else ""
+        if self.kind == "nll":
+            return f"NLL: the negative log-likelihood of the labels, {over}"
         clip = f"ratio clipped to -{self.clip_low:g}/+{self.clip_high:g}{self._dual()}"
         return f"{self.kind.upper()}: {clip}{penalty}, {over}"
 
@@ -103,6 +109,8 @@ class Loss:
         Raises:
             RequestError: a KL term without reference log-probabilities, or a sum without its divisor.
         """
+        if self.kind == "nll":
+            return {"token_loss": -logprobs_BT * mask_BT, "loss": self._reduced(-logprobs_BT, mask_BT)}
         ratio_BT = policy_loss.ratio(logprobs_BT, old_BT)
         token_loss_BT = policy_loss.clipped(ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high)
         if self.dual_clip:
@@ -123,6 +131,10 @@ class Loss:
         return {**answer, "kl_loss": kl_loss, "loss": pg_loss + self.kl * kl_loss}
 
     def _reduced(self, values_BT: Any, mask_BT: Any) -> Any:
+        whole = self._summed(values_BT, mask_BT)
+        return whole if self.divisor == 1 else whole / self.divisor
+
+    def _summed(self, values_BT: Any, mask_BT: Any) -> Any:
         if self.reduction == "token_mean":
             return reductions.token_mean(values_BT, mask_BT)
         if self.reduction == "sequence_mean":
@@ -139,9 +151,10 @@ _VALUE_DEFAULTS = {"kind": "value", "reduction": "openrlhf"}
 def resolve(
     asked: Mapping[str, Any] | None,
     said: Mapping[str, Any] | None,
-    tokens_of_step: int | None,
+    tokens_of_step: float | None,
     *,
     is_critic: bool = False,
+    is_labelled: bool = False,
 ) -> tuple[Loss, str]:
     """The loss to use and one sentence on where it comes from: asked for, recorded in the dump's flags, or assumed."""
     source = "as asked" if asked is not None else "as recorded" if said else "assumed: the dump records no loss"
@@ -149,6 +162,9 @@ def resolve(
     if is_critic:
         loss = Loss.from_mapping({**_VALUE_DEFAULTS, **chosen})
         return loss, f"loss {loss} ({source})"
+    if is_labelled and "kind" not in chosen:
+        chosen["kind"] = "nll"
+        source = "assumed: labels are recorded and no advantages" if not said and asked is None else source
     if tokens_of_step and "reduction" not in chosen:
         chosen["reduction"] = "token_sum"
     if chosen.get("reduction") == "token_sum":

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare import compare_runs
 from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.sample import shows_fp32
 from replay_core.compare.judging.verdict import Context
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.measure.pair import PairFigures, figures
-from replay_core.records import Record, RecordKey, Run, TensorRef
+from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch
@@ -61,12 +62,15 @@ def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[
     names = COMPARABLE.get(plan.role or key.role or "actor", COMPARABLE["actor"])
     found: list[Recorded] = []
     notes: list[str] = []
+    temperature = plan.temperature or replayed.batch.temperature or 1.0
     for record in [*records_of(run, key), *_of_the_step(run, key)]:
         for ref in _tensors(record, notes):
-            name = ref.canonical or naming.canonical(ref.name)
+            name, said = _name(ref), ref
+            if name == "logits" and names[0] == "policy_logprobs":
+                name, said = names[0], _of_next_tokens(ref, replayed, temperature) or ref
             if name not in names or any(known.name == name for known in found) or not ref.is_readable or ref.is_text:
                 continue
-            placed = placed_in(ref, record, replayed)
+            placed = placed_in(said, record, replayed)
             if placed is not None:
                 found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
             elif record.key.micro == key.micro:
@@ -77,6 +81,30 @@ def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[
         chosen = replayed.chosen
         found = [replace(one, values_BS=chosen(one.values_BS), known_BS=chosen(one.known_BS)) for one in found]
     return found, notes
+
+
+def _name(ref: TensorRef) -> str:
+    """The canonical name; of what a recorded model call returned, that of the value itself."""
+    inner = ref.name.removeprefix("forward.output.")
+    return naming.canonical(inner) if inner != ref.name else ref.canonical or naming.canonical(ref.name)
+
+
+def _of_next_tokens(ref: TensorRef, replayed: RecordedBatch, temperature: float) -> TensorRef | None:
+    """Recorded logits [B, S, V] as the log-probabilities [B, S-1] of the tokens that follow; None where they are of
+    another batch.
+    """
+    ids_BS = replayed.recorded.ids_BS
+    if ref.shape[:2] != ids_BS.shape or len(ref.shape) != 3 or not ref.is_readable or replayed.samples.width is None:
+        return None
+    if ids_BS.max(initial=0) >= ref.shape[2]:
+        return None
+    logits_BTV = np.asarray(pages.array(ref)[:, :-1], np.float32) / np.float32(temperature)
+    greatest_BT = logits_BTV.max(-1, keepdims=True)
+    logsumexp_BT = np.log(np.exp(logits_BTV - greatest_BT).sum(-1)) + greatest_BT[..., 0]
+    chosen_BT = np.take_along_axis(logits_BTV, ids_BS[:, 1:, None], axis=-1)[..., 0]
+    values_BT = chosen_BT - logsumexp_BT
+    source = Inline(values_BT.reshape(-1).tolist())
+    return TensorRef(ref.name, "float32", values_BT.shape, source, canonical="policy_logprobs", alignment="next")
 
 
 def _of_the_step(run: Run, key: RecordKey) -> list[Record]:
@@ -161,8 +189,9 @@ def against(recorded: Recorded, run: Run, batch: MicroBatch, *, known_fp32: bool
         nothing = dict.fromkeys(("verdict", "max_abs", "mean_abs", "k3", "at"))
         return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
     pair: PairFigures = figures([(a, b)], exact=False, logprobs=recorded.name != "values")
+    pair.row_sample = np.nonzero(chosen)[0]
     context = Context(naming.meaning(recorded.name), coarsest("float32", recorded.dtype), exact=False,
-                      known_fp32=known_fp32)  # fmt: skip
+                      known_fp32=known_fp32 or shows_fp32(pair))  # fmt: skip
     found = judge(pair, None, context)
     distance = np.abs(b - a)
     worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))
@@ -194,7 +223,8 @@ def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | 
     place_ = (key.step, key.rank, key.role)
     mine = [one for one in run.records if (one.key.step, one.key.rank, one.key.role) == place_]
     every = {one.key.micro for one in mine if one.key.micro is not None and one.key.stage in _TRAINED}
-    whole = every <= set(micros)
+    ranks = {one.key.rank for one in run.records if (one.key.step, one.key.role) == (key.step, key.role)} - {None}
+    whole = every <= set(micros) and len(ranks) < 2
     chosen = [one for one in mine if one.key.stage in _TRAINED and one.key.micro in micros]
     if whole:
         chosen += [one for one in mine if one.key.stage == "gradient" and one.key.micro is None]
@@ -217,7 +247,9 @@ def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | 
         sentence += f", first divergence {first.name}: {first.reason}"
     elif parted:
         sentence += f", all within tolerance; first {parted[0].name}: {parted[0].reason}"
-    if not whole:
+    if len(ranks) > 1:
+        sentence += f"; the recorded gradient is of {len(ranks)} ranks together, this replay of one: it is not compared"
+    elif not whole:
         sentence += "; the recorded gradient is of the whole step: --micro all replays it"
     return {
         "bitwise": bool(rows) and not parted,

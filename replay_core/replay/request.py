@@ -24,6 +24,12 @@ from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
 from replay_core.replay.references import RANDOM
 
+#: What agreement means where the trainer's own numbers are not there.
+NOTHING_RECORDED = (
+    "held to nothing that the trainer computed: its record has neither log-probabilities nor logits of these tokens, "
+    "so agreement says that the settings agree with each other"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
@@ -170,6 +176,8 @@ def answer(
         # Nothing but a critic's records there: log-probabilities would be held to its values.
         plan = replace(plan, role=micro.key.role)
     values, notes = read_recorded(run, plan, micro)
+    if not values:
+        notes = [*notes, NOTHING_RECORDED]
     stranger = _stranger(run, plan)
     if values and stranger is not None:
         notes = [*notes, f"recorded {values[0].field} is not held to the replay: {stranger}"]

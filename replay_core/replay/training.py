@@ -45,7 +45,19 @@ class _Micro:
     recorded: RecordedBatch
     cell: BatchReplay
     fields: dict[str, torch.Tensor | None]
-    tokens_of_step: int | None
+    tokens_of_step: float | None
+    #: What the trainer divided this micro-batch's loss by before its backward, where the model gave the loss itself.
+    divisor: float = 1.0
+
+    @property
+    def is_labelled(self) -> bool:
+        return "labels" in self.fields
+
+    def own(self, loss: Loss) -> Loss:
+        """The step's loss with what is this micro-batch's own: the tokens it is a part of, what it was divided by."""
+        if loss.reduction == "token_sum" and self.tokens_of_step:
+            return replace(loss, tokens=self.tokens_of_step)
+        return replace(loss, divisor=self.divisor) if self.divisor != 1.0 else loss
 
     def response(self) -> torch.Tensor:
         """[B, S-1]: 1 where the next token is a response token (any token, where no response mask is known)."""
@@ -79,7 +91,7 @@ def train(
     numbers = plan.micros or (plan.micro,)
     micros = [_micro(replace(plan, micro=number), flags, run, model, temperature, on_event) for number in numbers]
     loss, sentence = resolve(_settings(plan), _said(run, "loss", plan), micros[0].tokens_of_step,
-                             is_critic=plan.is_critic)  # fmt: skip
+                             is_critic=plan.is_critic, is_labelled=micros[0].is_labelled)  # fmt: skip
     optimizer = None
     if plan.optimizer is not None:
         asked = Optimizer.parse(plan.optimizer) if isinstance(plan.optimizer, str) else plan.optimizer
@@ -107,7 +119,7 @@ def train(
                 logprobs_BT, hidden = _logprobs(micro.cell, head, flags, temperature, plan.logit_chunk)
                 mask_BT = micro.response().to(logprobs_BT.device)
                 logprobs_BT = logprobs_BT * mask_BT
-                found = _loss(loss, micro, logprobs_BT, mask_BT, notes)
+                found = _loss(micro.own(loss), micro, logprobs_BT, mask_BT, notes)
                 seconds["forward_s"] += time.perf_counter() - began
                 began = time.perf_counter()
                 found["loss"].backward()
@@ -165,7 +177,8 @@ def _micro(
     recorded = read_batch(run, plan)
     names = ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs")
     fields: dict[str, torch.Tensor | None] = dict.fromkeys(names)
-    tokens = None
+    single: dict[str, float] = {}
+    labels = None
     for record in records_of(run, recorded.key):
         for ref in record.tensors():
             name = ref.canonical or ref.name
@@ -173,9 +186,12 @@ def _micro(
                 placed = placed_in(ref, record, recorded)
                 if placed is not None:
                     fields[name] = torch.from_numpy(recorded.chosen(placed[0])[:, :-1].astype(np.float32))
-            if ref.name == "tokens_of_step" and ref.is_readable:
-                tokens = int(pages.array(ref).reshape(-1)[0])
-    if fields[names[0]] is None:
+            labels = ref if name == "labels" and labels is None else labels
+            if ref.is_readable and not ref.is_text and ref.numel == 1:
+                single.setdefault(ref.name, float(pages.array(ref).reshape(-1)[0]))
+    if fields[names[0]] is None and labels is not None and not plan.is_critic:
+        fields = {"labels": None}
+    elif fields[names[0]] is None:
         raise RequestError(
             f"the record holds no {names[0]} of this micro-batch: its loss cannot be formed",
             file=str(run.path),
@@ -183,9 +199,36 @@ def _micro(
             expected=f"{names[0]} per token, [B, S-1], [B, S] or a response suffix",
             hint=f"record {names[0]} and {names[1].replace('logprobs', 'log_probs')} beside input_ids",
         )
+    tokens = single.get("tokens_of_step", single.get("num_items_in_batch"))
+    divisor: float | None = 1.0
+    if "labels" in fields:
+        marked = 0 if recorded.batch.response_BS is None else int(recorded.batch.response_BS[:, 1:].sum())
+        divisor = _divisor(single, marked, tokens)
+        if divisor is None:
+            raise RequestError(
+                "the recorded loss is not what the labels' likelihood comes to: it was formed outside the model",
+                file=str(run.path),
+                tensor="loss",
+                expected=f"{single['forward.output.loss']:.6g}, which the model gave, or a part of it",
+                found=f"{single['loss']:.6g}",
+                hint="record what the loss is made of: advantages and old_log_probs beside input_ids",
+            )
     forward = replace(plan, capture="none")
     cell = BatchReplay(forward, flags, recorded.batch, model, temperature, on_event)
-    return _Micro(plan.micro, recorded, cell, fields, tokens)
+    return _Micro(plan.micro, recorded, cell, fields, tokens, divisor or 1.0)
+
+
+def _divisor(single: dict[str, float], marked: int, tokens: float | None) -> float | None:
+    """The whole number by which a trainer divided the loss that its model gave (gradient accumulation); None where the
+    backward began at another loss. 1 where a sum was divided by the step's `tokens`, of which `marked` are here.
+    """
+    given, began = single.get("forward.output.loss"), single.get("loss")
+    if not given or not began:
+        return 1.0
+    times = given / began
+    if tokens is not None:
+        return 1.0 if min(abs(times - 1), abs(times * marked / tokens - 1)) < 1e-3 else None
+    return float(round(times)) if times > 0.5 and abs(times - round(times)) < 1e-5 * times else None
 
 
 def _loss(
@@ -193,6 +236,8 @@ def _loss(
 ) -> dict[str, Any]:
     device = logprobs_BT.device
     given = {name: None if value is None else value.to(device) for name, value in micro.fields.items()}
+    if micro.is_labelled:
+        return loss.value(logprobs_BT, None, None, None, mask_BT)
     if "returns" in given:
         old_values_BT = given["values"]
         if old_values_BT is None:

@@ -49,8 +49,10 @@ _NOT_BY_SAMPLE = frozenset({"modules", "gradient", "param", "optimizer", "traini
 #: Of which part of a sample a tensor speaks, where only its name says so.
 _PART = {"prompt_ids": "prompt", "prompt_mask": "prompt", "response_ids": "response"}
 
-#: What says which tokens were generated, the surest first.
-_GENERATED = ("response_mask", "loss_mask")
+#: What says which tokens were generated, the surest first; of labels, those that are none (IGNORED) were not.
+_GENERATED = ("response_mask", "loss_mask", "labels")
+#: The label of a token that is not trained on: torch's `ignore_index`.
+IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +422,8 @@ class Batch:
             ref = self.held.find(name)
             marks = None if ref is None else self.values(ref)
             if marks is not None:
-                generated: Bools = marks.said_N & (np.nan_to_num(marks.values_N) > 0)
+                least = IGNORED if name == "labels" else 0
+                generated: Bools = marks.said_N & (np.nan_to_num(marks.values_N) > least)
                 return generated
         if self.response_starts is None:
             return None

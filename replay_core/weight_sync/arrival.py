@@ -15,7 +15,7 @@ from replay_core import dtypes
 from replay_core.engine_names import ENGINE_OWN, Piece, pieces
 from replay_core.errors import DumpError, NothingComparableError
 from replay_core.jobs import OnEvent, Progress, ignore
-from replay_core.measure.digests import digest_of
+from replay_core.measure.digests import digest, digest_of, is_digest
 from replay_core.measure.equality import unequal
 from replay_core.records import TensorRef
 from replay_core.weight_sync import fits
@@ -192,16 +192,22 @@ def _destination(
     if layout.why is not None:
         found.arrival, found.what = "shape", layout.why
         return found
+    unread = [piece.source for piece in made_of if not known.sender.tensors[piece.source].is_readable]
+    if unread:
+        _by_both_digests(found, unread, made_of, layout, known.sender)
+        return found
     try:
         if ref.is_readable:
             found.parts = list(_parts(state, name, layout, known))
         elif ref.digest is not None:
             found.by_digest = True
-            found.parts = _by_digest(ref, layout, known)
+            found.parts = _by_digest(name, ref, layout, known)
         else:
             found.arrival, found.what = "unreadable", "neither values nor a digest were recorded"
             return found
-        found.is_unmoved = all(one.arrival == "arrived" for one in found.parts) and _is_unmoved(layout, known)
+        found.is_unmoved = all(one.arrival == "arrived" for one in found.parts) and _is_unmoved(
+            name, ref, layout, known
+        )
     except DumpError as error:
         found.arrival, found.what = "unreadable", error.in_one_line
         return found
@@ -210,10 +216,25 @@ def _destination(
     return found
 
 
-def _is_unmoved(layout: Layout, known: Known) -> bool:
+def _by_both_digests(
+    found: Destination, unread: list[str], made_of: Sequence[Piece], layout: Layout, sender: WeightState
+) -> None:
+    """Where the trainer kept no values, a parameter that is one of its own may have the same digest."""
+    sent = sender.tensors[made_of[0].source]
+    if len(made_of) == 1 and sent.shape == found.ref.shape and sent.dtype == found.ref.dtype and is_digest(sent.digest):
+        found.by_digest = True
+        same = digest(found.ref) == sent.digest
+        found.arrival, found.what = ("arrived", "") if same else ("differs", "its digest is another")
+    else:
+        found.arrival, found.what = "unreadable", f"no values of the trainer's {', '.join(unread[:3])} were recorded"
+
+
+def _is_unmoved(name: str, ref: TensorRef, layout: Layout, known: Known) -> bool:
     if known.before is None:
         return False
-    pairs = [(block.of(known.sender), block.of(known.before)) for block in layout.blocks]
+    if _same_digest(name, ref, known.before):
+        return True
+    pairs = [(block.of(known.sender), known.earlier(name, block)) for block in layout.blocks]
     return all(sent is not None and old is not None and _equal(old, sent) for sent, old in pairs)
 
 
@@ -226,20 +247,20 @@ def _parts(state: WeightState, name: str, layout: Layout, known: Known) -> Itera
             yield PartArrival(block, "arrived")
         else:
             values = got if scaled is None or block.expert is not None else scaled[0]
-            yield _part(block, block.inside(values), sent, layout.blocks, known)
+            yield _part(name, block, block.inside(values), sent, layout.blocks, known)
 
 
-def _part(block: Block, got: Values, sent: Values, beside: Sequence[Block], known: Known) -> PartArrival:
+def _part(name: str, block: Block, got: Values, sent: Values, beside: Sequence[Block], known: Known) -> PartArrival:
     if _equal(got, sent):
         return PartArrival(block, "arrived")
     far = fits.rel_l2(got, sent) if got.shape == sent.shape else None
-    for suspect in (*suspects(block, beside, known, str(got.dtype)), *layers_beside(block, known.sender)):
+    for suspect in (*suspects(name, block, beside, known, str(got.dtype)), *layers_beside(block, known.sender)):
         values = suspect.values()
         if values is not None and _equal(got, values) and not _is_same(values, sent, suspect):
             return PartArrival(block, suspect.arrival, f"holds {suspect.what}", far)
     if far is None:
         return PartArrival(block, "differs", "equals nothing that is known")
-    before = None if known.before is None else block.of(known.before)
+    before = known.earlier(name, block)
     near = fits.fit(got, cast(sent, str(got.dtype)), before)
     if near is not None:
         return PartArrival(block, near[0], near[1], far)
@@ -260,13 +281,13 @@ def _equal(got: Values, sent: Values) -> bool:
     return not unequal(got, cast(sent, str(got.dtype))).any()
 
 
-def _by_digest(ref: TensorRef, layout: Layout, known: Known) -> list[PartArrival]:
+def _by_digest(name: str, ref: TensorRef, layout: Layout, known: Known) -> list[PartArrival]:
     """What a fused parameter holds, told from its digest: every combination of what its parts may hold is tried."""
     sender = known.sender
     options: list[list[Suspect]] = []
     for block in layout.blocks:
         sent = Suspect("arrived", "", lambda block=block: block.of(sender))  # type: ignore[misc]
-        options.append([sent, *suspects(block, layout.blocks, known, ref.dtype)])
+        options.append([sent, *suspects(name, block, layout.blocks, known, ref.dtype)])
     for chosen in _combinations(options):
         values = [suspect.values() for suspect in chosen]
         held = [one for one in values if one is not None]
@@ -276,10 +297,18 @@ def _by_digest(ref: TensorRef, layout: Layout, known: Known) -> list[PartArrival
                 PartArrival(block, suspect.arrival, f"holds {suspect.what}" if suspect.what else "")
                 for block, suspect in zip(layout.blocks, chosen, strict=True)
             ]
+    if known.before is not None and _same_digest(name, ref, known.before):
+        return [PartArrival(block, "untouched", "holds what it held before the push") for block in layout.blocks]
     why = "its digest is that of nothing known"
     if layout.padding:
         why += f", with {layout.padding} rows of zeros as padding"
     return [PartArrival(block, "differs", why) for block in layout.blocks]
+
+
+def _same_digest(name: str, ref: TensorRef, before: WeightState) -> bool:
+    """Whether the engine recorded the same digest of a parameter before the push."""
+    held = before.tensors.get(name)
+    return held is not None and is_digest(held.digest) and (held.digest, held.dtype) == (ref.digest, ref.dtype)
 
 
 def _padding(layout: Layout, ref: TensorRef) -> list[Values]:

@@ -27,8 +27,8 @@ class Block:
     shards: tuple[int, int] | None = None
 
     def of(self, state: WeightState) -> Values | None:
-        """The block as a state has it; None where the state has no such parameter, or another shape of it."""
-        if not state.has(self.piece.source):
+        """The block as a state has it; None where the state has no values of such a parameter, or another shape."""
+        if not state.has(self.piece.source) or not state.tensors[self.piece.source].is_readable:
             return None
         values = state.values(self.piece.source)
         if self.piece.of_stack and self.piece.expert is not None:
@@ -46,6 +46,13 @@ class Block:
         """The same place of the engine's parameter."""
         values = destination if self.expert is None else destination[self.expert]
         return values[self.rows[0] : self.rows[1]] if values.ndim else values
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a parameter of that shape has this place."""
+        inner = shape if self.expert is None else shape[1:]
+        return (self.expert is None or (len(shape) == 3 and self.expert < shape[0])) and (
+            not inner or self.rows[1] <= inner[0]
+        )
 
     def of_shard(self, number: int) -> Block:
         """The block that another shard would hold."""

@@ -38,12 +38,25 @@ class Known:
     before: WeightState | None = None
     older: tuple[WeightState, ...] = ()
 
+    def earlier(self, name: str, block: Block) -> Values | None:
+        """What a block of a destination held before the push; None where that is not known.
 
-def suspects(block: Block, beside: Sequence[Block], known: Known, dtype: str) -> Iterator[Suspect]:
+        `before` may be in the trainer's names or in the engine's own.
+        """
+        if self.before is None:
+            return None
+        values = block.of(self.before)
+        if values is None and self.before.has(name) and self.before.tensors[name].is_readable:
+            whole = self.before.values(name)
+            values = block.inside(whole) if block.fits(whole.shape) else None
+        return values
+
+
+def suspects(name: str, block: Block, beside: Sequence[Block], known: Known, dtype: str) -> Iterator[Suspect]:
     """Of one block of a destination of that dtype, likeliest first. `beside` are the destination's blocks."""
-    before, sender = known.before, known.sender
-    if before is not None:
-        yield Suspect("untouched", "what it held before the push", lambda: block.of(before))
+    sender = known.sender
+    if known.before is not None:
+        yield Suspect("untouched", "what it held before the push", lambda: known.earlier(name, block))
     for state in known.older:
         yield Suspect("older", f"the weights of {state.label}", lambda state=state: block.of(state))  # type: ignore[misc]
     yield Suspect("zero", "zeros", lambda: _zeros(block.of(sender)))

@@ -82,3 +82,18 @@ def test_gradients_and_modules_have_their_kinds():
     assert naming.meaning("layers.0.self_attn.inputs.position_ids").kind == "positions"
     assert naming.meaning("timestamp").kind == naming.meaning("batch_info.batch_size").kind == "note"
     assert naming.meaning("trajectories.advantages").phase is Phase.ADVANTAGES
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.step_time", "metrics.timing_s/gen", "perf/throughput", "metrics.train_samples_per_second",
+             "metrics.perf/max_memory_allocated_gb", "metrics.perf/mfu"],
+)  # fmt: skip
+def test_clocks_and_meters_are_notes(name: str) -> None:
+    assert naming.meaning(name).kind == "note"
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.reward", "metrics.num_tokens", "metrics.kl", "time_steps_BT", "layers.0.memory.output"]
+)
+def test_what_is_computed_is_no_note(name: str) -> None:
+    assert naming.meaning(name).kind != "note"

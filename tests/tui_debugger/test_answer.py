@@ -13,7 +13,7 @@ async def test_steps_that_were_only_partly_compared_are_not_counted_as_agreeing(
 
     engine = ScriptedEngine(compare=lambda job: partly if job.params["step"] in (1, 2) else same)
     async with opened(A, B, engine=engine) as (app, _):
-        assert app.session.state.opened.step_verdicts == {0: "SAME", 1: "PARTLY", 2: "PARTLY", 3: "SAME"}
+        assert app.session.state.opened.steps.verdicts == {0: "SAME", 1: "PARTLY", 2: "PARTLY", 3: "SAME"}
         lines = screen(app).splitlines()
         assert "PARTLY  no divergence, but not everything was compared" in lines[1]
         assert "4 steps compared: none diverges, but 2 only partly compared" in lines[1] + lines[2]
@@ -36,7 +36,7 @@ async def test_a_step_that_agrees_does_not_hide_one_that_diverged() -> None:
 
     async with opened(A, B, engine=ScriptedEngine(compare=answer)) as (app, pilot):
         await press(app, pilot, "1", "G", "enter")
-        assert app.session.state.opened.step_verdicts == {0: "DIFF", 3: "SAME"}
+        assert app.session.state.opened.steps.verdicts == {0: "DIFF", 1: "SAME", 2: "SAME", 3: "SAME"}
         top = "\n".join(screen(app).splitlines()[:3])
         assert "none diverges" not in top
         assert "step 3: everything" in top
@@ -50,8 +50,8 @@ async def test_a_micro_batch_that_agrees_does_not_make_its_step_agree() -> None:
     async with opened(A, B, engine=ScriptedEngine(compare=answer)) as (app, pilot):
         await press(app, pilot, "1", "j", "enter")
         assert app.session.state.opened.scope.micro is not None
-        assert app.session.state.opened.step_verdicts == {0: "DIFF"}
-        assert "step 0  DIFF" in screen(app)
+        assert app.session.state.opened.steps.verdicts[0] == "DIFF"
+        assert "step 0  DIFF 23" in screen(app)
 
 
 async def test_keys_that_need_a_dump_leave_the_first_screen_and_its_answer_as_they_are() -> None:

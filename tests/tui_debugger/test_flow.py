@@ -39,7 +39,7 @@ async def test_steps_are_compared_until_one_diverges() -> None:
     engine = ScriptedEngine(compare=answer)
     async with opened(A, B, engine=engine) as (app, _):
         assert [job.params["step"] for job in engine.jobs if job.kind == "compare"] == [0, 1, 2]
-        assert app.session.state.opened.step_verdicts == {0: "SAME", 1: "SAME", 2: "DIFF"}
+        assert app.session.state.opened.steps.verdicts == {0: "SAME", 1: "SAME", 2: "DIFF", 3: "SAME"}
         assert "step 1  SAME" in screen(app)
 
 
@@ -65,7 +65,7 @@ async def test_what_the_replay_says_beyond_its_tensors_is_answered_first() -> No
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
         assert "DIFF  samples 2 are off, each held to its row alone" in screen(app)
-        assert app.session.state.opened.step_verdicts == {0: "DIFF"}
+        assert app.session.state.opened.steps.verdicts == {0: "DIFF"}
 
 
 async def test_a_recording_and_a_padded_batch_that_disagree_are_said() -> None:
@@ -299,3 +299,108 @@ async def test_a_pair_without_a_divergence_selects_the_first_difference() -> Non
     async with opened(A, B, engine=ScriptedEngine(compare=close)) as (app, _):
         assert app.session.state.tensors.selected == 5
         assert "bitwise they part first at " + entry["name"] in screen(app)
+
+
+async def test_an_error_goes_when_something_else_is_asked_and_what_is_cancelled_is_said() -> None:
+    engine = ScriptedEngine(open={**document("run_a"), "models": {}})
+    engine.gate = asyncio.Event()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "r")
+        assert "ERROR  no model to replay with" in screen(app).splitlines()[1]
+        await press(app, pilot, "M", *"random:llama-tiny", "enter")
+        assert "ERROR" not in screen(app).splitlines()[1]
+        await pilot.press("r")
+        await until(pilot, lambda: "RUN  replaying" in screen(app))
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+        assert "CANCELLED  replaying padded, sdpa, float32" in screen(app).splitlines()[1]
+        assert "cancelled: replaying padded, sdpa, float32" in toasts(app)
+
+
+async def test_a_comparison_that_fails_leaves_the_tensors_that_were_there() -> None:
+    engine = ScriptedEngine(compare=TruncatedError("the file ends early"))
+    async with opened(A, engine=engine) as (app, pilot):
+        before = [row.name for row in app.session.state.tensors.rows]
+        await press(app, pilot, "c", *str(B), "enter")
+        assert "ERROR  the file ends early" in screen(app).splitlines()[1]
+        assert "Comparing." not in screen(app)
+        assert [row.name for row in app.session.state.tensors.rows] == before
+
+
+async def test_a_record_that_cannot_be_read_leaves_head_and_pane_at_the_step_before() -> None:
+    def answer(job: Any) -> Any:
+        return TruncatedError("the file ends early") if job.params["key"]["step"] == 3 else None
+
+    async with opened(A, engine=ScriptedEngine(record=answer)) as (app, pilot):
+        await press(app, pilot, "1", "G")
+        assert "ERROR  the file ends early" in screen(app).splitlines()[1]
+        assert "Tensors · of step 0" in screen(app)
+        assert "step 0" in screen(app).splitlines()[0]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=str)
+async def test_the_log_shows_what_came_while_it_was_hidden_and_wraps_to_its_width(size: tuple[int, int]) -> None:
+    line = " ".join(f"word{i}" for i in range(40))
+    async with opened(A, size=size) as (app, pilot):
+        app.debugger.log_line(line)
+        await press(app, pilot, "4")
+        assert "word0 word1" in screen(app)
+        assert "word39" in screen(app)
+        await pilot.resize_terminal(60, 24)
+        await press(app, pilot)
+        assert "word39" in screen(app), "a line is wrapped to the width there is now"
+
+
+async def test_the_worst_is_under_the_cursor_when_the_worst_come_first() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "S")
+        state = app.session.state
+        assert state.tensors.selected == state.tensors.shown[0]
+        assert state.tensors.row is not None
+        assert state.tensors.row.name == "layers.1.input_layernorm.output"
+
+
+async def test_the_head_of_a_column_pressed_twice_sorts_by_it() -> None:
+    async with opened(A, B) as (app, pilot):
+        head = app.debugger.query_one("#tensor-rows")
+        await pilot.click(head, offset=(head.size.width - 25, 0), times=2)
+        await rest(app, pilot)
+        assert app.session.state.tensors.sort == "worst first"
+        await pilot.click(head, offset=(15, 0), times=2)
+        await rest(app, pilot)
+        assert app.session.state.tensors.sort == "name"
+        await pilot.click(head, offset=(15, 0), times=2)
+        await rest(app, pilot)
+        assert app.session.state.tensors.sort == "order of computation"
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+async def test_work_that_says_nothing_is_seen_to_run_and_how_to_stop_it(width: int) -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    async with opened(A, engine=engine, size=(width, 24)) as (app, pilot):
+        await pilot.press("r")
+        await until(pilot, lambda: "RUN  replaying" in screen(app))
+        seen: set[str] = set()
+        await until(pilot, lambda: seen.add(screen(app).splitlines()[2]) or len(seen) > 2, "something that moves")  # type: ignore[func-returns-value]
+        assert all("ctrl+c cancels" in line for line in seen)
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+
+
+async def test_d_leads_to_the_first_divergence_from_any_screen_and_esc_back_to_it() -> None:
+    async with opened(A, B) as (app, pilot):
+        for key, name in (("m", "matrix"), ("C", "trends"), ("P", "parity")):
+            await press(app, pilot, "G", key)
+            assert app.screen is not app.debugger
+            await press(app, pilot, "J")
+            assert "not ruled: no weights" in toasts(app)
+            await press(app, pilot, "d")
+            assert app.screen is app.debugger
+            assert app.session.state.tensors.row is not None
+            assert app.session.state.tensors.row.is_first
+            assert f"rldbg  {name} ›" in screen(app).splitlines()[0]
+            await press(app, pilot, "escape")
+            assert getattr(app.screen, "KEYS_OF", "") == name
+            await press(app, pilot, "escape")
+            assert "›" not in screen(app).splitlines()[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.tui_debugger.driving import A, opened, press, screen, toasts, until
+from tests.tui_debugger.driving import A, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.screens.matrix import MatrixScreen
 
@@ -79,3 +79,31 @@ async def test_wrong_axes_are_refused_with_what_is_right() -> None:
         await press(app, pilot, "m", "a", "ctrl+u", *"attention=nosuch,eager", "enter")
         assert any("attention cannot be" in toast for toast in toasts(app))
         assert app.session.state.replay.matrix.axes.startswith("attention=eager")
+
+
+async def test_what_will_run_stands_there_before_it_runs_under_the_number_it_keeps() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
+        await press(app, pilot, "m", "a", "ctrl+u", *"attention=eager,fa2 packing=off,on block_mask=on,off", "enter")
+        before = [line.split() for line in screen(app).splitlines() if " to run " in line]
+        assert len(before) == 9
+        assert before[0][-7:] == ["1", "to", "run", "-", "each", "row", "alone"]
+        engine.gate = asyncio.Event()
+        await pilot.press("r")
+        await until(pilot, lambda: "1 runs now    -          each row alone" in screen(app))
+        engine.gate.set()
+        await rest(app, pilot)
+        assert " 1 ran         BASELINE   each row alone" in screen(app)
+        rows = [line[28:].split()[:3] for line in screen(app).splitlines() if "AGREES  " in line or "DIFFERS  " in line]
+        settings = [row for row in rows if row and row[0] in ("eager", "fa2")]
+        assert len({tuple(row) for row in settings}) == len(settings) == 4, "every line says what it ran"
+
+
+async def test_esc_leads_from_a_cells_tensors_back_to_the_cell() -> None:
+    async with opened(A) as (app, pilot):
+        await press(app, pilot, "m", "r", *"jjjjjj", "enter")
+        assert "rldbg  matrix ›" in screen(app).splitlines()[0]
+        await press(app, pilot, "escape")
+        assert isinstance(app.screen, MatrixScreen)
+        assert app.session.state.replay.matrix.at == 6
+        assert "› 6 ran" in screen(app)

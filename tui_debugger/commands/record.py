@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,8 +24,10 @@ from tui_debugger.commands import fail
 @click.option("--format", "form", type=click.Choice(["pt", "jsonl", "safetensors"]), default="pt", show_default=True)
 @click.option("--level", type=click.Choice(["hash", "stats", "full"]), default="full", show_default=True,
               help="Whole values, or figures and digests in the index alone.")  # fmt: skip
-@click.option("--gradients", metavar="PATTERN", help="Gradients of parameters that match, as the optimizer sees them.")
-@click.option("--params", metavar="PATTERN", help="Parameters that match, before each update.")
+@click.option("--gradients", metavar="GLOB", help="Gradients of parameters whose names hold it (*o_proj*), unclipped.")
+@click.option("--params", metavar="GLOB", help="Parameters whose names hold it, before each update.")
+@click.option("--checkpoints/--no-checkpoints", default=None,
+              help="Keep each recorded step's weights, for replays (default: of models up to 64 MiB).")  # fmt: skip
 @click.option("--outputs", is_flag=True, help="Outputs of the model however large they are.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 def command(
@@ -36,6 +37,7 @@ def command(
     level: str,
     gradients: str | None,
     params: str | None,
+    checkpoints: bool | None,
     outputs: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -51,13 +53,8 @@ def command(
             file=str(directory),
             hint="rldbg record --dir ANOTHER -- ...",
         )
-    for name, pattern in (("--gradients", gradients), ("--params", params)):
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise RequestError(f"{name} is no regular expression: {error}", found=f"{name}: {pattern!r}") from None
     options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
-    given = {"gradients": gradients, "params": params, "outputs": outputs or None}
+    given = {"gradients": gradients, "params": params, "outputs": outputs or None, "checkpoints": checkpoints}
     options.update({name: value for name, value in given.items() if value is not None})
     try:
         status = _run(command_line, _environment(directory, options))

@@ -77,7 +77,9 @@ _EXAMPLES = (
 @click.option("--warm", is_flag=True, help="One child for all cells: faster, times and memory depend on their order.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
 @click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
-@click.option("--backward", is_flag=True, help="Also the loss and its gradients; --micro may then name several.")
+@click.option(
+    "--backward", is_flag=True, help="Also the loss and its gradients, of all micro-batches of the step or of --micro."
+)
 @click.option(
     "--optimizer-step", "optimizer", is_flag=False, flag_value="", metavar="[SPEC]",
     help="With --backward: one step as well; adamw,lr=1e-6,max_grad_norm=1 ...; else as recorded.",
@@ -159,7 +161,7 @@ def _plan(
     for name, value in given.items():
         other = "off" if DEFAULTS[name] else "on"
         settings.append(f"{name}={other if FLAGS[name].is_switch else value}")
-    micros = _several(path, step, rank, micro) if backward else None
+    micros = _several(path, step, rank, micro, rest.get("role")) if backward else None
     return {
         "dump": str(path.resolve()),
         "step": _one("step", step),
@@ -173,15 +175,22 @@ def _plan(
     }
 
 
-def _several(path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None) -> list[int] | None:
-    """Several micro-batches, whose gradients a backward replay adds up."""
-    if micro is None:
-        return None
-    records = open_run(path).select(step or Selection.parse(0), rank, micro)
-    numbers = sorted(
-        {record.key.micro for record in records if record.key.micro is not None and micro.has(record.key.micro)}
-    )
-    return numbers if len(numbers) > 1 else None
+def _several(
+    path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None, role: str | None
+) -> list[int] | None:
+    """The micro-batches whose gradients a backward replay adds up: those asked for, else all of the step that a
+    backward began from.
+    """
+    run = open_run(path)
+    first = next((record.key.step for record in run.records), None)
+    records = run.select(step or Selection.parse(first or 0), rank, micro)
+    known = [record for record in records if record.key.role == (role or "actor")] or records
+    ranks = sorted({record.key.rank for record in known if record.key.rank is not None})
+    mine = [record.key for record in known if record.key.rank in (None, *ranks[:1])]
+    trained = {key.micro for key in mine if key.stage == "loss"} - {None}
+    numbers = {key.micro for key in mine if key.micro is not None and (micro is None or micro.has(key.micro))}
+    chosen = sorted(numbers & trained if trained and micro is None else numbers)
+    return chosen if len(chosen) > 1 or (chosen and micro is None) else None
 
 
 def _one(name: str, selection: Selection | None) -> int | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_core.errors import RequestError
-from replay_core.jobs import Job, Partial, Piece
-from tui_debugger import format as fmt
+from replay_core.errors import JobCancelledError, RequestError, RldbgError
+from replay_core.jobs import Event, Job, Partial, Piece, Progress
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
 from tui_debugger.cells import stated
 from tui_debugger.filtering import AT_ONCE, listed
@@ -18,6 +19,7 @@ from tui_debugger.flows.latest import Latest
 from tui_debugger.flows.listing import listed_run
 from tui_debugger.flows.looking import Looking
 from tui_debugger.state import Busy, Part, Scope
+from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.together import sides
 from tui_debugger.tolerance import Tolerance
 
@@ -33,9 +35,12 @@ class Comparing:
         self._judgings = Latest()
         self.judging_by: Tolerance | None = None
         """Asked for, and not yet in force."""
+        self.behind: Callable[[Coroutine[Any, Any, Any]], None] | None = None
+        """Who runs what nobody waits for; the screen sets it."""
 
     async def compare_with(self, b: Path, scope: Scope | None = None) -> None:
-        """Open B; compare the scope asked for, or step after step until one diverges."""
+        """Open B; compare the scope asked for, or step after step until one diverges, and the other steps behind the
+        screen."""
         state = self.state
         if state.opened.a is None:
             self._errands.tell(f"{NO_DUMP}, nothing to compare with: o opens one", "warning")
@@ -44,28 +49,74 @@ class Comparing:
         if run is None:
             return
         state.opened.b, state.opened.b_path = run, b
-        state.opened.step_verdicts.clear()
+        state.opened.steps = StepsCompared.of_runs(state.opened.a["steps"], run["steps"])
         self._errands.changed(Part.RUNS)
-        if scope is not None and scope != Scope():
-            await self.compare(scope)
-            return
-        theirs = run.get("steps") or []
-        shared = [step for step in state.opened.a.get("steps") or [] if step in theirs]
-        for step in shared or [None]:
-            document = await self.compare(Scope(step))
-            if document is None or document.get("first_divergence"):
+        first = scope if scope is not None and scope != Scope() else None
+        for asked in [first] if first else [Scope(step) for step in state.opened.steps.asked] or [Scope()]:
+            document = await self.compare(asked)
+            if document is None or document["first_divergence"]:
                 break
+        if not state.job.cancelled:
+            self.compare_rest()
+
+    def compare_rest(self) -> None:
+        """Have the steps that nobody compared yet compared behind the screen."""
+        if self.state.opened.steps.open and self.behind is not None:
+            self.behind(self._compare_rest(self.state.opened.steps))
+
+    async def _compare_rest(self, steps: StepsCompared) -> None:
+        """Ends where the steps are those of another comparison."""
+        state = self.state
+        assert state.opened.a is not None
+        assert state.opened.b is not None
+        runs = sides(state.opened, state.opened.a["path"], state.opened.b["path"])
+        limits = state.tolerance.params()
+        try:
+            for step in steps.open:
+                if state.opened.steps is not steps:
+                    return
+                steps.doing = f"step {step}"
+                self._errands.changed(Part.RUNS, Part.ANSWER)
+                job = Job("compare_step", {**runs, **Scope(step).params(), **limits})
+                try:
+                    document = await self._errands.engine.run(job, partial(self._take_progress, steps, step))
+                except RldbgError as error:
+                    if isinstance(error, JobCancelledError):
+                        raise
+                    steps.take_failure(step, error.message)
+                    self._errands.log(f"step {step} was not compared: {error.message}")
+                else:
+                    if step not in steps.found:
+                        steps.take(step, document)
+        except JobCancelledError:
+            pass
+        finally:
+            steps.doing = ""
+            self._errands.changed(Part.RUNS, Part.ANSWER)
+
+    def _take_progress(self, steps: StepsCompared, step: int, event: Event) -> None:
+        if isinstance(event, Progress):
+            of = f" of {event.total:,}" if event.total else ""
+            steps.doing = f"step {step} ({event.done:,}{of})"
+            self._errands.changed(Part.ANSWER)
+        else:
+            self._errands.take_log(event)
 
     async def compare(self, scope: Scope) -> ComparisonDocument | None:
         """Compare one scope of the open pair and select its first divergence."""
         state = self.state
         if state.opened.a is None or state.opened.b is None:
             return None
-        state.opened.scope = scope
+        before, state.opened.scope = state.opened.scope, scope
         params = {**sides(state.opened, state.opened.a["path"], state.opened.b["path"]), **scope.params()}
-        document = await self._errands.guard(self.compared(params, f"comparing {scope}".rstrip()))
+        document = None
+        try:
+            document = await self._errands.guard(self.compared(params, f"comparing {scope}".rstrip()))
+        finally:
+            if document is None:
+                state.opened.scope = before
         if document is not None:
-            state.opened.judged(scope, fmt.comparison_answer(document).word)
+            state.opened.judged(scope, document)
             await self.show(document)
         return document
 
@@ -74,19 +125,24 @@ class Comparing:
         state = self.state
         if state.opened.a is None:
             return
-        state.opened.scope = one
+        before, state.opened.scope = state.opened.scope, one
         b = state.opened.b or state.opened.a
         params = {**sides(state.opened, state.opened.a["path"], b["path"]), **one.params(), "scope_b": other.params()}
-        document = await self._errands.guard(self.compared(params, f"comparing {one} with {other}"))
+        document = None
+        try:
+            document = await self._errands.guard(self.compared(params, f"comparing {one} with {other}"))
+        finally:
+            if document is None:
+                state.opened.scope = before
         if document is not None:
-            state.opened.step_verdicts.clear()
+            state.opened.steps = StepsCompared()
             await self.show(document)
 
     async def compared(self, params: dict[str, Any], what: str) -> ComparisonDocument:
         """A comparison whose rows come as they are judged: a hundred thousand in one piece would stop the keys."""
         state = self.state
         final: list[PairEntry] = []
-        state.compared = None
+        before, compared, state.compared = replace(state.tensors), state.compared, None
         state.tensors.begin_live()
         self._errands.changed(Part.TENSORS)
 
@@ -100,7 +156,14 @@ class Comparing:
                 final.extend(part["tensors"])
 
         job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
-        document = await self._errands.run(job, what, on_part=take)
+        try:
+            document = await self._errands.run(job, what, on_part=take)
+        except BaseException:
+            # What was on the screen is there again: rows that are a part of a comparison are no answer.
+            state.tensors.go_back_to(before)
+            state.compared = compared
+            self._errands.changed(Part.TENSORS, Part.ANSWER)
+            raise
         state.compared = dict(params)
         if state.tolerance.exact:
             return await self._rejudged(params)
@@ -175,9 +238,10 @@ class Comparing:
         if document is None:
             return
         # Other steps were judged by another tolerance: their verdicts would not be comparable.
-        state.opened.step_verdicts.clear()
-        state.opened.judged(state.opened.scope, fmt.comparison_answer(document).word)
+        state.opened.steps = state.opened.steps.again()
+        state.opened.judged(state.opened.scope, document)
         await self.show(document, keep_row=True)
+        self.compare_rest()
 
     async def _again(self, compared: dict[str, Any]) -> ComparisonDocument:
         try:

@@ -53,6 +53,8 @@ class Errands:
         if self.state.job.busy is None:
             self.state.job.busy = own
             self.state.job.phases.clear()
+            # What went wrong before is no answer to what is asked now.
+            self.state.job.trouble, self.state.job.cancelled = None, ""
         self.changed(Part.ANSWER)
 
         def on_event(event: Event) -> None:
@@ -65,6 +67,10 @@ class Errands:
 
         try:
             return await self.engine.run(job, on_event)
+        except (JobCancelledError, asyncio.CancelledError):
+            if self.state.job.busy is own:
+                self.state.job.cancelled = what
+            raise
         finally:
             if self.state.job.busy is own:
                 self._end_phase(own)
@@ -88,11 +94,14 @@ class Errands:
         return answer
 
     def _cancelled(self) -> None:
-        self.log("cancelled")
+        said = f"cancelled: {self.state.job.cancelled}" if self.state.job.cancelled else "cancelled"
+        self.log(said)
+        self.tell(said, "information")
         self.changed(Part.ANSWER, Part.MATRIX)
 
     def _fail(self, error: RldbgError) -> None:
-        self.state.job.trouble, self.state.job.trouble_help = error.message, error.hint or ""
+        of = f": {error.file}" if error.file and error.file not in error.message else ""
+        self.state.job.trouble, self.state.job.trouble_help = f"{error.message}{of}", error.hint or ""
         for line in str(error).splitlines():
             self.log(line)
         self.tell(fmt.error_line(error), "error")

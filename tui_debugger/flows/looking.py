@@ -59,9 +59,9 @@ class Looking:
         assert state.opened.a is not None
         record = state.opened.a["records"][index]
         job = Job("record", {**named(state.opened, state.opened.a["path"]), "key": record["key"], "stats": False})
-        state.opened.scope = Scope.of(record["key"])
         document = await self._errands.guard(self._errands.run(job, f"reading {fmt.scope(record['key'])}"))
         if document is not None:
+            state.opened.scope = Scope.of(record["key"])
             state.tensors.show_record(document)
             state.tensors.select_named(tensor)
             self._errands.changed(Part.TENSORS, Part.ANSWER, Part.RUNS)

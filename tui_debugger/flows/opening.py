@@ -19,6 +19,7 @@ from tui_debugger.flows.looking import Looking
 from tui_debugger.health import Health
 from tui_debugger.parity_view import ParityView
 from tui_debugger.state import Matrix, Part, Scope
+from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.tolerance import Tolerance
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Opening:
             more: the other directories of A's run.
         """
         state = self.state
-        state.opened.health, state.job.trouble = Health(), None
+        state.opened.health, state.job.trouble, state.trail = Health(), None, ""
         state.opened.a_path, state.opened.b_path, state.opened.snapshot, state.opened.saved = a, b, None, None
         state.opened.more = tuple(map(str, more))
         if more:
@@ -59,7 +60,7 @@ class Opening:
         state.tensors.rows, state.tensors.shown, state.tensors.shows_record = [], [], True
         state.compared, state.tolerance = None, Tolerance()
         self._looking.closer.give_up()
-        state.opened.step_verdicts.clear()
+        state.opened.steps = StepsCompared()
         # A marked tensor says where it lies: it waits for its partner in whatever is opened next.
         state.marks = [mark for mark in state.marks if mark.kind == "tensor"]
         self._errands.changed(Part.START, Part.TENSORS, Part.INSPECT)
@@ -119,8 +120,10 @@ class Opening:
         self._errands.log(f"{path}: a saved {document['kind']} of {document['created']}")
         if document["kind"] == "comparison":
             state.opened.a, state.opened.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
+            state.opened.steps = StepsCompared.of_document(document)
             first = document["first_divergence"]
-            state.opened.scope = Scope.of((first and first["a_key"]) or {})
+            only = {name: int(value) for name, value in document["selection"].items() if value.isdigit()}
+            state.opened.scope = Scope.of(only or (first and first["a_key"]) or {})
             state.tolerance = Tolerance.of_document(document)
             self._errands.changed(Part.RUNS)
             await self._comparing.show(document)

@@ -20,6 +20,7 @@ from tui_debugger.flows.comparing import Comparing
 from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.opening import Opening
 from tui_debugger.state import Matrix, Part
+from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.together import folder_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Replaying:
         if said := sentence(cell):
             self._errands.log(said)
         if await self.compare_cells(baseline, cell):
-            state.opened.step_verdicts[document["plan"]["step"]] = answer_of(state).word
+            assert state.tensors.comparison is not None
+            state.opened.steps.take(document["plan"]["step"], state.tensors.comparison, answer_of(state).word)
 
     async def _run(
         self, name: str, what: str, take: Callable[[CellEntry], None], axes: str | None = None
@@ -149,7 +151,7 @@ class Replaying:
             return False
         if self.state.replay.document is None or a not in self.state.replay.cells:
             self.state.replay.cells = [a, b]
-        self.state.opened.step_verdicts.clear()
+        self.state.opened.steps = StepsCompared()
         await self._comparing.show(document)
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from rich.text import Text
+from textual import events
 from textual.geometry import Size
 from textual.reactive import Reactive
 from textual.widgets import RichLog
@@ -30,21 +31,33 @@ class LogPane(RichLog):
 
     def __init__(self) -> None:
         super().__init__(id="log", max_lines=LINES_KEPT, wrap=True, min_width=0, markup=False, highlight=False)
-        self.written = 0
+        self._wrapped_to = 0
+        """Cells of a line as it was drawn; 0 where something was not."""
         self.kept: deque[str] = deque(maxlen=LINES_KEPT)
         """The lines themselves, for the log over the whole screen."""
 
-    def on_mount(self) -> None:
-        self.write(Text(_EMPTY, style=paint(self, "muted")))
+    def on_resize(self, _event: events.Resize) -> None:
+        """What came while the pane was hidden had no width to be wrapped to, and what came before has another."""
+        width = self.scrollable_content_region.width
+        if width and width != self._wrapped_to:
+            self._wrapped_to = width
+            self.clear()
+            self._append(list(self.kept)) if self.kept else self.write(Text(_EMPTY, style=paint(self, "muted")))
 
     def add(self, lines: list[str]) -> None:
         """Append what arrived since the last drawing; of a flood only the end, and how much was left out."""
         if not lines:
             return
+        is_first = not self.kept
         self.kept.extend(lines)
-        if not self.written:
+        if not self.scrollable_content_region.width:
+            self._wrapped_to = 0
+            return
+        if is_first:
             self.clear()
-        self.written += len(lines)
+        self._append(lines)
+
+    def _append(self, lines: list[str]) -> None:
         left_out = len(lines) - LINES_KEPT
         if left_out > 0:
             lines = [f"({left_out:,} lines not shown)", *lines[left_out:]]

@@ -17,6 +17,7 @@ from tui_debugger.actions import pane_title
 from tui_debugger.health import MARKS, problem_step, worse
 from tui_debugger.messages import RecordHighlighted, RecordOpened
 from tui_debugger.state import Scope, State
+from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.rows import Rows
 
@@ -84,7 +85,8 @@ class StepsPane(Rows):
         super().__init__(id="steps", empty=_EMPTY)
         self._drawn: object = None
         self._records: list[Mapping[str, Any]] = []
-        self._verdicts: dict[int | None, str] = {}
+        self._compared = StepsCompared()
+        self._is_pair = False
         self._stages: set[str | None] = set()
         self._filter = ""
         self._wrong = Problems([], [])
@@ -96,7 +98,7 @@ class StepsPane(Rows):
 
     def show(self, state: State) -> None:
         """Draw the run; what is open stays open while only verdicts change."""
-        self._verdicts = dict(state.opened.step_verdicts)
+        self._compared, self._is_pair = state.opened.steps, state.opened.b is not None
         self._marked = {mark.name for mark in state.marks if mark.kind == "record"}
         self._health = state.opened.health.at_steps()
         if state.opened.a is None:
@@ -183,7 +185,7 @@ class StepsPane(Rows):
         if self._wrong.of_record(index) or self._wrong.of_step(key.get("step")):
             parts.append("PROBLEM")
         parts.append(self._health.get(key.get("step"), ("", 0))[0].upper())
-        return " ".join([*parts, self._verdicts.get(key.get("step"), "")])
+        return " ".join([*parts, self._compared.said(key.get("step"))])
 
     def _stage(self, index: int) -> str:
         role = self._records[index]["key"].get("role")
@@ -206,9 +208,11 @@ class StepsPane(Rows):
         arrow = ("▾ " if spot.scope in self._open else "▸ ") if spot.opens else "  "
         text = Text(" " + "  " * spot.depth + arrow)
         text.append(fmt.safe(spot.label))
-        if not spot.depth and (word := self._verdicts.get(spot.scope.step)):
+        if not spot.depth and (said := self._compared.said(spot.scope.step)):
             text.append("  ")
-            text.append(word, paint(self, verdict_token(word)))
+            text.append(said, paint(self, verdict_token(said)))
+            if apart := self._apart(spot.scope.step):
+                text.append(f" {apart}")
         mark = self._mark(spot)
         if mark is not None:
             text.append("  ")
@@ -216,6 +220,12 @@ class StepsPane(Rows):
         if str(spot.scope) in self._marked and (not spot.depth or spot.scope.micro is not None):
             text.append("  +", paint(self, "key"))
         return text
+
+    def _apart(self, step: int | None) -> int:
+        """How many tensors of the step diverge."""
+        entry = self._compared.found.get(step)
+        counts = entry["counts"] if entry else None
+        return sum(counts[word] for word in ("NAN", "SHAPE", "DIFF")) if counts else 0
 
     def _mark(self, spot: Spot) -> tuple[str, Style] | None:
         """What is wrong there: the worst severity as a shape and a letter, and how many. None where nobody looked."""
@@ -226,8 +236,8 @@ class StepsPane(Rows):
                 return None
             found, found_count = self._health.get(spot.scope.step, ("", 0))
             severity, count = worse(severity, found), count + found_count
-            if not severity and self._verdicts.get(spot.scope.step):
-                return None  # beside a verdict a ✓ would read as one
+            if not severity and (self._is_pair or self._compared.said(spot.scope.step)):
+                return None  # where two are compared a ✓ would read as a verdict
         elif not wrong:
             return None
         word, token = MARKS[severity]

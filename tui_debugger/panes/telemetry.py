@@ -14,7 +14,7 @@ from tui_debugger.actions import pane_title
 from tui_debugger.cells import label
 from tui_debugger.state import State
 from tui_debugger.widgets.fixed import Lines
-from tui_debugger.widgets.paint import paint, verdict_token, write_border
+from tui_debugger.widgets.paint import paint, verdict_token
 
 if TYPE_CHECKING:
     from replay_core.documents.replay import CellEntry
@@ -48,18 +48,22 @@ class TelemetryPane(VerticalScroll, can_focus=True):
             line.display = len(state.job.samples) > 1
         if state.job.samples:
             last = state.job.samples[-1]
+            gpu = [sample.gpu_mib for sample in state.job.samples if sample.gpu_mib is not None]
+            data = gpu or [sample.host_mib for sample in state.job.samples]
+            name = "gpu" if gpu else "host"
+            phase = f" · {state.job.busy.unit or state.job.busy.what}" if state.job.busy is not None else ""
             self._now.put(
                 Text.assemble(
                     f"{fmt.seconds(last.elapsed_s)}   ",
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
+                    (f"\n{name} memory since it began, {fmt.mib(min(data))} to {fmt.mib(max(data))}{phase}",
+                     paint(self, "muted")),
                     no_wrap=True,
                 )
             )  # fmt: skip
-            gpu = [sample.gpu_mib for sample in state.job.samples if sample.gpu_mib is not None]
-            line.data = gpu or [sample.host_mib for sample in state.job.samples]
-            write_border(line, "gpu MiB" if gpu else "host MiB")
+            line.data = data
         self.query_one("#telemetry-cells", Lines).put(self._cells(state))
 
     def _cells(self, state: State) -> Text:

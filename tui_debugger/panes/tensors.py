@@ -8,12 +8,12 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.events import Key
+from textual.events import Click, Key
 from textual.widgets import Input
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
-from tui_debugger.messages import FilterChanged, FilterClosed, TensorHighlighted, TensorOpened
+from tui_debugger.messages import FilterChanged, FilterClosed, SortAsked, TensorHighlighted, TensorOpened
 from tui_debugger.panes.start import StartList
 from tui_debugger.state import State
 from tui_debugger.tensor_rows import SORTS, TensorRow
@@ -29,6 +29,8 @@ _FILTERED = "No tensor matches the filter. esc clears it."
 _COMPARING = "Comparing. Tensors stand here as they are judged, in order of computation."
 
 
+#: Rows that the width of a column is measured by.
+_MEASURED = 1_000
 #: Columns of a record's own tensors that not every record fills.
 _SPARE = (("value", 14), ("tokens", 9))
 
@@ -42,6 +44,7 @@ class TensorRows(Rows):
         self._shown: list[int] = []
         self._comparing = False
         self._with_key = False
+        self._where = 5
         self._marked: set[str] = set()
         self._filled: set[str] = set()
 
@@ -56,6 +59,9 @@ class TensorRows(Rows):
         self._comparing = not state.tensors.shows_record
         self.empty = _FILTERED if state.tensors.rows else _COMPARING if state.tensors.live else _NO_ROWS
         self._with_key = self._comparing and state.tensors.several_records
+        if self._with_key:
+            shown = (self._cell(self._rows[index], "where") for index in self._shown[:_MEASURED])
+            self._where = max(5, *map(len, shown)) if self._shown else 5
         here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
             {state.opened.a["path"]} if state.opened.a else set()
         )
@@ -79,7 +85,7 @@ class TensorRows(Rows):
         if self._comparing:
             wanted = [("rel l2", 9), ("max |d|", 9), ("worst", 7), ("shape", 14), ("dtype", 10)]
             if self._with_key:
-                wanted.insert(0, ("where", 7))
+                wanted.insert(0, ("where", self._where))
         else:
             wanted = [("shape", 12), ("dtype", 6), *((name, size) for name, size in _SPARE if name in self._filled)]
         room = width - (11 + 30 if self._comparing else 2 + 20)
@@ -121,6 +127,14 @@ class TensorRows(Rows):
             )
         return text
 
+    def on_click(self, event: Click) -> None:
+        """Twice on a column's head sorts by it."""
+        if event.y >= self.head_lines or event.chain != 2:
+            return
+        figures = sum(size + 1 for _, size in self._columns(self.size.width))
+        by = SORTS[2] if 11 <= event.x < self.size.width - figures else SORTS[1]
+        self.post_message(SortAsked(by))
+
     def _cell(self, item: TensorRow, column: str) -> str:
         entry, metrics = item.entry, item.entry.get("metrics") or {}
         if column == "rel l2":
@@ -128,8 +142,7 @@ class TensorRows(Rows):
         if column == "max |d|":
             return "" if item.verdict == "SAME" else fmt.number(metrics.get("max_abs"), 3)
         if column == "worst":
-            worst = metrics.get("worst_token") or {}
-            return f"s{worst.get('sample')} p{worst.get('position')}" if worst and item.verdict != "SAME" else ""
+            return fmt.worst(metrics.get("worst_token"), entry.get("index")) if item.verdict != "SAME" else ""
         if column == "where":
             key = entry.get("a_key") or entry.get("b_key") or {}
             where = " ".join(f"{n[0]}{key[n]}" for n in ("rank", "micro") if key.get(n) is not None)

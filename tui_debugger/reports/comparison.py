@@ -11,6 +11,7 @@ from tui_debugger import format as words
 from tui_debugger.reports.columns import columns, width_of
 from tui_debugger.reports.summary import summary_lines
 from tui_debugger.reports.tensor_table import held_at, tensor_table, word
+from tui_debugger.steps_compared import NOT_COMPARED, StepsCompared
 from tui_debugger.tolerance import Tolerance
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width:
     lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
+    lines += _steps(StepsCompared.of_document(doc))
     given = Tolerance.of_document(doc)
     if not given.is_table:
         lines.append(f"judged by {words.safe(str(given))}")
@@ -57,6 +59,14 @@ def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width:
     for other in doc["others"]:
         lines += ["", "=" * 20, comparison_report(other, show_all=show_all, width=width)]
     return "\n".join(lines)
+
+
+def _steps(steps: StepsCompared) -> list[str]:
+    """Of a comparison made step by step: how far it came, and what each of the first steps came to."""
+    entries = steps.entries()
+    said = [f"{one['step']} {one['verdict'] or one['why'] or NOT_COMPARED}" for one in entries[:ROWS]]
+    more = f", and {len(entries) - ROWS} more" if len(entries) > ROWS else ""
+    return [f"steps {steps.progress()}: {', '.join(said)}{more}"] if steps.progress() else []
 
 
 def _together(doc: ComparisonDocument) -> list[str]:
@@ -83,10 +93,8 @@ def headline(doc: ComparisonDocument, width: int | None = None) -> str:
     """The answer in a few lines: where the two first part, both values, the origin, and why."""
     if doc["first_divergence"]:
         return divergence(doc["first_divergence"], width)
-    apart = [row["name"] for row in doc["tensors"] if row["verdict"] in words.DIVERGING]
-    if apart:
-        more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
-        return f"DIFF  only masks differ, nothing that was computed: {', '.join(apart[:3])}{more}"
+    if any(row["verdict"] in words.DIVERGING for row in doc["tensors"]):
+        return words.comparison_answer(doc).sentence
     difference = doc["first_difference"]
     if difference and difference["verdict"] != "SAME":
         lone = doc["counts"]["MISSING"] + doc["counts"]["skipped"]

@@ -23,6 +23,7 @@ from tui_debugger.messages import (
     ProblemOpened,
     RecordHighlighted,
     RecordOpened,
+    SortAsked,
     StartChosen,
     TensorHighlighted,
     TensorOpened,
@@ -32,6 +33,7 @@ from tui_debugger.panes.steps import StepsPane
 from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.examining import Examining
 from tui_debugger.screens.keyed import KeyedScreen, Overlay
+from tui_debugger.screens.leaving import Leaving
 from tui_debugger.screens.marking import Marking
 from tui_debugger.screens.requests import Requests
 from tui_debugger.screens.stage import Stage
@@ -57,7 +59,7 @@ _LIVE_S = 1 / 4
 
 class DebuggerScreen(KeyedScreen):
     KEYS_OF = "debugger"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide"), (150, "-roomy"), (190, "-vast")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]
     AUTO_FOCUS = ""
     ESCAPE_TO_MINIMIZE = False
@@ -67,9 +69,12 @@ class DebuggerScreen(KeyedScreen):
         self.session, self.state = session, session.state
         self.stage = Stage(self, session)
         self.panes = self.stage.panes
-        self.search, self.requests = TensorSearch(self.stage), Requests(self.stage)
+        self.requests = Requests(self.stage)
+        self.search = TensorSearch(self.stage, self.requests)
         self.marking, self.taking = Marking(self.stage), Taking(self.stage)
+        self._leaving = Leaving(self.stage)
         self.examining = Examining(self.stage, self.requests)
+        session.comparing.behind = partial(self.stage.work, group="steps")
         session.diagnosing.behind = partial(self.stage.work, group="diagnose")
         self._stale: set[Part] = set()
         self._lines: list[str] = []
@@ -88,7 +93,7 @@ class DebuggerScreen(KeyedScreen):
     @property
     def parts(self) -> tuple[object, ...]:
         """Who does the actions, whatever screen is on top."""
-        return self, self.panes, self.search, self.requests, self.marking, self.taking, self.examining
+        return self, self.panes, self.search, self.requests, self.marking, self.taking, self.examining, self._leaving
 
     def doers(self) -> Iterable[object]:
         # A pane does what its keys do to itself.
@@ -130,6 +135,7 @@ class DebuggerScreen(KeyedScreen):
                 self.query_one("#right").mount(self._inspect, self._telemetry),
             )
         self.is_whole = True
+        self.set_interval(_LIVE_S, self._show_that_it_runs)
         self.panes.mark_active()
         self.redraw(*Part)
 
@@ -171,6 +177,12 @@ class DebuggerScreen(KeyedScreen):
         on_top = self.app.screen
         if on_top is not self and isinstance(on_top, Overlay):
             on_top.redraw()
+
+    def _show_that_it_runs(self) -> None:
+        """A job that says nothing for a while is still seen to run: how long it has."""
+        if (busy := self.state.job.busy) is not None:
+            busy.now = time.monotonic()
+            self.redraw(Part.ANSWER)
 
     def _can_wait(self, parts: set[Part]) -> set[Part]:
         """What of these a running job changes many times a second."""
@@ -232,6 +244,8 @@ class DebuggerScreen(KeyedScreen):
             self.redraw(Part.RUNS)
         elif self.panes.active != "tensors":
             self.panes.focus("tensors")
+        elif self.stage.go_back():
+            return
         elif not self.state.tolerance.is_table and self.state.job.busy is None:
             self.requests.judge_by(Tolerance())
             if self.state.compared is not None:
@@ -255,6 +269,10 @@ class DebuggerScreen(KeyedScreen):
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
         self.panes.focus("inspect")
+
+    @on(SortAsked)
+    def _sort_asked(self, event: SortAsked) -> None:
+        self.search.do_sort(event.by)
 
     @on(RecordHighlighted)
     def _record_highlighted(self, event: RecordHighlighted) -> None:

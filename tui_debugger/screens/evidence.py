@@ -44,6 +44,9 @@ class EvidenceScreen(ModalScreen[None]):
         Binding("k,up", "scroll('up')", show=False),
         Binding("space,pagedown,ctrl+d", "scroll('page_down')", show=False),
         Binding("pageup,ctrl+u", "scroll('page_up')", show=False),
+        Binding("g,home", "scroll('home')", show=False),
+        Binding("G,end", "scroll('end')", show=False),
+        Binding("d", "first", show=False),
     ]
 
     def __init__(self, stage: Stage, finding: Mapping[str, Any]) -> None:
@@ -137,6 +140,10 @@ class EvidenceScreen(ModalScreen[None]):
     def action_go(self) -> None:
         self.dismiss()
         self._stage.screen.examining.go_to_finding(self._finding)
+
+    def action_first(self) -> None:
+        self.dismiss()
+        self._stage.screen.search.do_first()
 
     def action_copy(self) -> None:
         self._stage.screen.taking.copy(self._finding["next_step"])

@@ -102,8 +102,7 @@ class Examining:
         if "matrix" in options:
             self._requests.do_matrix()
         elif state.replay.model is None and not state.opened.a.get("models"):
-            self._stage.ask("Model to replay with", "a directory, a cached hub id, or random:llama-tiny",
-                      self._replay_with, path=True)  # fmt: skip
+            self._requests.ask_model(self._replay_with)
         else:
             self._requests.do_replay()
         return True

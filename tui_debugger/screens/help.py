@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui_debugger import actions
+from tui_debugger.screens.ask import AskScreen
 from tui_debugger.widgets.paint import paint
 
 _WORDS = (
@@ -43,16 +44,23 @@ class HelpScreen(ModalScreen[None]):
         Binding("k,up", "scroll('up')", show=False),
         Binding("space,pagedown,ctrl+d", "scroll('page_down')", show=False),
         Binding("pageup,ctrl+u", "scroll('page_up')", show=False),
+        Binding("g,home", "scroll('home')", show=False),
+        Binding("G,end", "scroll('end')", show=False),
+        Binding("slash", "search", show=False),
     ]
 
-    def __init__(self, listed: tuple[actions.Action, ...] = actions.ACTIONS) -> None:
+    def __init__(self, listed: tuple[actions.Action, ...] = actions.ACTIONS, screen: str = "debugger") -> None:
+        """`screen`: the one that is open, whose keys are listed."""
         super().__init__()
-        self._actions = listed
+        self._actions = actions.of_screen(screen, listed)
+        self._screen = screen
+        self._wanted = ""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", can_focus=False) as page:
-            page.border_title = "Help"
-            page.border_subtitle = "esc closes · j k scroll"
+            name = actions.PANE_TITLES.get(self._screen)
+            page.border_title = f"Help · the keys of {name}" if name else "Help"
+            page.border_subtitle = "/ searches · j k g G scroll · esc closes"
             yield Static("", markup=False, id="help-text")
 
     def on_mount(self) -> None:
@@ -67,16 +75,30 @@ class HelpScreen(ModalScreen[None]):
         for heading, listed in actions.groups(self._actions).items():
             table = self._table(parts, heading)
             for action in listed:
-                if not action.keys:
-                    continue
-                keys = action.all_keys
-                only = action.pane or (None if "debugger" in action.screens else action.screens[0])
-                where = f" (in {actions.PANE_TITLES[only]})" if only else ""
-                table.add_row(Text(keys, paint(self, "key")), Text(f"{action.help}{where}"))
+                where = f" (in {actions.PANE_TITLES[action.pane]})" if action.pane else ""
+                if action.keys and self._fits(f"{action.all_keys} {action.help}{where}"):
+                    table.add_row(Text(action.all_keys, paint(self, "key")), Text(f"{action.help}{where}"))
+            if not table.row_count:
+                del parts[-2:]
         table = self._table(parts, "Verdicts")
         for word, token, meaning in _WORDS:
-            table.add_row(Text(word, paint(self, token)), Text(meaning))
+            if self._fits(f"{word} {meaning}"):
+                table.add_row(Text(word, paint(self, token)), Text(meaning))
+        if not table.row_count:
+            del parts[-2:]
+        if self._wanted:
+            parts.insert(0, Text(f"only what says {self._wanted}; / and nothing shows all\n", paint(self, "muted")))
         return Group(*parts, Text(f"\n{_ABOUT}"))
+
+    def _fits(self, said: str) -> bool:
+        return self._wanted.lower() in said.lower()
+
+    def action_search(self) -> None:
+        def go(text: str | None) -> None:
+            self._wanted = text or ""
+            self.query_one("#help-text", Static).update(self._text())
+
+        self.app.push_screen(AskScreen("Search the keys", "a word: a key, or what it does"), go)
 
     def _table(self, parts: list[RenderableType], heading: str) -> Table:
         """A heading and an empty table under it: what is added wraps beside its key, not below it."""

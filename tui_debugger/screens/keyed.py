@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from tui_debugger import keymap
 from tui_debugger.actions import Action
+from tui_debugger.state import Part
 
 if TYPE_CHECKING:
     from tui_debugger.screens.stage import Stage
@@ -49,7 +50,7 @@ class KeyedScreen(Screen[None]):
     def do_help(self) -> None:
         from tui_debugger.screens.help import HelpScreen  # rich.table: 10 ms
 
-        self.app.push_screen(HelpScreen(self.actions))
+        self.app.push_screen(HelpScreen(self.actions, self.KEYS_OF))
 
 
 class Overlay(KeyedScreen):
@@ -69,4 +70,6 @@ class Overlay(KeyedScreen):
         """Draw the state anew."""
 
     def do_back(self) -> None:
+        self.stage.state.trail = ""
+        self.stage.redraw(Part.ANSWER)
         self.app.pop_screen()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from tui_debugger import format as fmt
+from tui_debugger.screens.ask import AskScreen
+from tui_debugger.widgets.paint import write_border
 from tui_debugger.widgets.rows import Rows
 
 #: Of a log that a model flooded, the end is what tells; what was left out is said.
@@ -22,31 +26,71 @@ _LINES, _LONGEST = 4_000, 4_096
 
 
 class _Lines(Rows):
+    """The lines of a log: those that a filter lets through, wrapped to the width where that is wanted."""
+
     head_lines = 0
 
     def __init__(self, lines: Sequence[str], at: int | None = None) -> None:
-        super().__init__(id="log-lines", empty="The log is empty.")
+        super().__init__(id="log-lines", empty="No line.")
         self.lines, self.at = lines, at
+        self.wraps = False
+        self.filter: re.Pattern[str] | None = None
+        self.pieces: list[tuple[int, str]] = []
+        """Of what is shown: which line it is of, and its text."""
 
     def on_mount(self) -> None:
-        self.set_count(len(self.lines), len(self.lines) - 1 if self.at is None else self.at)
+        self.lay_out(len(self.lines) - 1 if self.at is None else self.at)
+
+    def on_resize(self, _event: events.Resize) -> None:
+        if self.wraps:
+            self.lay_out(self.here)
+
+    @property
+    def here(self) -> int:
+        """The line under the cursor."""
+        return self.pieces[self.cursor][0] if self.cursor < len(self.pieces) else 0
+
+    def lay_out(self, here: int) -> None:
+        """Make the rows anew, the cursor on the first that is of line `here` or a later one."""
+        width = self.scrollable_content_region.width if self.wraps else 0
+        self.pieces = []
+        for number, line in enumerate(self.lines):
+            if self.filter is None or self.filter.search(line):
+                text = fmt.safe(line).replace("\\t", "    ")
+                pieces = [text[i : i + width] for i in range(0, len(text), width)] if width else [text]
+                self.pieces += [(number, piece) for piece in pieces or [""]]
+        rows = range(len(self.pieces))
+        self.set_count(len(rows), next((row for row in rows if self.pieces[row][0] >= here), len(rows) - 1))
+
+    def find(self, wanted: re.Pattern[str], direction: int) -> bool:
+        """Go to the next line that it is found in; False where there is none."""
+        rows = range(self.cursor + direction, len(self.pieces) if direction > 0 else -1, direction)
+        row = next((row for row in rows if wanted.search(self.lines[self.pieces[row][0]])), None)
+        if row is not None:
+            self.move_cursor(row)
+        return row is not None
 
     def is_marked(self, row: int) -> bool:
-        return row == self.at
+        return self.pieces[row][0] == self.at
 
     def line(self, row: int, width: int) -> Text:
-        return Text(fmt.safe(self.lines[row]).replace("\\t", "    "))
+        return Text(self.pieces[row][1])
 
 
 class LogScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,l", "dismiss", show=False),
+        Binding("escape,q,l", "back", show=False),
         Binding("j", "move('step', 1)", show=False),
         Binding("k", "move('step', -1)", show=False),
         Binding("g", "move('edge', 'top')", show=False),
         Binding("G", "move('edge', 'end')", show=False),
         Binding("ctrl+d,space", "move('half_page', 1)", show=False),
         Binding("ctrl+u", "move('half_page', -1)", show=False),
+        Binding("slash", "ask('find')", show=False),
+        Binding("ampersand", "ask('filter')", show=False),
+        Binding("n", "find(1)", show=False),
+        Binding("N", "find(-1)", show=False),
+        Binding("w", "wrap", show=False),
     ]
 
     def __init__(self, path: Path | None, lines: Sequence[str] = (), *, line: int | None = None) -> None:
@@ -54,6 +98,7 @@ class LogScreen(ModalScreen[None]):
         super().__init__()
         self._path = path
         self._at: int | None = None
+        self._wanted: re.Pattern[str] | None = None
         if path is None:
             self._lines = list(lines)
         elif line is None:
@@ -64,11 +109,65 @@ class LogScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         rows = _Lines(self._lines, self._at)
         rows.border_title = str(self._path) if self._path else "Log"
-        rows.border_subtitle = f"{len(self._lines):,} lines · esc closes · j k g G move"
         yield rows
+
+    def on_mount(self) -> None:
+        self._say()
+
+    def _say(self, said: str = "") -> None:
+        rows = self.query_one(_Lines)
+        only = f" with {rows.filter.pattern}" if rows.filter is not None else ""
+        shown = f"{len({number for number, _ in rows.pieces}):,} of {len(self._lines):,} lines{only}"
+        told = f"{said or shown} · / finds · n N · & filters · w wraps · esc"
+        write_border(rows, subtitle=told)
 
     def action_move(self, name: str, argument: int | str) -> None:
         getattr(self.query_one(_Lines), f"action_{name}")(argument)
+
+    def action_back(self) -> None:
+        """Take the filter away; where there is none, leave."""
+        rows = self.query_one(_Lines)
+        if rows.filter is None:
+            self.dismiss()
+            return
+        rows.filter = None
+        rows.lay_out(rows.here)
+        self._say()
+
+    def action_wrap(self) -> None:
+        rows = self.query_one(_Lines)
+        here, rows.wraps = rows.here, not rows.wraps
+        rows.lay_out(here)
+
+    def action_ask(self, what: str) -> None:
+        def go(text: str | None) -> None:
+            if text is None:
+                return
+            try:
+                wanted = re.compile(text, re.IGNORECASE)
+            except re.error as error:
+                self._say(f"{text} is no regular expression: {error}")
+                return
+            if what == "find":
+                self._wanted = wanted
+                self.action_find(1)
+            else:
+                rows = self.query_one(_Lines)
+                rows.filter = wanted
+                rows.lay_out(rows.here)
+                self._say()
+
+        hint = "a regular expression; letters of either case"
+        question = "Find" if what == "find" else "Only lines with"
+        self.app.push_screen(AskScreen(question, hint), go)
+
+    def action_find(self, direction: int) -> None:
+        if self._wanted is None:
+            self._say("nothing was looked for")
+        elif not self.query_one(_Lines).find(self._wanted, direction):
+            self._say(f"{self._wanted.pattern}: no {'later' if direction > 0 else 'earlier'} line has it")
+        else:
+            self._say()
 
 
 def _around(path: Path, line: int) -> tuple[list[str], int | None]:

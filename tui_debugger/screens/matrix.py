@@ -13,6 +13,7 @@ from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
+from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 from tui_debugger.answer import NO_DUMP
 from tui_debugger.cells import label, sentence
@@ -29,10 +30,13 @@ from tui_debugger.widgets.rows import Rows
 if TYPE_CHECKING:
     from replay_core.documents.replay import CellEntry
 
-_EMPTY = (
-    "No cell has run. r runs every combination of these axes, each in a child process of its own, and holds it "
-    "against each row alone; a chooses other axes."
+_EMPTY = "No cell."
+_NONE_RUN = (
+    "No cell has run. r runs each of these in a child process of its own, and holds it against each row alone; "
+    "a chooses other axes."
 )
+#: Cells of a line before its settings, and the fewest these take.
+_BEFORE, _NAMED = 28, 24
 #: Column -> cells it takes; what does not fit leaves from the right.
 _COLUMNS = (("load", 7), ("compile", 8), ("steady", 7), ("peak", 9), ("ran", 30))
 _TRUTH = {True: ("AGREES", "same"), False: ("DIFFERS", "first"), None: ("-", "muted")}
@@ -45,13 +49,19 @@ class MatrixRows(Rows):
         super().__init__(id="matrix-rows", empty=_EMPTY)
         self._matrix = Matrix()
         self._marked: set[str] = set()
+        self._to_run: list[dict[str, Any] | None] = []
+        self._axes: dict[str, int] = {}
 
-    def show(self, matrix: Matrix, marked: set[str]) -> None:
-        self._matrix, self._marked = matrix, marked
-        self.set_count(len(matrix.cells), self.cursor)
+    def show(self, matrix: Matrix, marked: set[str], to_run: list[dict[str, Any] | None]) -> None:
+        self._matrix, self._marked, self._to_run = matrix, marked, to_run
+        values = {} if matrix.is_one_replay else dict(Axes.parse(matrix.axes).values)
+        # A value tells a cell from its neighbour: a column is as wide as its widest.
+        self._axes = {name: max(len(name), *(len(fmt.setting(value)) for value in values[name])) for name in values}
+        self.set_count(len(matrix.cells) + len(to_run), matrix.at)
 
     def _fitting(self, width: int) -> list[tuple[str, int]]:
-        room, taken = width - 24 - 30, []
+        """The figures there is room for behind the values of the axes."""
+        room, taken = width - _BEFORE - max(_NAMED, sum(size + 1 for size in self._axes.values())), []
         for name, size in _COLUMNS:
             if room < size + 1:
                 break
@@ -61,17 +71,25 @@ class MatrixRows(Rows):
 
     def heading(self, width: int) -> Text:
         columns = self._fitting(width)
-        text = Text("   # outcome     agrees     configuration")
+        settings = "".join(f"{name:<{size}} " for name, size in self._axes.items()) or "configuration"
+        text = Text(f"   # outcome     agrees     {settings}")
         text.append(" " * max(0, width - text.cell_len - sum(size + 1 for _, size in columns)))
         for name, size in columns:
             text.append(f" {name:>{size}}")
         return text
 
     def line(self, row: int, width: int) -> Text:
+        number = row + self._matrix.first_number
+        mark = "+" if str(row) in self._marked else " "
+        text = Text(f"{mark}{'›' if row == self.cursor else ' '}{number:>2} ")
+        if row >= len(self._matrix.cells):
+            outcome = "runs now" if self._matrix.runs and row == len(self._matrix.cells) else "to run"
+            flags = self._to_run[row - len(self._matrix.cells)]
+            text.append(f"{outcome:<12}{'-':<11}{'each row alone' if flags is None else self._values(flags)}")
+            text.stylize(paint(self, "muted"))
+            return text
         cell = self._matrix.cells[row]
         columns = self._fitting(width)
-        mark = "+" if str(row) in self._marked else " "
-        text = Text(f"{mark}{'›' if row == self.cursor else ' '}{row:>2} ")
         outcome = "recorded" if cell["part"] == "recording" else str(cell["outcome"])
         bad = outcome in ("failed", "crashed")
         text.append(f"{outcome:<12}", paint(self, "diff" if bad else "missing" if outcome == "unavailable" else ""))
@@ -79,23 +97,22 @@ class MatrixRows(Rows):
         word, token = ("BASELINE", "key") if cell["part"] == "reference" else _TRUTH[agrees]
         text.append(f"{word:<11}", paint(self, token))
         room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
-        text.append(f"{fmt.middle(_name(cell, self._axes()), room):<{room}}")
+        text.append(f"{fmt.end(self._said(cell), room):<{room}}")
         for name, size in columns:
             text.append(f" {fmt.middle(_figure(cell, name), size):>{size}}", paint(self, "muted"))
         return text
 
-    def _axes(self) -> dict[str, Any]:
-        return {} if self._matrix.is_one_replay else dict(Axes.parse(self._matrix.axes).values)
+    def _said(self, cell: CellEntry) -> str:
+        if cell["part"] == "recording":
+            return f"the recording{': ' + fmt.safe(cell['recorded'][0]['field']) if cell['recorded'] else ''}"
+        if cell["part"] == "reference":
+            return "each row alone"
+        name = self._values(cell["flags"]) if self._axes else label(cell)
+        return name if cell["same_as"] is None else f"{name}= {cell['same_as']}"
 
-
-def _name(cell: CellEntry, axes: Mapping[str, Any]) -> str:
-    if cell["part"] == "recording":
-        return f"the recording{': ' + fmt.safe(cell['recorded'][0]['field']) if cell['recorded'] else ''}"
-    if cell["part"] == "reference":
-        return "each row alone"
-    name = " ".join(f"{axis}={fmt.setting(cell['flags'].get(axis))}" for axis in axes) or label(cell)
-    same = cell["same_as"]
-    return f"{name} (same kernels as {same})" if same is not None else name
+    def _values(self, flags: Mapping[str, Any]) -> str:
+        """The values of the axes, each in its column."""
+        return "".join(f"{fmt.setting(flags.get(name)):<{size}} " for name, size in self._axes.items())
 
 
 def _figure(cell: CellEntry, name: str) -> str:
@@ -138,7 +155,8 @@ class MatrixScreen(Overlay):
         state = self.stage.state
         marked = {mark.name for mark in state.marks if mark.kind == "cell"}
         rows = self.query_one(MatrixRows)
-        rows.show(self.matrix, marked)
+        base = Flags.from_mapping(state.replay.flags)
+        rows.show(self.matrix, marked, self.matrix.to_run(base) if state.opened.a is not None else [])
         title = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         one = self.matrix.is_one_replay
         title.append(" replay " if one else " matrix ", paint(self, "key"))
@@ -199,6 +217,7 @@ class MatrixScreen(Overlay):
         if isinstance(event, Rows.Chosen):
             self.do_open()
         else:
+            self.matrix.at = event.row
             self._show_cell(event.row)
 
     def _show_cell(self, row: int) -> None:
@@ -221,7 +240,11 @@ class MatrixScreen(Overlay):
                     text.append(f"hint: {fmt.safe(error['hint'])}\n", paint(self, "muted"))
             if by_digest := sentence(cell):
                 text.append(f"{by_digest}\n", paint(self, "muted"))
+            if cell["same_as"] is not None:
+                text.append(f"the same kernels ran as in cell {cell['same_as']}\n", paint(self, "muted"))
             text.append("enter: its divergences" if cell["dump"] else "enter: its log", paint(self, "muted"))
+        elif self.stage.state.opened.a is not None and not self.matrix.runs:
+            text.append(_NONE_RUN, paint(self, "muted"))
         self.query_one("#matrix-cell", Static).update(text)
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +270,8 @@ class MatrixScreen(Overlay):
             except RldbgError as error:
                 self.app.notify(fmt.error_line(error), severity="error", markup=False)
                 return
-            self.matrix.axes = text
+            self.matrix.axes, self.matrix.at = text, 0
+            self.matrix.cells, self.matrix.document = [], None  # those were of other axes
             self.redraw()
 
         hint = "name=value,value ...: the first value of each is its baseline"
@@ -256,6 +280,7 @@ class MatrixScreen(Overlay):
     def do_open(self) -> None:
         cell, baseline = self._cell, self.matrix.baseline
         if cell is None:
+            self.stage.say("this cell has not run: r runs all of them")
             return
         if not cell["dump"]:
             self.do_open_log()
@@ -268,7 +293,7 @@ class MatrixScreen(Overlay):
 
     def _leave_for_tensors(self) -> None:
         """Back to the debugger, at the list that the answer will stand in: a narrow screen shows one pane."""
-        self.app.pop_screen()
+        self.stage.come_to_front()
         self.stage.panes.focus("tensors")
 
     def do_open_log(self) -> None:

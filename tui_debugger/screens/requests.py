@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from replay_core.errors import RldbgError
@@ -39,10 +40,23 @@ class Requests:
     def do_model(self) -> None:
         def go(text: str) -> None:
             self._state.replay.model = text
-            self._stage.redraw(Part.FLAGS)
+            self._state.job.trouble = None  # it was the lack of one, or of another
+            self._stage.redraw(Part.FLAGS, Part.ANSWER)
 
+        self.ask_model(go)
+
+    def ask_model(self, then: Callable[[str], None]) -> None:
+        """Ask which model a replay loads: what the dump names, and the random ones, can be completed."""
+        from replay_core.replay.architectures import ARCHITECTURES  # as late as the question
+
+        run = self._state.opened.a
+        recorded = run["models"].values() if run is not None else ()
+        known = [
+            *dict.fromkeys(["checkpoint", *recorded] if recorded else []),
+            *(f"random:{name}" for name in ARCHITECTURES),
+        ]
         hint = "a directory, a cached hub id, or random:llama-tiny"
-        self._stage.ask("Model to replay with", hint, go, self._state.replay.model or "", path=True)
+        self._stage.ask("Model to replay with", hint, then, self._state.replay.model or "", path=True, known=known)
 
     def do_tolerance(self) -> None:
         session = self._session
@@ -149,6 +163,10 @@ class Requests:
             self._stage.say(f"{flag.label}: {flag.unset if now is None else now}", seconds=2)
 
     def do_cancel(self) -> None:
+        if self._state.job.busy is None and self._state.opened.steps.doing:
+            self._stage.cancel("steps")
+            self._stage.say(f"cancelled: {fmt.plural(len(self._state.opened.steps.open), 'step')} not compared")
+            return
         if self._state.job.busy is None and self._state.opened.health.doing:
             self._stage.cancel("diagnose")
             return

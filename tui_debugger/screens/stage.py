@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
@@ -32,20 +32,27 @@ class Stage:
         self.screen.app.notify(text, severity=severity, markup=False, timeout=seconds)
 
     def ask(
-        self, question: str, hint: str, then: Callable[[str], None], value: str = "", *, path: bool = False
+        self,
+        question: str,
+        hint: str,
+        then: Callable[[str], None],
+        value: str = "",
+        *,
+        path: bool = False,
+        known: Sequence[str] = (),
     ) -> None:
-        """Ask for a line; `then` is called with it, unless the user leaves the question."""
+        """Ask for a line; `then` is called with it, unless the user leaves the question. `known`: words it may be."""
 
         def answered(text: str | None) -> None:
             if text is not None:
                 then(text)
 
-        self.screen.app.push_screen(AskScreen(question, hint, value, is_path=path), answered)
+        self.screen.app.push_screen(AskScreen(question, hint, value, is_path=path, known=known), answered)
 
     def work(self, work: Coroutine[Any, Any, Any], group: str) -> None:
         """Do it while the keys go on. Looking never cancels: its flow keeps the latest look. Of the others the newer
         wins."""
-        self.screen.run_worker(_quietly(work), group=group, exclusive=group in ("job", "diagnose", "follow"))
+        self.screen.run_worker(_quietly(work), group=group, exclusive=group in ("job", "steps", "diagnose", "follow"))
 
     def cancel(self, *groups: str) -> None:
         for group in groups:
@@ -55,9 +62,18 @@ class Stage:
         self.screen.app.push_screen(screen)
 
     def come_to_front(self) -> None:
-        """Leave what lies on top of the panes."""
-        while self.screen.app.screen is not self.screen:
+        """Leave what lies on top of the panes; esc leads back to it."""
+        while (top := self.screen.app.screen) is not self.screen:
+            self.state.trail = getattr(top, "KEYS_OF", "") or self.state.trail
             self.screen.app.pop_screen()
+        self.redraw(Part.ANSWER)
+
+    def go_back(self) -> bool:
+        """Open the screen again that was left for what is looked at; False where there is none."""
+        name, self.state.trail = self.state.trail, ""
+        if name:
+            self.screen.action_do(name)
+        return bool(name)
 
 
 async def _quietly(work: Coroutine[Any, Any, Any]) -> None:

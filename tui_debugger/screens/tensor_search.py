@@ -5,6 +5,7 @@ from __future__ import annotations
 from tui_debugger.answer import NEXT
 from tui_debugger.filtering import shown
 from tui_debugger.panes.tensors import TensorsPane
+from tui_debugger.screens.requests import Requests
 from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Part, Scope
 from tui_debugger.tensor_rows import SORTS, matching
@@ -13,17 +14,32 @@ from tui_debugger.tensor_rows import SORTS, matching
 class TensorSearch:
     """The actions that choose which tensor, or which of them, are looked at."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, requests: Requests) -> None:
         self._stage, self._session, self._state = stage, stage.session, stage.state
+        self._requests = requests
+
+    def do_ruling(self) -> None:
+        """What a referee that has the weights says of the two."""
+        comparison = self._state.tensors.comparison
+        if comparison is None:
+            self._stage.say(NEXT)
+            return
+        ruled = comparison.get("ruling")
+        self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}" if ruled else "not ruled: no weights")
 
     def do_first(self) -> None:
         state = self._state
         if state.tensors.comparison is None:
             self._stage.say(NEXT)
             return
+        self._stage.come_to_front()
         if state.tensors.shows_record:
             state.tensors.show_comparison(state.tensors.comparison, None)
-        index = state.tensors.first()
+        index, apart = state.tensors.first(), [step for step in state.opened.steps.diverging if step is not None]
+        if index is None and apart:
+            self._requests.go_to_step(apart[0])
+            self._stage.panes.focus("tensors")
+            return
         if index is None:
             self._stage.say("nothing diverges")
             index = state.tensors.selected
@@ -99,10 +115,14 @@ class TensorSearch:
         self._state.inspection.sheet = "tokens" if self._state.inspection.sheet == "values" else "values"
         self._stage.work(self._session.looking.inspect(), "inspect")
 
-    def do_sort(self) -> None:
-        self._state.tensors.sort = SORTS[(SORTS.index(self._state.tensors.sort) + 1) % len(SORTS)]
+    def do_sort(self, by: str = "") -> None:
+        """The next order, or the one asked for; that again is the order of computation."""
+        now = self._state.tensors.sort
+        following = SORTS[(SORTS.index(now) + 1) % len(SORTS)]
+        self._state.tensors.sort = following if not by else SORTS[0] if by == now else by
         self._stage.say(f"sorted: {self._state.tensors.sort}")
-        self.set_filter(self._state.tensors.filter)
+        self._state.tensors.filter_error = None
+        self._stage.work(self._refilter(to_top=self._state.tensors.sort != SORTS[0]), "filter")
 
     def do_open(self) -> None:
         """Enter in the inspector: to the stretch under the strip's cursor."""
@@ -128,13 +148,15 @@ class TensorSearch:
         self._state.tensors.filter = text
         self._stage.work(self._refilter(), "filter")
 
-    async def _refilter(self) -> None:
+    async def _refilter(self, *, to_top: bool = False) -> None:
+        """`to_top`: the first of the order is looked at, the worst where the worst comes first."""
         state, rows = self._state, self._state.tensors.rows
         wanted, looked_at = state.tensors.wanted(), len(rows)
         hits = await shown(rows, wanted if state.tensors.filter else None, state.tensors.sort)
         if rows is not state.tensors.rows:
             return  # another list came meanwhile, and was filtered as a whole
         state.tensors.shown = [*hits, *matching(rows, wanted, looked_at, len(rows))]  # with what was judged meanwhile
-        if state.tensors.shown and state.tensors.row is not None and not state.tensors.row_is_shown():
+        hidden = state.tensors.row is not None and not state.tensors.row_is_shown()
+        if state.tensors.shown and (to_top or hidden):
             self.select(state.tensors.shown[0])
         self._stage.redraw(Part.TENSORS)

@@ -51,10 +51,10 @@ class KeyBar(Fixed):
         self._actions = actions
         self._pane = "tensors"
         self._job_runs = False
-        self._compared = True
+        self._compared = False
         self._said: object = None
 
-    def show(self, pane: str, running: bool, compared: bool = True) -> None:
+    def show(self, pane: str, running: bool, compared: bool = False) -> None:
         said = (pane, running, compared, self.app.theme)
         if said != self._said:
             self._said = said

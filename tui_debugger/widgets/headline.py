@@ -40,11 +40,13 @@ class TitleLine(Fixed):
     def _draw(self) -> None:
         state, width = self._state, self.size.width
         text = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
+        if state.trail:
+            text.append(f" {state.trail} ›", paint(self, "key"))
         names, tail = self._names(), str(state.opened.scope)
         judged = self._judged()
         if state.opened.live_run is not None:
             tail = f"{tail} · {state.opened.live_run}" if tail else str(state.opened.live_run)
-        whole = width - 8 - len(tail) - len(judged) - 5 * len(names)
+        whole = width - text.cell_len - 1 - len(tail) - len(judged) - 5 * len(names)
         # A short name leaves its room to the long one.
         spare = max(0, whole // max(1, len(names)) - min((len(name) for _, name in names), default=0))
         room = max(12, whole // max(1, len(names)) + (spare if len(names) > 1 else 0))

@@ -70,11 +70,14 @@ MOST_ROUNDINGS, MOST_CREST = 2.0, 12.5
 #: One element of n has a crest of sqrt(n); and fp32 last bits, all of them, are a relative L2 of 1e-7.
 FEWEST_UPDATED, LEAST_UPDATE = 1024, 2e-6
 
-#: Log probabilities: (limit, suspect), in nats but for mean exp|d|; the second where both sides are known to be fp32.
-MAX_ABS = ((3.0, 0.5), (2.5e-3, 1e-3))
-MEAN_EXP_ABS = ((1.2, 1.05), (1.0025, 1.001))
-K3 = ((5e-2, 5e-3), (1e-5, 1e-6))
-#: Nats by which noise moves log probabilities of fp32.
+#: Log probabilities, by the dtype they were computed in: (limit, suspect), in nats but for mean exp|d|. Where nobody
+#: says which it was and the figures do not show fp32, it is taken to be bf16: by custom it is stored in fp32 anyway.
+_FINE, _COARSE = (2.5e-3, 1e-3), (1.0, 0.25)
+MAX_ABS = dict(zip(FAMILIES, (_FINE, _FINE, (0.5, 0.1), _COARSE, (2.0, 0.5)), strict=True))
+MEAN_EXP_ABS = dict(zip(FAMILIES, (*((1.0025, 1.001),) * 2, *((1.2, 1.05),) * 3), strict=True))
+K3 = dict(zip(FAMILIES, (*((1e-5, 1e-6),) * 2, *((5e-2, 5e-3),) * 3), strict=True))
+#: Nats by which noise moves log probabilities of fp32. Where the typical token of every sample that differs is off by
+#: less (in units of 1 - p), both sides show fp32, or that they were computed alike: noise of bf16 spares no token.
 LOGPROB_NOISE_FP32 = 2.5e-4
 
 #: A sample of log probabilities stands out: its rms difference, each token's in units of 1 - p (what is nearly certain

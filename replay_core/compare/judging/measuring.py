@@ -38,6 +38,8 @@ class Measured:
     #: Two floating dtypes of different resolution, and what is left after rounding to the narrower.
     rounded: Rounded | None = None
     worst_sample: tuple[int, float] | None = None
+    #: Of log probabilities, whether the figures show that both sides were computed in fp32.
+    shows_fp32: bool = False
     #: Of positions, the constant that shifts each sample, in words; None where it is none.
     shift: str | None = None
     notes: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     if logprobs:
         found.worst_sample = _worst_sample(rows, found.figures)
         _tokens_of_samples(rows, found.figures)
+        found.shows_fp32 = sample.shows_fp32(found.figures)
     if positions and found.figures.mismatched:
         found.shift = _shift(rows)
     return found

@@ -262,8 +262,8 @@ def _updated(pair: PairFigures, held: Limits) -> Seen | None:
 # Log probabilities, and scalars.
 
 
-def _known(pair: tuple[tuple[float, float], tuple[float, float]], place: int) -> Callable[[Context], float]:
-    return lambda context: pair[context.known_fp32][place]
+def _computed(table: dict[str, tuple[float, float]], place: int) -> Callable[[Context], float]:
+    return lambda context: table[context.computed][place]
 
 
 def _nats(label: str, unit: str) -> Callable[[Seen, float, PairFigures, Limits], str]:
@@ -325,16 +325,16 @@ RULES: tuple[Bound, ...] = (
          _by_table("outlier", limits.OUTLIER),
          lambda seen, limit, pair, held: f"greatest absolute difference is {seen.value:.3g} rms of the tensor (up to "
          f"{limit:.3g} allowed)"),
-    Bound("max_abs", "greatest |d| of log probabilities, in nats", LOGPROB, _greatest, _known(limits.MAX_ABS, 0),
+    Bound("max_abs", "greatest |d| of log probabilities, in nats", LOGPROB, _greatest, _computed(limits.MAX_ABS, 0),
          _nats("greatest absolute difference", " nats"),
          lambda seen, limit, pair, held: f"greatest absolute difference {seen.value:.3g} nats (up to {limit:g} "
-         "allowed)", _known(limits.MAX_ABS, 1)),
+         "allowed)", _computed(limits.MAX_ABS, 1)),
     Bound("mean_exp_abs", "mean exp|d| of log probabilities", LOGPROB, lambda pair, held: Seen(pair.mean_exp_abs),
-         _known(limits.MEAN_EXP_ABS, 0), _nats("mean exp|d|", ""), suspect=_known(limits.MEAN_EXP_ABS, 1)),
-    Bound("k3", "k3 of log probabilities, in nats", LOGPROB, lambda pair, held: Seen(pair.k3), _known(limits.K3, 0),
-         _nats("k3", " nats"), suspect=_known(limits.K3, 1)),
+         _computed(limits.MEAN_EXP_ABS, 0), _nats("mean exp|d|", ""), suspect=_computed(limits.MEAN_EXP_ABS, 1)),
+    Bound("k3", "k3 of log probabilities, in nats", LOGPROB, lambda pair, held: Seen(pair.k3), _computed(limits.K3, 0),
+         _nats("k3", " nats"), suspect=_computed(limits.K3, 1)),
     Bound("sample_mean_exp_abs", "mean exp|d| over the tokens of the worst sample", LOGPROB, _sample_mean,
-         _known(limits.MEAN_EXP_ABS, 0),
+         _computed(limits.MEAN_EXP_ABS, 0),
          lambda seen, limit, pair, held: f"{seen.text} (up to {limit:g} allowed); {mismatched(pair)}"),
     Bound("gain", "|beta| where one factor, b = (1 + beta) a, explains half of the difference (of a gradient, .95)",
          (*NUMBER, *LOGPROB), _gain, _gain_floor, shape=True),

@@ -1,4 +1,5 @@
-"""Log probabilities sample by sample: one that is off many times as far as the others, though below every limit.
+"""Log probabilities sample by sample: one that is off many times as far as the others, though below every limit; and
+how far the typical token is off, which shows what precision they were computed in.
 
 Rows of a layout are tokens, and their sums are all that is needed. Where nothing but the shape says [sample, token],
 rows are samples, and tokens take a second look.
@@ -38,10 +39,22 @@ def by_token(pair: PairFigures) -> dict[str, Seen | None]:
     return _seen(_by_token(pair))
 
 
+def shows_fp32(pair: PairFigures) -> bool:
+    """Whether the typical token of every sample that differs is off by no more than fp32 leaves.
+
+    From the first token that differs on: what came before it was computed from other tokens.
+    """
+    if "usual" not in pair.kept and pair.row_width == 1 and pair.row_sample is not None:
+        doubt = _doubt(np.sqrt(pair.row_a2))
+        pair.kept["usual"] = _usual(pair.row_sample, pair.row_max / doubt, pair.row_max > 0)
+    usual = pair.kept.get("usual")
+    return usual is not None and usual <= limits.LOGPROB_NOISE_FP32
+
+
 def look(pair: PairFigures, rows: Iterator[tuple[NDArray[Any], NDArray[Any]]], count: int) -> None:
     """Keep what the rules of samples see of a pair whose `count` rows [token] are its samples."""
     per = Samples(np.zeros(count, np.int64), *(np.zeros(count) for _ in range(4)))
-    start = 0
+    start, usual = 0, list[float]()
     for a_RT, b_RT in rows:
         here = slice(start, start + a_RT.shape[0])
         start = here.stop
@@ -54,7 +67,26 @@ def look(pair: PairFigures, rows: Iterator[tuple[NDArray[Any], NDArray[Any]]], c
         per.tokens[here] = there.sum(axis=1)
         per.d2[here], per.doubt2[here] = (d * d).sum(axis=1), np.where(there, doubt * doubt, 0.0).sum(axis=1)
         per.greatest[here], per.most[here] = d.max(axis=1, initial=0.0), (d / doubt).max(axis=1, initial=0.0)
-    pair.kept |= _seen(per)
+        of_RT = np.broadcast_to(np.arange(a.shape[0])[:, None], a.shape)
+        typical = _usual(of_RT[there], (d / doubt)[there], d[there] > 0)
+        usual += [] if typical is None else [typical]
+    pair.kept |= {**_seen(per), "usual": max(usual, default=None)}
+
+
+def _usual(of: NDArray[Any], off: F64, differs: NDArray[np.bool_]) -> float | None:
+    """The greatest of the samples' medians of what their tokens are off, of samples of some length that differ.
+
+    of: the sample of each token, rising.
+    """
+    found = list[float]()
+    parted = np.unique(of[differs])
+    starts, ends = np.searchsorted(of, parted), np.searchsorted(of, parted, side="right")
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        first = start + int(differs[start:end].argmax())
+        begin = first if end - first >= limits.SAMPLE_TOKENS else start
+        if end - begin >= limits.SAMPLE_TOKENS:
+            found.append(float(np.median(off[begin:end])))
+    return max(found, default=None)
 
 
 def _doubt(magnitude: F64) -> F64:
@@ -100,4 +132,6 @@ def _least_alone(others: F64) -> float:
     """Nats by which a sample has to be off to stand out from others whose greatest differences are these."""
     if not np.median(others):
         return limits.LEAST_AMONG_EQUAL
-    return limits.MAX_ABS[1][0] if float(others.max()) <= limits.LOGPROB_NOISE_FP32 else limits.LEAST_AMONG_NOISE
+    return (
+        limits.MAX_ABS["float32"][0] if float(others.max()) <= limits.LOGPROB_NOISE_FP32 else limits.LEAST_AMONG_NOISE
+    )

@@ -179,7 +179,7 @@ class Judge:
             local=self._is_local(row),
             noise=self._noise[row.place],
             mean_error=self._mean_error[row.place],
-            known_fp32=self._known_fp32 or mixed,
+            known_fp32=self._known_fp32 or mixed or found.shows_fp32,
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
             worst_sample=found.worst_sample,

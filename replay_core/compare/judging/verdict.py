@@ -85,7 +85,7 @@ class Context:
     noise: float = 0.0
     #: The standard error of a mean over the log probabilities before it, in nats.
     mean_error: float = 0.0
-    #: Both sides are known to be computed in fp32 (their runs say so).
+    #: Both sides are known to be computed in fp32: their runs say so, or the figures show it.
     known_fp32: bool = False
     scalar: bool = False
     bitwise_only: bool = False
@@ -110,6 +110,13 @@ class Context:
     def row(self) -> str:
         """The row of the tables: the dtype's family."""
         return coarsest(self.dtype)
+
+    @property
+    def computed(self) -> str:
+        """The family that log probabilities were computed in: how they are stored does not tell."""
+        if self.known_fp32:
+            return "float32"
+        return "bfloat16" if self.row in ("float64", "float32") else self.row
 
     @property
     def column(self) -> str:

@@ -17,6 +17,8 @@ from replay_core.diagnose.stating import finding, look_at, share, shown
 
 #: A spread this small beside the rewards themselves is rounding: rewards are stored as float32.
 EQUAL = 1e-6
+#: What the rounding of a mean becomes where it is divided by no more than the epsilon of verl and TRL.
+ROUNDING = 2**-22 / 1e-6
 #: Share of groups without a spread from which the batch is mostly wasted (miles advisory).
 MOSTLY = 0.5
 
@@ -50,9 +52,20 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
         return False
     if column is None:
         return batch.columns.ref("values") is not None
-    inside_N = column.said_N & np.repeat(equal_G[group_B], batch.flat.lengths_B)
-    values = np.abs(column.values_N[inside_N & np.isfinite(column.values_N)])
-    return bool(values.size and values.max() > 1e-3)
+    inside_N = column.said_N & np.repeat(equal_G[group_B], batch.flat.lengths_B) & np.isfinite(column.values_N)
+    if batch.trained_N is not None:
+        inside_N &= batch.trained_N
+    largest = float(np.abs(column.values_N[inside_N]).max(initial=0.0))
+    low_B, high_B = batch.flat.extremes(column.values_N, inside_N)
+    heard_B = np.isfinite(low_B)
+    lowest_G, highest_G = np.full(len(equal_G), np.inf), np.full(len(equal_G), -np.inf)
+    np.minimum.at(lowest_G, group_B[heard_B], low_B[heard_B])
+    np.maximum.at(highest_G, group_B[heard_B], high_B[heard_B])
+    alike = bool((highest_G - lowest_G <= EQUAL).all())
+    # A float32 mean of equal rewards may be off by their last bit or two: divided by a std of 0 + 1e-6, the same number
+    # in every response of the group.
+    rounding = ROUNDING * float(np.abs(given(batch.reward_B)[np.isfinite(given(batch.reward_B))]).max(initial=0.0))
+    return largest > max(1e-3, rounding if alike else 0.0)
 
 
 @rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",

@@ -66,7 +66,7 @@ def test_eager_against_sdpa_in_bf16_is_noise_from_end_to_end(tmp_path: Path):
         recorded.append({"batch_inputs": inputs, **outputs})
     comparison = compare_paths(*write_pair(tmp_path, *recorded, flags={"effective": {"dtype": "bfloat16"}}))
     assert comparison.first is None, comparison.first
-    assert comparison.counts["CLOSE"] > 40
+    assert comparison.counts["CLOSE"] >= 40
 
 
 def forward(model: Any, input_ids: Tensor, attention_mask: Tensor) -> dict[str, dict[str, Tensor]]:

@@ -12,6 +12,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import DumpError
 from replay_core.recorder import Recorder
 from replay_core.recorder.backlog import Backlog
+from replay_core.recorder.patience import Patience
 
 
 def test_what_the_trainer_changes_afterwards_is_not_what_is_written(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_what_the_trainer_changes_afterwards_is_not_what_is_written(tmp_path: Pa
 
 def test_when_the_queue_is_full_the_trainer_waits_and_is_told(tmp_path: Path) -> None:
     gate, done = threading.Event(), list[int]()
-    backlog = Backlog(100, failed=lambda error: None)
+    backlog = Backlog(100, lambda error: None, Patience(10))
 
     def job(number: int) -> None:
         gate.wait(10)

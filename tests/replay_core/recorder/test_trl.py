@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from replay_core import workbench
+from replay_core.compare import compare_runs
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError
+from replay_core.pages import array
 from replay_core.recorder import Recorder
 from replay_core.recorder.trl import recording
 from replay_core.rollouts import RolloutReplay
+from tests.builders import Here
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 pytestmark = [
@@ -62,7 +66,7 @@ def train(directory: Path, dump: Path, rollouts: RolloutReplay | None = None, *,
         report_to=[], use_cpu=True, seed=seed, beta=0.0, bf16=False, disable_tqdm=True, num_iterations=1,
     )  # fmt: skip
     prompts = Dataset.from_list([{"prompt": f"{a}+{a}="} for a in range(8)])
-    trainer = recording(trl.GRPOTrainer, Recorder(dump, asynchronous=True), rollouts)(
+    trainer = recording(trl.GRPOTrainer, Recorder(dump, asynchronous=True), rollouts, checkpoints=rollouts is None)(
         model=model(), reward_funcs=never if rollouts else reward, args=arguments, train_dataset=prompts,
         processing_class=tokenizer(),
     )  # fmt: skip
@@ -98,6 +102,46 @@ def test_every_stage_of_a_trl_run_is_recorded(recorded: tuple[Path, Any]) -> Non
     assert {"prompt_ids", "completion_ids", "advantages", "prompt_text"} <= {ref.name for ref in trajectory.tensors()}
     forward = next(r for r in run.records if r.key.stage == "forward_data")
     assert forward.get("policy_logprobs") is not None
+    said = {ref.name: ref.alignment for ref in forward.tensors()}
+    assert said["prompt_ids"] == "prompt"
+    assert said["per_token_logps"] == said["completion_mask"] == "response"
+    assert said["advantages"] == "sample"
+
+
+def test_a_recorded_step_is_replayed_to_what_the_trainer_recorded_loss_and_gradients(
+    recorded: tuple[Path, Any], tmp_path: Path
+) -> None:
+    plan = {"dump": str(recorded[0]), "step": 2, "model": "checkpoint", "backward": True, "micros": [0, 1], "flags": {}}
+    cell = workbench.replay(plan, tmp_path / "out", Here())["cells"][-1]
+    assert cell["recorded"][0]["field"] == "per_token_logps"
+    assert cell["recorded"][0]["max_abs"] < 1e-6
+    assert "as recorded" in cell["loss"]["stated"]
+    held = cell["recorded_training"]
+    assert held["agrees"], held["sentence"]
+    assert (held["losses"], held["gradients"]) == (2, 15)
+    gradient, optimizer = (open_run(recorded[0]).select(stage=stage)[2] for stage in ("gradient", "optimizer"))
+    before, after = gradient.get("grad_norm"), optimizer.get("clipped_grad_norm")
+    logged = open_run(recorded[0]).select(stage="training_metrics")[2].get("metrics.grad_norm")
+    assert before is not None
+    assert after is not None
+    assert logged is not None
+    assert float(array(before)) == pytest.approx(float(array(logged)), rel=1e-6)
+    assert float(array(after)) == pytest.approx(min(1.0, float(array(before))), rel=1e-5)
+
+
+def test_rewards_and_groups_are_recorded_so_that_advantages_are_checked(recorded: tuple[Path, Any]) -> None:
+    found = workbench.diagnose(recorded[0], rules=["D04", "D05"])
+    assert [(one["id"], one["severity"]) for one in found["findings"]] == [("D04", "info")]
+    assert "group mean" in found["findings"][0]["claim"]
+    assert not [one for one in found["skipped"] if one["id"] in ("D04", "D05")], found["skipped"]
+
+
+def test_two_equal_runs_are_equal_whatever_the_clock_says(recorded: tuple[Path, Any], tmp_path: Path) -> None:
+    train(tmp_path / "out", tmp_path / "again")
+    found = compare_runs(open_run(recorded[0]), open_run(tmp_path / "again"))
+    assert found.first is None, found.first
+    assert found.agrees
+    assert found.notes_not_compared > 0
 
 
 def test_a_trl_run_driven_by_the_record_is_the_same_run_bit_for_bit(recorded: tuple[Path, Any], tmp_path: Path) -> None:

@@ -315,3 +315,24 @@ def test_an_allowed_grid_fails_nothing(dense: Trained, tmp_path: Path) -> None:
     parameters = worker(dense).parameters
     _int8(parameters, dense)
     assert judged(dense, parameters, tmp_path, allowed=("quantised",))["agrees"]
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_what_was_there_before_may_be_the_engines_own_recording(digests: bool, dense: Trained, tmp_path: Path) -> None:
+    """Its names are fused; of digests alone equality is all there is."""
+    record_weights(Module(worker(dense, 0).parameters), tmp_path / "before", step=0, digests=digests)
+    parameters = worker(dense).parameters
+    _unwritten(parameters, dense)
+    doc = judged(dense, parameters, tmp_path, digests=digests, before=tmp_path / "before", older=[])
+    assert wrong(doc) == [(QKV, "untouched")], doc["headline"]
+
+
+def test_digests_of_a_trainer_tell_of_what_is_not_fused(dense: Trained, tmp_path: Path) -> None:
+    sent = {name: one.bfloat16() for name, one in dense.steps[2].items()}
+    record_weights(Module(sent), tmp_path / "trainer", step=2, role="actor")
+    record_weights(Module(worker(dense).parameters), tmp_path / "engine", step=2)
+    doc = workbench.compare_weights(tmp_path / "trainer", [tmp_path / "engine"])
+    held = {one["name"].removeprefix("param."): one["arrival"] for one in doc["destinations"]}
+    assert held["model.norm.weight"] == "arrived"
+    assert held[QKV] == "unreadable"
+    assert not doc["agrees"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.rollouts import RolloutReplay
 from tests import warm_python
+from tests.builders import Here
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,7 +88,7 @@ def record(
 
 
 def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_path: Path) -> None:
-    answer = record(tmp_path, PLAIN, "--gradients", r"0\.weight", "--params", "bias", cold=True)
+    answer = record(tmp_path, PLAIN, "--gradients", "0.weight", "--params", "bias", cold=True)
     assert answer.returncode == 0, answer.stderr
     alone = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
@@ -159,12 +162,28 @@ def test_a_command_that_does_not_exist_is_a_wrong_request(tmp_path: Path) -> Non
     assert "cannot be started" in answer.stderr
 
 
-@pytest.mark.parametrize("option", ["--gradients", "--params"])
-def test_a_pattern_that_is_none_is_refused_before_the_script_starts(option: str, tmp_path: Path) -> None:
-    answer = record(tmp_path, "open('started', 'w')", option, "layers.(")
-    assert answer.returncode == 2
-    assert f"{option}: 'layers.('" in answer.stderr
-    assert not (tmp_path / "started").exists()
+def _readme() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [line.partition("#")[0].strip() for line in text.splitlines() if line.startswith("rldbg record ")]
+
+
+@pytest.mark.parametrize("line", _readme())
+def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(line: str, tmp_path: Path) -> None:
+    options = shlex.split(line)[2:]
+    answer = record(tmp_path, LANGUAGE_MODEL, *options[: options.index("--")])
+    assert answer.returncode == 0, answer.stderr
+    assert "not seen: what --gradients" not in answer.stderr
+    assert "--backward runs a step again, with the weights of every step" in answer.stderr
+    run = open_run(tmp_path / "dump")
+    step = run.steps()[-1]
+    # The reference model's call stands before the actor's.
+    plan = {"dump": str(run.path), "step": step, "micro": 1, "micros": [1], "backward": True, "model": "checkpoint"}
+    cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
+    assert cell["recorded_training"]["agrees"], cell["recorded_training"]["sentence"]
+    assert cell["recorded"][0]["field"] == "forward.output.logits"
+    assert cell["recorded"][0]["verdict"] in ("SAME", "CLOSE")
+    gradients = [ref.name for ref in run.select(stage="gradient")[0].tensors() if ref.name.startswith("grad.")]
+    assert len(gradients) == (2 if "--gradients" in line else 0)
 
 
 def test_a_pattern_that_no_parameter_matches_is_said(tmp_path: Path) -> None:
@@ -182,7 +201,7 @@ def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
     assert "GRPOTrainer was recorded with its rollouts" in answer.stderr
     run = open_run(tmp_path / "dump")
     stages = {record.key.stage for record in run.records}
-    assert stages == {"trajectory", "forward_data", "loss", "gradient", "training_metrics"}
+    assert stages == {"trajectory", "forward_data", "loss", "gradient", "optimizer", "training_metrics"}
     batch = RolloutReplay(tmp_path / "dump", scope="full").batch(1)
     assert batch is not None
     assert "advantages" in batch

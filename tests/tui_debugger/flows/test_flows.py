@@ -50,7 +50,7 @@ async def test_opening_a_dump_shows_its_first_record_and_inspects_a_tensor() -> 
 async def test_opening_a_pair_stops_at_the_first_step_that_diverges_and_selects_its_first_divergence() -> None:
     heard = Heard()
     await heard.session.opening.open(A, B)
-    assert heard.state.opened.step_verdicts == {heard.state.opened.scope.step: "DIFF"}
+    assert heard.state.opened.steps.verdicts == {heard.state.opened.scope.step: "DIFF"}
     assert heard.state.tensors.row is not None
     assert heard.state.tensors.row.is_first
     assert heard.state.job.busy is None
@@ -69,7 +69,7 @@ async def test_a_path_that_is_no_dump_leaves_what_is_open_as_it_is() -> None:
 async def test_an_error_is_shown_and_the_session_goes_on() -> None:
     heard = Heard(compare=DumpError("the file ends early", file="/runs/x.pt"))
     await heard.session.opening.open(A, B)
-    assert heard.state.job.trouble == "the file ends early"
+    assert heard.state.job.trouble == "the file ends early: /runs/x.pt"
     assert heard.state.tensors.comparison is None
     heard.engine.answers.clear()
     await heard.session.comparing.compare(Scope(0))
