@@ -64,6 +64,42 @@ PICTURES = (
     Picture("parity", "rldbg parity --recorded critics", (150, 34), (CRITIC,), ("P",)),
 )
 
+_PAIR, _MATRIX, _LOG = (A, B), (MATRIX,), (LOG,)
+#: Every screen and pane: what it is, what is opened, which keys lead there.
+SCREENS = (
+    ("start", "nothing is open", (), ()),
+    ("tensors", "two dumps: where they first part", _PAIR, ()),
+    ("steps", "1: the steps, each with its verdict", _PAIR, ("1",)),
+    ("inspect", "3: a tensor, and how its difference is spread", _PAIR, ("3",)),
+    ("log", "4: what jobs printed", _PAIR, ("4",)),
+    ("flags", "5: what a replay runs with", _PAIR, ("5",)),
+    ("findings", "7: what is wrong with A by itself", _PAIR, ("7",)),
+    ("matrix", "m: combinations of flags", _MATRIX, ()),
+    ("trends", "a log: what it says over the steps", _LOG, ()),
+    ("evidence", "f: one finding in full", _LOG, ("f",)),
+    ("parity", "P: two critics on the same tokens", (CRITIC,), ("P",)),
+    ("help", "?: the keys of the screen that is open", _PAIR, ("question_mark",)),
+)
+SIZES = ((80, 24), (160, 48))
+EVERY_SCREEN = tuple(
+    Picture(f"screens/{name}-{width}x{height}", said, (width, height), dumps, keys)
+    for name, said, dumps, keys in SCREENS
+    for width, height in SIZES
+)
+
+
+def page() -> str:
+    """docs/screens.md: every screen at both sizes."""
+    parts = [
+        "# The screens\n\nDrawn by `docs/pictures.py` from the program itself, at 80×24 and at 160×48: "
+        "`python docs/pictures.py screens` draws them again.\n"
+    ]
+    for name, said, _, _ in SCREENS:
+        links = "\n\n".join(f"![{said}](images/screens/{name}-{w}x{h}.svg)" for w, h in SIZES)
+        parts.append(f"## {name}\n\n{said}\n\n{links}\n")
+    return "\n".join(parts)
+
+
 #: A line of the screen: its segments of text, each with its style.
 Line = list[Segment]
 
@@ -244,12 +280,15 @@ def main(names: Sequence[str]) -> None:
     if "--record" in names:
         record()
         names = [name for name in names if name != "--record"]
-    IMAGES.mkdir(exist_ok=True)
-    unknown = set(names) - {picture.name for picture in PICTURES}
+    (IMAGES / "screens").mkdir(exist_ok=True, parents=True)
+    (ROOT / "docs" / "screens.md").write_text(page(), encoding="utf-8")
+    if "screens" in names:
+        names = [*(name for name in names if name != "screens"), *(picture.name for picture in EVERY_SCREEN)]
+    unknown = set(names) - {picture.name for picture in (*PICTURES, *EVERY_SCREEN)}
     if unknown:
         known = ", ".join(picture.name for picture in PICTURES)
         raise SystemExit(f"there is no picture {', '.join(sorted(unknown))}: {known}")
-    for picture in PICTURES:
+    for picture in (*PICTURES, *EVERY_SCREEN):
         if names and picture.name not in names:
             continue
         path = IMAGES / f"{picture.name}.svg"

@@ -40,7 +40,10 @@ def _read(path: Path) -> list[str]:
     return ["".join(row).rstrip() for row in rows]
 
 
-@pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.name)
+_EVERY = [*pictures.PICTURES, *(pytest.param(one, marks=pytest.mark.slow) for one in pictures.EVERY_SCREEN)]
+
+
+@pytest.mark.parametrize("picture", _EVERY, ids=lambda picture: picture.name)
 async def test_a_picture_says_what_the_screen_says(picture: object) -> None:
     name = picture.name  # type: ignore[attr-defined]
     shown = pictures.text_of(await pictures.shown(picture))
@@ -51,10 +54,16 @@ async def test_a_picture_says_what_the_screen_says(picture: object) -> None:
 def test_every_picture_in_the_texts_is_drawn_and_every_drawn_one_is_in_a_text() -> None:
     texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     wanted = {
-        Path(found).name for text in texts for found in re.findall(r"\]\(([^)]*\.svg)\)", text.read_text("utf-8"))
+        found.partition("images/")[2]
+        for text in texts
+        for found in re.findall(r"\]\(([^)]*\.svg)\)", text.read_text("utf-8"))
     }
-    assert wanted == {f"{picture.name}.svg" for picture in pictures.PICTURES}
-    assert wanted == {path.name for path in pictures.IMAGES.glob("*.svg")}
+    assert wanted == {f"{picture.name}.svg" for picture in (*pictures.PICTURES, *pictures.EVERY_SCREEN)}
+    assert wanted == {str(path.relative_to(pictures.IMAGES)) for path in pictures.IMAGES.rglob("*.svg")}
+
+
+def test_the_page_of_the_screens_is_the_generated_one() -> None:
+    assert (ROOT / "docs" / "screens.md").read_text("utf-8") == pictures.page()
 
 
 @pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.name)

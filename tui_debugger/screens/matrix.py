@@ -191,6 +191,11 @@ class MatrixScreen(Overlay):
         off = [cell for cell in asked if cell["agreement"]["agrees"] is False]
         down = [cell for cell in asked if cell["outcome"] in ("failed", "crashed")]
         gone = [cell for cell in asked if cell["outcome"] == "unavailable"]
+        if matrix.document is None:
+            done = sum(cell["agreement"]["agrees"] is True for cell in asked)
+            text.append(" CANCELLED ", paint(self, "missing"))
+            said = f" {len(asked)} of {Axes.parse(matrix.axes).size} cells ran: {done} agree, {len(off)} differ"
+            return text.append(said)
         word, token = ("DIFFERS", "first") if off else ("FAILED", "diff") if down else ("AGREES", "same")
         if not asked or len(gone) == len(asked):
             word, token = "NONE", "missing"
