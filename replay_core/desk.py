@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
     from replay_core.documents.replay import ReplayDocument
+    from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.parity.sides import CriticAnswer
@@ -56,6 +57,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "critic": _critic_job,
         "parity": _parity_job,
         "recorded_parity": _recorded_parity_job,
+        "referee": _referee_job,
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
@@ -278,6 +280,15 @@ def _recorded_parity_job(params: dict[str, Any], on_event: OnEvent) -> ParityDoc
     a = Path(params["a"])
     b = Path(params.get("b") or a)
     return workbench.recorded_parity(a, b, threshold=params.get("threshold"), on_event=on_event)
+
+
+def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
+    selection: dict[str, Any] = {
+        name: Selection.parse(params[name]) for name in ("step", "rank", "micro") if params.get(name) is not None
+    }
+    b = Path(params["b"]) if params.get("b") else None
+    weights = {f"weights_{side}": params.get(f"weights_{side}") for side in "ab"}
+    return workbench.referee(Path(params["a"]), b, on_event=on_event, **weights, **selection)
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:

@@ -234,7 +234,18 @@ def counts(value: Mapping[str, Any]) -> str:
 
 
 def comparison_answer(document: ComparisonDocument) -> Answer:
-    """The first line of a comparison."""
+    """The first line of a comparison: the ruling, where there is one, else what the table says."""
+    ruling = document["ruling"]
+    if ruling is not None and ruling["ruling"] is not None:
+        word = ruling["ruling"]
+        token = {"NOISE": "close", "SUSPECT": "missing", "BUG": "first"}[word]
+        table = _table_answer(document)
+        facts = [f"differs: {one}" for one in ruling["differences"][:2]]
+        return Answer(word, token, safe(ruling["sentence"]), facts, [*table.notes, table.sentence], is_claim=True)
+    return _table_answer(document)
+
+
+def _table_answer(document: ComparisonDocument) -> Answer:
     totals = document["counts"]
     first = document["first_divergence"]
     if first:

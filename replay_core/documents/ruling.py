@@ -48,6 +48,8 @@ class RuledTensor(TypedDict):
     """Where it is worst."""
     recipe: str | None
     """Where other roundings than the model's own code has explain it."""
+    rounding: str | None
+    """Whether its kernel rounds once, or as the model's code is written; null where that cannot be told."""
     statistics: list[StatisticEntry]
 
 

@@ -48,9 +48,14 @@ def ruling_document(ruling: Ruling) -> RulingDocument:
     return clean(doc)
 
 
-def _sentence(word: str | None, side: str | None, first: RuledClaim | None, best: str | None, ruled: Any) -> str:
+def _sentence(
+    word: str | None, side: str | None, first: RuledClaim | None, best: str | None, ruled: dict[str, RuledSide]
+) -> str:
     if word is None:
-        return "; ".join(f"{name} not ruled: {one.why_not}" for name, one in ruled.items() if one.why_not is not None)
+        lacks = {name: one.why_not for name, one in ruled.items() if one.why_not is not None}
+        if len(set(lacks.values())) == 1 and len(lacks) == len(ruled):
+            return next(iter(lacks.values()))
+        return "; ".join(f"side {name}: {said}" for name, said in lacks.items())
     counts = [one.coverage for one in ruled.values() if one.coverage is not None]
     covered = f"{sum(one['ruled'] for one in counts)} of {sum(one['recorded'] for one in counts)} tensors ruled"
     if first is None:
@@ -113,6 +118,7 @@ def _tensor(one: RuledClaim) -> RuledTensor:
         "position": None if one.row is None else one.row[1],
         "channel": found.worst_channel,
         "recipe": one.recipe,
+        "rounding": one.rounding,
         "statistics": [
             {"name": name, "value": value, "noise": noise, "excess": excess}
             for name, (value, noise, excess) in found.statistics.items()

@@ -126,7 +126,7 @@ def figures(
     nulls += [_statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma) for one in (once, as_written)]
     table = {}
     for name, value in own.items():
-        most = max((null[name] for null in nulls), default=0.0)
+        most = max((null.get(name, 0.0) for null in nulls), default=0.0)
         bound = limits.most(name, claim.kind, claim.dtype, most, e.shape)
         table[name] = (value, most, value / bound)
     hard = None

@@ -94,9 +94,13 @@ def hypotheses(module: Any, claim: Claim, others: Mapping[str, Any]) -> Iterator
     """What may have been done instead of a module's own work."""
     for name, state in others.items():
         own = {f"{claim.owner}.{part}": part for part, _ in module.named_parameters(recurse=False)}
-        values = {part: value for path, part in own.items() if (value := _like(state, path)) is not None}
-        if values and any(not torch.equal(values[part].to(getattr(module, part).dtype), getattr(module, part))
-                          for part in values):  # fmt: skip
+        # Rounded as the side rounded its own.
+        values = {
+            part: value.to(getattr(module, part).dtype)
+            for path, part in own.items()
+            if (value := _like(state, path)) is not None
+        }
+        if any(not torch.equal(value, getattr(module, part)) for part, value in values.items()):
             yield Hypothesis(name, _parameters(values))
     for setting in ("variance_epsilon", "eps", "epsilon"):
         value = getattr(module, setting, None)

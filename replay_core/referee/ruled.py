@@ -35,6 +35,16 @@ class RuledClaim:
     recipe: str | None = None
 
     @property
+    def rounding(self) -> str | None:
+        """Where its kernel rounds, by which of the two ways gives what was recorded bit for bit; None where neither
+        does, both do, or the tensor is float32: its sums differ with every kernel."""
+        once, written = self.figures.unequal_once, self.figures.unequal_written
+        least, most = sorted((once, written))
+        if str(self.claim.dtype) == "torch.float32" or least > 0.03 or most < max(0.05, 5 * least):
+            return None
+        return "rounds once, at its end" if once < written else "rounds as the model's code is written"
+
+    @property
     def what(self) -> str:
         """What in it stands out."""
         telling = self.figures.telling or "size"

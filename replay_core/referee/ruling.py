@@ -16,7 +16,7 @@ from replay_core.referee.hypotheses import HARMLESS, Tried, tried
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
 from replay_core.referee.shadow import Claim, Shadow
-from replay_core.referee.weights import differences, side_model
+from replay_core.referee.weights import differences, other_weights, side_model
 
 
 def rule(
@@ -28,8 +28,18 @@ def rule(
     sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
     ruling = Ruling(sides[0], sides[1] if len(sides) > 1 else None)
     if ruling.b is not None and ruling.a.model is not None and ruling.b.model is not None:
-        ruling.differences = differences(ruling.a.model, ruling.b.model)
+        ruling.differences = [*differences(ruling.a.model, ruling.b.model), *_roundings(ruling.a, ruling.b)]
     return ruling
+
+
+def _roundings(a: RuledSide, b: RuledSide) -> list[str]:
+    """Where the two sides first round in other places, each of them right."""
+    of_b = {one.claim.name: one.rounding for one in b.claims}
+    for one in a.claims:
+        other = of_b.get(one.claim.name)
+        if one.rounding is not None and other is not None and one.rounding != other:
+            return [f"first rounding in other places: {one.claim.name}: a {one.rounding}, b {other}"]
+    return []
 
 
 def rule_side(
@@ -61,7 +71,8 @@ def rule_side(
         side.claims.append(one)
         if one.ruling != "NOISE" and claim.kind != "logprobs":
             is_first = side.first is one
-            _explain(side, one, tried(shadow, claim, of_claim, one.figures, {}, only_harmless=not is_first))
+            others = other_weights(run, side.model.reference) if is_first else {}
+            _explain(side, one, tried(shadow, claim, of_claim, one.figures, others, only_harmless=not is_first))
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs"):
         _explain_by_row(side, side.first, records, shadow.temperature)
     if recorded.modules and recorded.logprobs() is not None:

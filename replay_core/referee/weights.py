@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from replay_core.records import Run
 from replay_core.referee.recorded import Recorded
@@ -17,6 +19,8 @@ from replay_core.replay.model import load
 from replay_core.replay.plan import ReplayPlan
 
 _DTYPES = ("bfloat16", "float16", "float32")
+#: Other checkpoints that are tried.
+_OTHERS = 4
 #: Settings of a config that say nothing of what is computed.
 _IDLE = (
     "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache",
@@ -62,6 +66,25 @@ def _said_dtype(run: Run) -> str | None:
     effective = flags.get("effective") if isinstance(flags.get("effective"), dict) else flags
     said = str((effective or {}).get("dtype") or "")
     return said if said in _DTYPES else None
+
+
+def other_weights(run: Run, own: str) -> dict[str, dict[str, torch.Tensor]]:
+    """`weights of step N` -> their tensors, of the checkpoints that the dump notes beside a side's own (safetensors).
+
+    The nearest first by their step, at most `_OTHERS`: which of them it was is asked, not whether a thousand fit.
+    """
+    mine = next((step for step, reference in run.models.items() if Path(reference).resolve() == Path(own).resolve()), 0)
+    steps = sorted((step for step in run.models if step is not None), key=lambda step: abs(step - (mine or 0)))
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for step in steps:
+        files = sorted(Path(run.models[step]).glob("*.safetensors"))
+        if not files or Path(run.models[step]).resolve() == Path(own).resolve() or len(found) == _OTHERS:
+            continue
+        state: dict[str, torch.Tensor] = {}
+        for file in files:
+            state |= load_file(file)
+        found[f"weights of step {step}"] = state
+    return found
 
 
 def differences(a: SideModel, b: SideModel) -> list[str]:

@@ -125,6 +125,9 @@ class ScriptedEngine:
         answer = document("diagnosis_log" if job.params["path"].endswith(".log") else "diagnosis")
         return streamed({**answer, "path": job.params["path"]}, on_event)
 
+    async def _referee(self, _job: Job, _on_event: OnEvent) -> Answer:
+        return document("ruling_lacking")
+
     async def _explain(self, job: Job, _on_event: OnEvent) -> Answer:
         return {
             "kind": "explanation",

@@ -41,6 +41,8 @@ _PATH = DumpPath()
     metavar="NAME",
     help="One tensor's sentence, both values and the rules that were asked, instead of the list.",
 )
+@click.option("--referee", "ruled", is_flag=True, help="Also rule noise or bug; needs weights (rldbg referee --help).")
+@click.option("--weights", help="With --referee: the model of both; else what the dumps note.")
 @click.option("--all", "show_all", is_flag=True, help="List SAME tensors too.")
 @click.option(
     "--jsonl", is_flag=True, help="Print a JSON line per tensor as it is judged, then the rest of the document."
@@ -66,6 +68,8 @@ def command(
     map_file: Path | None,
     allow_missing: bool,
     explain: str | None,
+    ruled: bool,
+    weights: str | None,
     show_all: bool,
     jsonl: bool,
     self_hosted_dir: Path | None,
@@ -116,6 +120,11 @@ def command(
             doc = workbench.compare_dumps(*given, summarised=scripted, **options)
         else:
             raise click.UsageError(f"compare needs two dumps, A and B; got {len(given)}")
+        if ruled:
+            selected: dict[str, Any] = {"step": step, "rank": rank, "micro": micro}
+            doc["ruling"] = workbench.referee(
+                *given[:2], weights_a=weights, weights_b=weights, on_event=progress, **selected
+            )
         progress.clear()
     if explain is not None:
         explanation(doc, explain)  # an unknown name is an error in every form of output

@@ -30,9 +30,20 @@ ROWS = 30
 _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CLOSE", "SAME")
 
 
+def _ruled(doc: ComparisonDocument) -> list[str]:
+    """The ruling before anything the table says: verdicts are distances."""
+    ruling = doc["ruling"]
+    if ruling is None:
+        return []
+    counts = doc["counts"]
+    differ = counts["CLOSE"] + counts["DIFF"] + counts["NAN"] + counts["PADDING"]
+    said = f"{ruling['ruling'] or 'not ruled'}  {differ} tensors differ; {ruling['sentence']}"
+    return [words.safe(said), *(words.safe(f"differs: {one}") for one in ruling["differences"]), ""]
+
+
 def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width: int | None = None) -> str:
     """`width`: cells of the terminal that tables are to fit; None where none reads it."""
-    lines = [*_together(doc), headline(doc, width), words.counts(doc["counts"])]
+    lines = [*_together(doc), *_ruled(doc), headline(doc, width), words.counts(doc["counts"])]
     lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))

@@ -24,8 +24,17 @@ class TensorSearch:
         if comparison is None:
             self._stage.say(NEXT)
             return
-        ruled = comparison.get("ruling")
-        self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}" if ruled else "not ruled: no weights")
+        self._stage.work(self._rule(), "ruling")
+
+    async def _rule(self) -> None:
+        ruled = await self._session.ruling.rule()
+        if ruled is None:
+            return
+        self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}")
+        rows = self._state.tensors.rows
+        at = next((place for place, row in enumerate(rows) if row.name == ruled["tensor"]), None)
+        if at is not None:
+            self.select(at)
 
     def do_first(self) -> None:
         state = self._state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,32 @@ def test_a_fault_below_the_noise_of_another_kernel_is_found_in_its_module(
     wrong = _run(weights, tmp_path / "b", torch.bfloat16, "eager", plant)
     doc = workbench.referee(wrong, weights_a=str(weights))
     assert (doc["ruling"], doc["module"], doc["hypothesis"]) == ("BUG", module, hypothesis), doc["sentence"]
+
+
+@pytest.mark.slow
+def test_a_layer_that_kept_the_weights_of_the_step_before_is_told_by_the_checkpoint_that_explains_it(
+    weights: Path, tmp_path: Path
+):
+    older = LlamaForCausalLM.from_pretrained(weights)
+    ids = torch.arange(1, 25).reshape(2, 12)
+    optimizer = torch.optim.AdamW(older.parameters(), lr=1e-4)
+    newer = LlamaForCausalLM.from_pretrained(weights)
+    older.save_pretrained(tmp_path / "step_000000")
+    older(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    older.save_pretrained(tmp_path / "step_000001")
+    stale = newer.model.layers[1].mlp.down_proj.weight.data.clone()
+
+    def plant(model: Any) -> None:
+        model.model.layers[1].mlp.down_proj.weight.data = stale.to(torch.bfloat16)
+
+    dump = _run(tmp_path / "step_000001", tmp_path / "dump", torch.bfloat16, "sdpa", plant)
+    manifest = json.loads((dump / "manifest.json").read_text())
+    manifest["models"] = {str(step): str(tmp_path / f"step_00000{step}") for step in (0, 1)}
+    (dump / "manifest.json").write_text(json.dumps(manifest))
+    doc = workbench.referee(dump, weights_a=str(tmp_path / "step_000001"))
+    found = (doc["ruling"], doc["module"], doc["hypothesis"])
+    assert found == ("BUG", "layers.1.mlp.down_proj", "weights of step 0"), doc["sentence"]
 
 
 def test_without_weights_nothing_is_ruled_and_it_is_said(right: Path):
