@@ -98,7 +98,9 @@ def test_tokens_that_noise_sent_to_other_experts_are_left_out_and_counted(animal
     assert choices.verdict is Verdict.SAME
     assert choices.note is not None
     assert "tokens are not compared" in choices.note
-    assert any(re.match(r"layers\.2\.mlp\.gate: \d of 124 tokens took other experts", note) for note in comparison.notes)
+    assert any(
+        re.match(r"layers\.2\.mlp\.gate: \d of 124 tokens took other experts", note) for note in comparison.notes
+    )
     assert comparison.agrees is True, [(one.name, one.reason) for one in comparison.tensors if one.verdict.diverges]
 
 
