@@ -13,6 +13,7 @@ import pytest
 
 from replay_core import workbench
 from replay_core.jobs import Job
+from tests.builders import write_dump
 from tests.tui_debugger.driving import screen, until
 from tui_debugger.app import RldbgApp
 from tui_debugger.commands.ui import _begun
@@ -101,6 +102,14 @@ async def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: 
         assert steps == [0, 1, 2]
         await pilot.press("F")
         await until(pilot, lambda: state.opened.live_run is None, "the end of following")
+
+
+async def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    run = tmp_path / "later" / "run"
+    async with followed(run) as (app, pilot):
+        await until(pilot, lambda: "nothing is written yet" in screen(app), "waiting")
+        write_dump(run, {"loss": {"loss": 1.0}})
+        await until(pilot, lambda: "last step 0" in screen(app), "the header")
 
 
 def test_the_header_says_when_nothing_is_written_any_more() -> None:

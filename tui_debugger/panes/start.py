@@ -83,7 +83,7 @@ class StartList(Rows):
 @cache
 def _demo() -> str:
     if find_spec("torch") is None:
-        return "unavailable: needs torch (pip install 'rldbg[replay]')"
+        return "needs torch (pip: 'rldbg[replay]')"
     return "train a tiny policy, pack it wrongly, see where it shows (a minute)"
 
 

@@ -45,6 +45,8 @@ class TensorRows(Rows):
         self._comparing = False
         self._with_key = False
         self._where = 5
+        self._named = 30
+        """Cells that names are given before any other column."""
         self._marked: set[str] = set()
         self._filled: set[str] = set()
 
@@ -61,7 +63,9 @@ class TensorRows(Rows):
         self._with_key = self._comparing and state.tensors.several_records
         if self._with_key:
             shown = (self._cell(self._rows[index], "where") for index in self._shown[:_MEASURED])
-            self._where = max(5, *map(len, shown)) if self._shown else 5
+            self._where = max(map(len, shown), default=5)
+        named = (len(fmt.safe(self._rows[index].name)) for index in self._shown[:_MEASURED])
+        self._named = min(30, max(named, default=30))
         here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
             {state.opened.a["path"]} if state.opened.a else set()
         )
@@ -82,13 +86,14 @@ class TensorRows(Rows):
 
     def _columns(self, width: int) -> list[tuple[str, int]]:
         """The columns that fit behind verdict and name."""
+        room = width - (11 + self._named if self._comparing else 2 + 20)
         if self._comparing:
             wanted = [("rel l2", 9), ("max |d|", 9), ("worst", 7), ("shape", 14), ("dtype", 10)]
             if self._with_key:
-                wanted.insert(0, ("where", self._where))
+                figures = sum(size + 1 for _, size in wanted[:3])
+                wanted.insert(0, ("where", max(7, min(self._where, room - figures - 1))))
         else:
             wanted = [("shape", 12), ("dtype", 6), *((name, size) for name, size in _SPARE if name in self._filled)]
-        room = width - (11 + 30 if self._comparing else 2 + 20)
         taken = []
         for name, size in wanted:
             if room < size + 1:
