@@ -576,7 +576,9 @@ class Recorder:
         """Take a record: its key is now used. Its file, or None where it is held back or has none."""
         key = held.key
         self._raise_failure()
-        claim = self._patience.run(lambda: self._claim(key["role"], key["rank"]))
+        claim = self._claims.get((key["role"], key["rank"])) if self._process == os.getpid() else None
+        if claim is None:
+            claim = self._patience.run(lambda: self._claim(key["role"], key["rank"]))
         known = identity(key)
         target = self.directory / file_of(key, self.settings.format)
         if known in self._taken or known in claim.known:
