@@ -22,6 +22,7 @@ helps; it crosses a process boundary as a plain mapping and comes out as the sam
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from importlib.util import find_spec
 from typing import Any
@@ -197,4 +198,20 @@ def missing_library(error: BaseException, what: str) -> UnavailableError | None:
         expected=f"the extra `{EXTRAS[library]}`",
         found="not installed",
         hint=f"pip install 'rldbg[{EXTRAS[library]}]'",
+    )
+
+
+#: What a disk says that has no room, no more files, or fails.
+_OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE}
+
+
+def failing_disk(error: BaseException, what: str) -> DumpError | None:
+    """What to say where `what` ended because the disk could not take it; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _OF_A_DISK:
+        return None
+    return DumpError(
+        f"{what} could not go on: {error.strerror}",
+        file=None if error.filename is None else str(error.filename),
+        expected="room on the disk, and permission to use it",
+        hint="df -h; rldbg cache --clear frees what earlier replays left",
     )

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 import replay_core
 from replay_core.budget import limit_process
-from replay_core.errors import ExitCode, RldbgError, missing_library
+from replay_core.errors import ExitCode, RldbgError, failing_disk, missing_library
 from tui_debugger.commands import fail
 
 #: Command -> the module that holds it. Imported when asked for: `ls` never pays for the screen.
@@ -34,6 +34,7 @@ COMMANDS = {
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
     "info": "tui_debugger.commands.info",
+    "cache": "tui_debugger.commands.cache",
     "help": "tui_debugger.commands.help",
     "completion": "tui_debugger.commands.completion",
 }
@@ -146,6 +147,9 @@ def run(arguments: list[str]) -> int:
         if missing := missing_library(error, "the command"):
             fail(str(missing))
             return missing.exit_code
+        if full := failing_disk(error, "the command"):
+            fail(str(full))
+            return full.exit_code
         from tui_debugger.crash import write_crash
 
         fail(f"internal error: {type(error).__name__}: {error}", f"the report is in {write_crash(error)}")

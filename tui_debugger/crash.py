@@ -10,6 +10,9 @@ import replay_core
 from replay_core.errors import stack_of
 from tui_debugger import paths
 
+#: Reports that are kept.
+KEPT = 8
+
 
 def crash_text(error: BaseException) -> str:
     """What the report holds."""
@@ -21,7 +24,11 @@ def write_crash(error: BaseException) -> Path | None:
     """Write the report into the state folder; None where even that fails."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:
-        path = paths.private_dir(paths.state_dir()) / name
+        folder = paths.private_dir(paths.state_dir())
+        # Their names begin with the time.
+        for old in sorted(folder.glob("crash-*.txt"))[: 1 - KEPT]:
+            old.unlink(missing_ok=True)
+        path = folder / name
         path.write_text(crash_text(error), encoding="utf-8")
     except OSError:
         return None

@@ -7,16 +7,21 @@ cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from replay_core.errors import RequestError
 
+#: What replays may take in the cache together; those that somebody uses and the newest stay.
+CACHE_BYTES = 512 << 20
 _REPLAYS_KEPT = 16
 _DAY_S = 86_400
 
@@ -60,7 +65,7 @@ def new_replay_dir(label: str) -> Path:
         replays = private_dir(folder)
         if not os.access(replays, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        _prune(replays)
+        _prune()
     except OSError as error:
         raise RequestError(
             "the folder for replays cannot be written",
@@ -75,17 +80,74 @@ def new_replay_dir(label: str) -> Path:
     return path
 
 
-def _prune(replays: Path) -> None:
-    # Younger than a day may belong to a session that is still looking at it.
-    dated = []
-    for path in replays.iterdir():
-        try:
-            dated.append((path.stat().st_mtime, path))
-        except OSError:
-            continue
-    for changed, path in sorted(dated, reverse=True)[_REPLAYS_KEPT:]:
-        if path.is_dir() and time.time() - changed > _DAY_S:
-            shutil.rmtree(path, ignore_errors=True)
+@dataclass(frozen=True, slots=True)
+class CachedReplay:
+    """One folder of the cache. A replay that lives may still write it, or look at it."""
+
+    path: Path
+    changed: float
+    nbytes: int
+    is_used: bool
+
+
+def cached_replays() -> list[CachedReplay]:
+    """What lies in the cache, newest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in (cache_dir() / "replays").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(CachedReplay(path, path.lstat().st_mtime, _size(path), _is_used(path)))
+    return sorted(found, key=lambda one: -one.changed)
+
+
+def clear_cache() -> int:
+    """Remove every replay that nobody uses. Returns the bytes that were freed."""
+    return sum(map(_remove, [one for one in cached_replays() if not one.is_used]))
+
+
+def _prune() -> None:
+    kept_bytes = 0
+    for number, one in enumerate(cached_replays()):
+        kept_bytes += one.nbytes
+        # Younger than a day may belong to somebody who still looks at it, as long as there is room.
+        is_old = number >= _REPLAYS_KEPT and time.time() - one.changed > _DAY_S
+        if not one.is_used and number > 0 and (is_old or kept_bytes > CACHE_BYTES):
+            kept_bytes -= _remove(one)
+
+
+def _remove(one: CachedReplay) -> int:
+    # A link is taken away, never what it leads to.
+    if one.path.is_symlink() or not one.path.is_dir():
+        with contextlib.suppress(OSError):
+            one.path.unlink()
+    else:
+        shutil.rmtree(one.path, ignore_errors=True)
+    return 0 if one.path.exists() else one.nbytes
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _is_used(path: Path) -> bool:
+    """Whether the process that made it lives: its number is in the name."""
+    made_by = re.fullmatch(r"\d{8}-\d{6}-.*-(\d+)-\d+", path.name)
+    if made_by is None or int(made_by[1]) == os.getpid():
+        return made_by is not None
+    try:
+        os.kill(int(made_by[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def here() -> Path:
@@ -104,5 +166,7 @@ def writable_or_state(folder: Path) -> Path:
 def described() -> dict[str, str]:
     """Every directory by name, for `rldbg info`."""
     folders = {"config": config_dir(), "state": state_dir(), "cache": cache_dir()}
-    themes = {"themes": ", ".join(str(path) for path in theme_dirs()) or "none found"}
+    replays = cached_replays()
+    used = f"{sum(one.nbytes for one in replays) / 2**20:,.0f} of {CACHE_BYTES >> 20} MiB, {len(replays)} replays"
+    themes = {"replays": used, "themes": ", ".join(str(path) for path in theme_dirs()) or "none found"}
     return {name: str(path) for name, path in folders.items()} | themes

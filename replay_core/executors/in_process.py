@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from replay_core.errors import RldbgError, missing_library, stack_of
+from replay_core.errors import RldbgError, failing_disk, missing_library, stack_of
 from replay_core.jobs import Answer, Job, OnEvent, ignore
 
 
@@ -38,6 +40,8 @@ def unexpected(job: Job, error: BaseException) -> RldbgError:
     """The error that is told where a job stopped on something else than one of ours; its traceback is in a file."""
     if missing := missing_library(error, _WORK.get(job.kind, job.kind)):
         return missing
+    if full := failing_disk(error, _WORK.get(job.kind, job.kind)):
+        return full
     if isinstance(error, MemoryError):
         hint = "the job asked for more memory than its process may have"
     else:
@@ -49,9 +53,25 @@ def unexpected(job: Job, error: BaseException) -> RldbgError:
     )
 
 
+#: Reports of crashes that are kept.
+CRASHES_KEPT = 8
+
+
+def _keep_newest(reports: Iterable[Path]) -> None:
+    """Take all but the newest away, before another is written."""
+    dated = []
+    for path in reports:
+        with contextlib.suppress(OSError):
+            dated.append((path.lstat().st_mtime, path))
+    for _, path in sorted(dated, reverse=True)[CRASHES_KEPT - 1 :]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def _crash_file(job: Job, error: BaseException) -> str | None:
-    """Write the traceback, without the values of variables, where only its owner can read it."""
+    """Write the traceback, without the values of variables, where only its owner can read it; the newest are kept."""
     try:
+        _keep_newest(Path(tempfile.gettempdir()).glob("rldbg-crash-*.txt"))
         descriptor, path = tempfile.mkstemp(prefix=f"rldbg-crash-{job.kind}-", suffix=".txt")
         with os.fdopen(descriptor, "w") as file:
             file.write(f"job {job.kind}\n")

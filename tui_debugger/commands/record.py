@@ -29,6 +29,7 @@ from tui_debugger.commands import fail
 @click.option("--checkpoints/--no-checkpoints", default=None,
               help="Keep each recorded step's weights, for replays (default: of models up to 64 MiB).")  # fmt: skip
 @click.option("--outputs", is_flag=True, help="Outputs of the model however large they are.")
+@click.option("--share", is_flag=True, help="Let other users read the dump, as the umask says.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 def command(
     directory: Path,
@@ -39,6 +40,7 @@ def command(
     params: str | None,
     checkpoints: bool | None,
     outputs: bool,
+    share: bool,
     command_line: tuple[str, ...],
 ) -> int:
     """Run a training script and record what torch's hooks can see of it; TRL's GRPOTrainer with its rollouts.
@@ -54,7 +56,8 @@ def command(
             hint="rldbg record --dir ANOTHER -- ...",
         )
     options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
-    given = {"gradients": gradients, "params": params, "outputs": outputs or None, "checkpoints": checkpoints}
+    given: dict[str, Any] = {"gradients": gradients, "params": params, "checkpoints": checkpoints}
+    given.update(outputs=outputs or None, share=share or None)
     options.update({name: value for name, value in given.items() if value is not None})
     try:
         status = _run(command_line, _environment(directory, options))

@@ -41,13 +41,14 @@ def decode(text: bytes) -> tuple[Any, bool]:
     Raises:
         NoJsonError: it is no JSON, or nested deeper than Python recurses.
     """
-    import msgspec  # 10 ms; opening by names decodes nothing
+    with suppress(ImportError):  # a trainer that drives itself from a dump may have rldbg and nothing of its libraries
+        import msgspec  # 10 ms; opening by names decodes nothing
 
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        try:
-            return msgspec.json.decode(text), False
-        except RecursionError:
-            raise NoJsonError("nested too deeply") from None
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            try:
+                return msgspec.json.decode(text), False
+            except RecursionError:
+                raise NoJsonError("nested too deeply") from None
     constants: list[str] = []
 
     def constant(word: str) -> float:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from replay_core.errors import RequestError
 from replay_core.pages import array
 from replay_core.recorder import Recorder
 from replay_core.recorder.formats import FORMATS
+from replay_core.rollouts import RolloutReplay
 
 FIELDS = {
     "input_ids": torch.arange(6).reshape(2, 3),
@@ -106,3 +108,12 @@ def test_a_damaged_line_is_the_files_fault(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="not the line of JSON") as fault:
         record.tensors()
     assert fault.value.exit_code == 3  # type: ignore[attr-defined]
+
+
+def test_a_trainer_without_msgspec_reads_the_lines_it_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder(tmp_path, format="jsonl").step(0) as record:
+        record("trajectory", input_ids=torch.arange(6).reshape(2, 3), odd=float("nan"))
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    batch = RolloutReplay(tmp_path).batch(0)
+    assert batch is not None
+    assert batch["input_ids"].tolist() == [[0, 1, 2], [3, 4, 5]]

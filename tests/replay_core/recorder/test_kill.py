@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -130,3 +131,58 @@ def test_a_dozen_kills_lose_nothing_that_was_committed(seed: int, tmp_path: Path
 def test_three_hundred_kills_lose_nothing_that_was_committed(tmp_path: Path) -> None:
     counts = kill_many(tmp_path, 300, 20_260_101)
     assert sum(count > 0 for count in counts) > 200
+
+
+#: Elements of a record that takes long enough to write: 8 MB.
+LARGE = 2_000_000
+
+
+def record_large(directory: Path, form: str, asynchronous: bool) -> None:
+    torch.set_num_threads(1)
+    recorder = Recorder(directory, format=form, asynchronous=asynchronous)
+    for step in range(1_000_000):
+        with recorder.step(step) as record:
+            record("loss", values=torch.full((LARGE,), float(step)))
+
+
+def strike_mid_write(directory: Path, form: str, asynchronous: bool, chance: random.Random) -> bool:
+    """Kill a recorder that has a file open; True if it had written a byte of it and not yet given it its name."""
+    child = os.fork()
+    if child == 0:
+        try:
+            record_large(directory, form, asynchronous)
+        finally:
+            os._exit(1)
+    wanted = chance.randint(0, 4)
+    seen: set[str] = set()
+    while len(seen) <= wanted:
+        seen |= {path.name for path in directory.glob("loss/.step_*.tmp")}
+    time.sleep(chance.uniform(0, 0.004))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return any(path.stat().st_size > 0 for path in directory.glob("loss/.step_*.tmp"))
+
+
+@pytest.mark.slow
+def test_three_hundred_kills_within_a_write_lose_and_tear_nothing(tmp_path: Path) -> None:
+    chance = random.Random(20_261_122)
+    with Recorder(tmp_path / "warm").step(0) as record:
+        record("loss", values=torch.zeros(4))
+    within = 0
+    for number in range(300):
+        directory = tmp_path / f"run{number}"
+        form = chance.choice(["pt", "safetensors"])
+        within += strike_mid_write(directory, form, chance.random() < 0.5, chance)
+        before = open_run(directory)
+        steps = before.steps() if before.records else []
+        for record_ in before.records:
+            values = array(next(ref for ref in record_.tensors() if ref.name == "values"))
+            assert values.shape == (LARGE,)
+            assert (values == record_.key.step).all()
+        assert steps == list(range(len(steps))), "in order, none missing"
+        with Recorder(directory, format=form) as again, again.step(2_000_000) as record:
+            record("loss", values=torch.zeros(4))
+        assert len(open_run(directory).records) == len(steps) + 1
+        assert not [path for path in directory.rglob(".*") if path.is_file()], "nothing of the killed is left"
+        shutil.rmtree(directory)
+    assert within >= 150, f"{within} of 300 kills fell between the first byte and the name"
