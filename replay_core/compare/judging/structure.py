@@ -19,6 +19,9 @@ from replay_core.measure.pair import F64, PairFigures
 
 Called = Callable[[float], str]
 
+#: A factor smaller than this is said to be 0: what is left is garbage, whatever digits it has.
+NOTHING = 1e-6
+
 
 @dataclass(slots=True)
 class Seen:
@@ -158,7 +161,9 @@ def listed(chosen: NDArray[np.bool_], what: str, values: F64, called: Called) ->
 
 
 def factor(beta: float) -> str:
-    """1 + beta in digits that never read 1."""
+    """1 + beta in digits that never read 1; 0 where next to nothing is left."""
+    if abs(1 + beta) < NOTHING:
+        return "0"
     if abs(beta) >= 5e-5:
         return f"{1 + beta:.6g}"
     return f"1 {'-' if beta < 0 else '+'} {abs(beta):.3g}"

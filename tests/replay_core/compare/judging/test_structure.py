@@ -151,7 +151,7 @@ def test_zeros_of_padding_do_not_make_the_longest_sample_stand_out(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("dtype", "factor", "said"),
-    [(F32, 1.0003, "1.0003"), (F32, 1 - 3e-4, "0.9997"), (torch.float64, 1 + 8e-9, "1 + 8e-09")],
+    [(F32, 1.0003, "1.0003"), (F32, 1 - 3e-4, "0.9997"), (torch.float64, 1 + 8e-9, "1 + 8e-09"), (F32, -8e-8, "0")],
 )
 def test_a_factor_is_told_in_digits_that_never_read_1(
     dtype: torch.dtype, factor: float, said: str, tmp_path: Path
