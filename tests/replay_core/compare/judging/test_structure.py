@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from replay_core.compare import TensorVerdict
+from replay_core.compare.judging.structure import median
 from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_fields, row_of
 
@@ -198,3 +200,10 @@ def test_a_row_of_a_gradient_may_have_the_error_of_its_one_token(tmp_path: Path)
     assert row_of(compare_fields(tmp_path / "a", a, b), "grad.layers.1.mlp.up_proj.weight").verdict is Verdict.CLOSE
     b["grad.layers.1.mlp.up_proj.weight"][3] *= 1.4
     assert row_of(compare_fields(tmp_path / "b", a, b), "grad.layers.1.mlp.up_proj.weight").verdict is Verdict.DIFF
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 101, 256])
+def test_the_median_is_numpys(size: int) -> None:
+    values = np.random.default_rng(size).standard_normal(size) ** 3
+    values[0] = np.inf
+    assert median(values) == np.median(values)
