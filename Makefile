@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fmt docs tolerances bench bench-compare bench-record bench-replay bench-ui install clean
+.PHONY: help demo test test-all check fmt docs tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,12 @@ docs: $(STAMP)  ## the pages and pictures that are made from the code
 
 tolerances: $(STAMP)  ## docs/tolerances.md: the limits, and what was measured against them (two minutes)
 	$(BIN)/python -m benchmarks.tolerances > docs/tolerances.md.new && mv docs/tolerances.md.new docs/tolerances.md
+
+frameworks: $(STAMP)  ## docs/frameworks.md: real trainers recorded, unrecorded and replayed (ten minutes)
+	$(BIN)/python -m benchmarks.frameworks
+
+integrations: $(STAMP)  ## the signatures of what is hooked, against the frameworks' packages (fetches them)
+	$(BIN)/python -m tests.docs.signatures
 
 bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 	$(BIN)/python -m benchmarks

@@ -70,7 +70,7 @@ class Sample:
     cpu_percent: float
 
 
-class Piece(TypedDict, total=False):
+class DocumentPiece(TypedDict, total=False):
     """One of these: what is first of a comparison, pairs as they are judged (`rows`) and in order (`tensors`), signals
     of a diagnosis, a cell of a replay, rewards of the demo's training."""
 
@@ -86,7 +86,7 @@ class Piece(TypedDict, total=False):
 class Partial:
     """A piece of the final document, sent early."""
 
-    document: Piece
+    document: DocumentPiece
 
 
 Event = Progress | LogLine | Sample | Partial

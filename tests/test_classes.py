@@ -122,6 +122,25 @@ def test_no_class_of_the_screen_waits_for_a_sibling_to_define_what_it_calls():
     assert not stubs, f"composed, not inherited: {stubs}"
 
 
+def namesakes(root: Path) -> list[str]:
+    """The names that two classes have, with where both stand."""
+    by_name: dict[str, list[str]] = {}
+    for name, written in classes(root).items():
+        by_name.setdefault(name.rpartition(".")[2], []).append(written.where)
+    return [f"{name}: {', '.join(where)}" for name, where in by_name.items() if len(where) > 1]
+
+
+def test_no_two_classes_have_one_name():
+    assert not namesakes(ROOT), "\n".join(namesakes(ROOT))
+
+
+def test_planted_namesakes_are_found(tmp_path: Path):
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "planted.py").write_text("class One:\n    pass\n")
+    assert namesakes(tmp_path) == ["One: replay_core/planted.py:1, tui_debugger/planted.py:1"]
+
+
 @pytest.mark.parametrize("split", [False, True], ids=["in one class", "over its bases"])
 def test_a_planted_broad_class_is_found(tmp_path: Path, split: bool):
     methods = [f"    def do_{number}(self): ..." for number in range(MOST_MEMBERS + 1)]

@@ -16,6 +16,7 @@ from typing import Any
 
 import platformdirs
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 
 import replay_core
 
@@ -211,3 +212,9 @@ def test_the_version_stands_in_one_place_and_the_wheel_has_it_and_its_types(whee
         (about,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
     assert f"\nVersion: {replay_core.__version__}\n" in about
     assert {"replay_core/py.typed", "tui_debugger/py.typed"} <= set(names)
+
+
+def test_the_source_archive_holds_the_tests_but_no_file_that_is_not_ours_to_hand_on() -> None:
+    names = {file.relative_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    assert {"tests/data/README.md", "tests/test_packaging.py", "replay_core/py.typed"} <= names
+    assert not [name for name in names if name.startswith("tests/data/openrlhf/")]

@@ -129,7 +129,7 @@ def _of_every_step(answer: fmt.Answer, state: State) -> fmt.Answer:
 
 
 def _running(state: State) -> str:
-    return f"{state.job.busy} · {state.job.busy.how_long}" if state.job.busy else "the comparison still runs"
+    return f"{state.job.busy.how_long} · {state.job.busy}" if state.job.busy else "the comparison still runs"
 
 
 def _done_so_far(state: State) -> str:

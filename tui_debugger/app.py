@@ -24,7 +24,7 @@ from tui_debugger.crash import write_crash
 from tui_debugger.engine import ChildEngine, Engine
 from tui_debugger.screens.debugger import DebuggerScreen
 from tui_debugger.session import Session
-from tui_debugger.settings import Settings, read_settings
+from tui_debugger.settings import UserSettings, read_settings
 from tui_debugger.state import Part, Scope, State
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RldbgApp(App[None]):
         theme: str | None = None,
         engine: Engine | None = None,
         listed: RunDocument | None = None,
-        settings: Settings | None = None,
+        settings: UserSettings | None = None,
         peeked: Iterable[int] = (),
         parity: dict[str, Any] | None = None,
         follow: bool = False,

@@ -14,7 +14,7 @@ from tui_debugger.flows.looking import Looking
 from tui_debugger.flows.opening import Opening
 from tui_debugger.flows.parities import Parities
 from tui_debugger.flows.replaying import Replaying
-from tui_debugger.flows.ruling import Ruling
+from tui_debugger.flows.ruling import Refereeing
 from tui_debugger.state import State
 
 
@@ -37,5 +37,5 @@ class Session:
         self.opening = Opening(self.errands, self.comparing, self.looking, self.diagnosing)
         self.parities = Parities(self.errands, self.opening, self.looking)
         self.replaying = Replaying(self.errands, self.comparing, self.opening)
-        self.ruling = Ruling(self.errands)
+        self.ruling = Refereeing(self.errands)
         self.following = Following(self.errands, self.looking, self.diagnosing)

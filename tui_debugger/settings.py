@@ -30,7 +30,7 @@ _SCREEN: dict[str, type] = {"theme": str, "mouse": bool, "ascii": bool}
 
 
 @dataclass(slots=True)
-class Settings:
+class UserSettings:
     theme: str | None = None
     mouse: bool = True
     ascii: bool = False
@@ -45,10 +45,10 @@ def config_file() -> Path:
     return Path(named) if named else paths.config_dir() / "config.toml"
 
 
-def read_settings(path: Path | None = None) -> Settings:
+def read_settings(path: Path | None = None) -> UserSettings:
     """The user's settings; the defaults where there are none. What cannot be used is in `problems`."""
     path = path or config_file()
-    settings = Settings(mouse=not os.environ.get("RLDBG_NO_MOUSE"))
+    settings = UserSettings(mouse=not os.environ.get("RLDBG_NO_MOUSE"))
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def read_settings(path: Path | None = None) -> Settings:
     return settings
 
 
-def _set(settings: Settings, name: str, value: object) -> str | None:
+def _set(settings: UserSettings, name: str, value: object) -> str | None:
     kind = _SCREEN.get(name)
     if kind is None:
         return f"no such setting{nearest(name, _SCREEN)}"
@@ -77,7 +77,7 @@ def _set(settings: Settings, name: str, value: object) -> str | None:
     return None
 
 
-def _key(settings: Settings, name: str, value: object) -> str | None:
+def _key(settings: UserSettings, name: str, value: object) -> str | None:
     keys = [value] if isinstance(value, str) else value
     if not isinstance(keys, list) or not keys or not all(isinstance(key, str) for key in keys):
         return f"expected a key or a list of keys, found {value!r}"

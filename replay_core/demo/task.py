@@ -21,7 +21,7 @@ LONGEST_RESPONSE = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Exercise:
     """Digits to sort."""
 
     digits: tuple[int, ...]
@@ -39,9 +39,9 @@ class Problem:
         return sorted(self.digits)
 
 
-def draw(count: int, chance: random.Random) -> list[Problem]:
+def draw(count: int, chance: random.Random) -> list[Exercise]:
     """Problems of one to four digits, so that prompts have different lengths."""
-    return [Problem(tuple(chance.randint(0, 9) for _ in range(chance.randint(1, 4)))) for _ in range(count)]
+    return [Exercise(tuple(chance.randint(0, 9) for _ in range(chance.randint(1, 4)))) for _ in range(count)]
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -49,7 +49,7 @@ def text(tokens: Sequence[int]) -> str:
     return "".join("." if token == END else SYMBOLS[token] if token < PAD else "" for token in tokens)
 
 
-def reward(problem: Problem, response: Sequence[int]) -> float:
+def reward(problem: Exercise, response: Sequence[int]) -> float:
     """From 0 to 1: 0.4 x share of what was written that is in the prompt, 0.3 x the digits found (each as
     often as it stands there, longer answers for less), 0.1 for ending, 0.2 for exactly the sorted digits.
 
@@ -65,6 +65,6 @@ def reward(problem: Problem, response: Sequence[int]) -> float:
     return 0.4 * from_prompt + 0.3 * found + 0.1 * ended + 0.2 * is_right(problem, response)
 
 
-def is_right(problem: Problem, response: Sequence[int]) -> bool:
+def is_right(problem: Exercise, response: Sequence[int]) -> bool:
     """Whether the response is the sorted digits and its end, nothing else."""
     return list(response) == [*problem.answer, END]

@@ -229,7 +229,7 @@ class _Trainer:
             )
         return float(rewards_B.nanmean())
 
-    def _rollout(self, step: int, problems: list[task.Problem]) -> Rollout:
+    def _rollout(self, step: int, problems: list[task.Exercise]) -> Rollout:
         if self.rollouts is None:
             engine = self.reference if self.fault == "stale-weights" else self.policy
             temperature = faults.SAMPLED_AT if self.fault == "temperature" else 1.0

@@ -9,7 +9,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from replay_core.dumps.log_lines import LogLine
+from replay_core.dumps.log_lines import TrainerLine
 
 #: Events of one kind that are kept word by word; the rest are counted.
 KEPT = 200
@@ -103,7 +103,7 @@ class Watch:
         self._inside: dict[str, bool] = {}
         self._harmless: set[str] = set()
 
-    def event(self, line: LogLine) -> Event | None:
+    def event(self, line: TrainerLine) -> Event | None:
         """The line as an event, if it is one."""
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()
         if is_frame or (is_indented and line.stream in self._code_follows):

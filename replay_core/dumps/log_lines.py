@@ -27,7 +27,7 @@ _RANK = re.compile(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
+class TrainerLine:
     """One line of one process. `stream` is empty where the line names none."""
 
     number: int
@@ -50,7 +50,7 @@ def is_text(head: bytes) -> bool:
         return False
 
 
-def lines_of(path: Path) -> Iterator[LogLine]:
+def lines_of(path: Path) -> Iterator[TrainerLine]:
     """Every line that holds something, in file order.
 
     Raises:
@@ -65,7 +65,7 @@ def lines_of(path: Path) -> Iterator[LogLine]:
             number += raw.endswith(b"\n")
 
 
-def line_of(number: int, text: str) -> LogLine:
+def line_of(number: int, text: str) -> TrainerLine:
     """The line without colours and without the prefix that names its process."""
     text = _ANSI.sub("", text).rstrip()
     stream, rank = "", None
@@ -74,4 +74,4 @@ def line_of(number: int, text: str) -> LogLine:
     if match := _RANK.match(text):
         rank = int(match.group(1))
         stream, text = f"{stream}/{rank}", text[match.end() :]
-    return LogLine(number, text, stream, rank)
+    return TrainerLine(number, text, stream, rank)

@@ -19,7 +19,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
-from replay_core.dumps.log_lines import LogLine, is_text, lines_of
+from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.metric_lines import is_aside, metric_line
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
@@ -125,7 +125,7 @@ def _log(path: Path) -> _Log:
     return log
 
 
-def _paid_lines(path: Path) -> Iterator[LogLine]:
+def _paid_lines(path: Path) -> Iterator[TrainerLine]:
     with reading(path):
         for line in lines_of(path):
             spend_values(1, "lines of a log")

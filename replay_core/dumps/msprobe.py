@@ -99,7 +99,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     data = read_object(path, "dump.json", MAX_JSON).get("data")
     if not isinstance(data, dict):
         raise DumpError("dump.json has no data", file=str(path), expected="an object of calls")
-    reading = _Reading(path.parent)
+    reading = _ProbeReading(path.parent)
     for call, entry in data.items():
         if isinstance(entry, dict):
             reading.call(str(call), entry)
@@ -114,7 +114,7 @@ def _canonical(field: str) -> str:
     return naming.canonical(field)
 
 
-class _Reading:
+class _ProbeReading:
     """The fields of one dump.json, in the order of its calls."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,9 @@ from replay_core.dumps.listing import listing
 def _below(path: Path) -> list[Path]:
     """The dumps that lie in a folder which is none itself, without those that lie inside another."""
     found: list[Path] = []
-    for folder in listing(path).folders if path.is_dir() else ():
+    if not path.is_dir() or native.detect(path):
+        return found
+    for folder in listing(path).folders:
         here = Path(folder.path)
         if (
             "manifest.json" in folder.names
@@ -43,4 +45,7 @@ def index(path: Path) -> Index:
     return whole
 
 
-DIALECT = Dialect("native", "names", any_of(_below), index, native.read, grows=native.DIALECT.grows)
+DIALECT = Dialect(
+    "native", "names", any_of(_below), index, native.read, grows=native.DIALECT.grows,
+    before=dict.fromkeys(("nexrl", "weights", "log"), "what lies in a dump of ours is its own"),
+)  # fmt: skip

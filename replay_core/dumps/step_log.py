@@ -36,7 +36,7 @@ _PAIR = re.compile(
 
 
 @dataclass(slots=True)
-class Stage:
+class StepStage:
     """One numbered line: what was done, and its values by key (`rewards` and `rewards_std` of `rewards=a±b`)."""
 
     number: str
@@ -58,7 +58,7 @@ class Micro:
     """One micro-batch: its stages in order, and what the trainer warned of meanwhile."""
 
     index: int
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[StepStage] = field(default_factory=list)
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """(how many stages came before, the warning)."""
     warning_lines: list[int] = field(default_factory=list, compare=False)
@@ -89,7 +89,7 @@ class Iteration:
 
     step: int
     micros: list[Micro] = field(default_factory=list)
-    optimizer: Stage | None = None
+    optimizer: StepStage | None = None
     loss: dict[str, float] = field(default_factory=dict)
     """loss, main, critic, time_ms and, where logged, mfu."""
     memory: str | None = None
@@ -166,8 +166,8 @@ def _close(here: Iteration, match: re.Match[str]) -> None:
     here.memory = match.group(7)
 
 
-def _stage(number: str, title: str, values: str, line: int) -> Stage:
-    return Stage(number, title.strip(), _values(values), "(total so far)" in values, line)
+def _stage(number: str, title: str, values: str, line: int) -> StepStage:
+    return StepStage(number, title.strip(), _values(values), "(total so far)" in values, line)
 
 
 def _values(text: str) -> dict[str, float]:
@@ -208,7 +208,7 @@ def lines_of(iteration: Iteration) -> Iterator[str]:
         yield _iter_text(iteration)
 
 
-def _stage_text(stage: Stage) -> str:
+def _stage_text(stage: StepStage) -> str:
     parts = []
     for key, value in stage.values.items():
         if key.endswith(("_std", "_of", "_percent")) and key.rpartition("_")[0] in stage.values:

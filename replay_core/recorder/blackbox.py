@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replay_core.recorder.patience import tell
-from replay_core.recorder.values import Held, is_finite, is_tensor, leaves
+from replay_core.recorder.values import HeldRecord, is_finite, is_tensor, leaves
 
 #: The records of a step: (key, fields), in the order they were taken.
 StepRecords = Sequence[tuple[dict[str, Any], dict[str, Any]]]
@@ -100,7 +100,7 @@ class BlackBox:
         usual: tuple[Trigger, ...] = (non_finite, zero_advantage, GradNormSpike())
         self._triggers = list(usual if triggers is None else triggers)
         self._left = incidents
-        self._ring: OrderedDict[int, list[Held]] = OrderedDict()
+        self._ring: OrderedDict[int, list[HeldRecord]] = OrderedDict()
         self._held_bytes = 0
         #: SIGTERM has it released while the trainer goes on.
         self._using = threading.RLock()
@@ -113,7 +113,7 @@ class BlackBox:
         with self._using:
             return list(self._ring)
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: HeldRecord) -> None:
         """Keep a record; let go of what is too old or too much."""
         with self._using:
             self._ring.setdefault(held.key["step"], []).append(held)
@@ -156,7 +156,7 @@ class BlackBox:
     def incident(self, trigger: str, what: str, step: int | None) -> dict[str, Any]:
         return {"trigger": trigger, "what": what, "step": step, "steps_held": self.steps, "evicted": self.evicted}
 
-    def release(self) -> list[Held]:
+    def release(self) -> list[HeldRecord]:
         """Everything it holds, oldest first; it is empty then. Nothing once `incidents` are used up."""
         if self._left <= 0:
             return []

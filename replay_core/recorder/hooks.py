@@ -149,10 +149,11 @@ def is_small(model: Any) -> bool:
 
 
 def bare(model: Any) -> Any:
-    """The model inside what DDP and torch.compile put around it."""
-    while (within := getattr(model, "_orig_mod", None) or getattr(model, "module", None)) is not None:
-        model = within
-    return model
+    """The model inside what DDP and torch.compile put around it: a wrapper has no weights of its own."""
+    within: Any = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+    if not hasattr(within, "parameters") or len(list(within.parameters())) != len(list(model.parameters())):
+        return model
+    return bare(within)
 
 
 def whole_state(model: Any) -> dict[str, Any] | None:

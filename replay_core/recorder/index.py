@@ -76,7 +76,7 @@ def removal_of(file: Path) -> bytes:
     return json.dumps({"removed": str(file)}).encode()
 
 
-class Claim:
+class RankClaim:
     """One (role, rank) of a dump while it is being recorded: nobody else records as it, and its index is whole.
 
     Raises:

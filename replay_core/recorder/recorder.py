@@ -31,12 +31,12 @@ from replay_core.recorder.blackbox import BlackBox
 from replay_core.recorder.ending import close_at_exit, commit_on_crash
 from replay_core.recorder.file_lock import FileLock, is_let_go
 from replay_core.recorder.forecast import Forecast
-from replay_core.recorder.index import KEY_FIELDS, Claim, Identity, content_of, file_of, identity, line_of
+from replay_core.recorder.index import KEY_FIELDS, Identity, RankClaim, content_of, file_of, identity, line_of
 from replay_core.recorder.manifest import LockedError, Manifest, config_hash, model_facts
 from replay_core.recorder.patience import Patience, disk_call, tell
 from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
-from replay_core.recorder.values import Digests, Held, Snapshots
+from replay_core.recorder.values import Digests, HeldRecord, Snapshots
 from replay_core.recorder.writer import PRIVATE, SHARED, append_line, commit
 from replay_core.records import weights_noted
 
@@ -151,7 +151,7 @@ class StepRecorder:
                 raise RequestError("the key already names these fields", tensor=", ".join(sorted(taken)))
             kept = {name: snapshots.take(value, name) for name, value in fields.items()}
             snapshots.forget()
-            return self.recorder.admit(Held(key, kept, snapshots, dict(alignment or {})))
+            return self.recorder.admit(HeldRecord(key, kept, snapshots, dict(alignment or {})))
         return None
 
     def running(self, epoch: int | None, minibatch: int | None, micro: int) -> int:
@@ -304,7 +304,7 @@ class Recorder:
         self.current: StepRecorder | None = None
         #: Records given up while `on_error` is "warn".
         self.lost: list[Lost] = []
-        self._claims: dict[tuple[str, int | None], Claim] = {}
+        self._claims: dict[tuple[str, int | None], RankClaim] = {}
         self._taken: set[Identity] = set()
         self._failure: BaseException | None = None
         #: Threads of a trainer (a backward has its own) may record at once.
@@ -572,7 +572,7 @@ class Recorder:
                 raise
             self._give_up(_spelled(key), error)
 
-    def admit(self, held: Held) -> Path | None:
+    def admit(self, held: HeldRecord) -> Path | None:
         """Take a record: its key is now used. Its file, or None where it is held back or has none."""
         key = held.key
         self._raise_failure()
@@ -605,7 +605,7 @@ class Recorder:
     def snapshots(self) -> Snapshots:
         return Snapshots(owned=self.settings.asynchronous or self.black_box is not None)
 
-    def _submit(self, held: Held) -> Path | None:
+    def _submit(self, held: HeldRecord) -> Path | None:
         full = self.settings.level == "full"
         file = file_of(held.key, self.settings.format) if full else None
         self._do(lambda: self._write(held, file), held.snapshots.nbytes, held.key)
@@ -625,7 +625,7 @@ class Recorder:
                 raise
             self._give_up(_spelled(key), error)
 
-    def _write(self, held: Held, file: Path | None) -> None:
+    def _write(self, held: HeldRecord, file: Path | None) -> None:
         held.snapshots.ready()
         claim = self._claim(held.key["role"], held.key["rank"])
         stats = self.settings.level == "stats"
@@ -641,7 +641,7 @@ class Recorder:
         with contextlib.suppress(*([] if file is None else [OSError])):
             append_line(claim.index, line, durable=file is None, mode=self._mode)
 
-    def _claim(self, role: str, rank: int | None) -> Claim:
+    def _claim(self, role: str, rank: int | None) -> RankClaim:
         if self._process != os.getpid():
             # A fork: what the parent had taken, it still holds.
             self._process = os.getpid()
@@ -649,7 +649,7 @@ class Recorder:
         with self._claiming:
             if (role, rank) not in self._claims:
                 self._opened()
-                self._claims[role, rank] = Claim(self.directory, role, rank, self._mode)
+                self._claims[role, rank] = RankClaim(self.directory, role, rank, self._mode)
             return self._claims[role, rank]
 
     def _update(self, change: Callable[[dict[str, Any]], None]) -> None:

@@ -49,7 +49,7 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
     class Recording(trainer_class):  # type: ignore[misc]  # the class is the caller's
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._rldbg = _Steps(recorder, self, checkpoints)
+            self._rldbg = _TrainerSteps(recorder, self, checkpoints)
             self.add_callback(_callback(self._rldbg))
             self._rldbg.watch_clipping()
             model = self.accelerator.unwrap_model(self.model)
@@ -98,7 +98,7 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
     return Recording
 
 
-class _Steps:
+class _TrainerSteps:
     """The step a trainer is in, and the numbers of its generations and micro-batches."""
 
     def __init__(self, recorder: Recorder, trainer: Any, checkpoints: bool | None) -> None:
@@ -192,7 +192,7 @@ class _Steps:
         self._recorder.flush()
 
 
-def _callback(steps: _Steps) -> Any:
+def _callback(steps: _TrainerSteps) -> Any:
     from transformers import TrainerCallback
 
     class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here

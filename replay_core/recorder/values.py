@@ -172,7 +172,7 @@ class Snapshots:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldRecord:
     """A record on its way to the disk: its key, its fields on the host, and the copies that may still arrive."""
 
     key: dict[str, Any]

@@ -45,7 +45,7 @@ AGAINST = "rollout_logprobs"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTokens:
     """A recorded value per token: [B, S], index t about token t + 1; `known_BS` says where there is one."""
 
     name: str
@@ -56,11 +56,11 @@ class Recorded:
     dtype: str
 
 
-def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[list[Recorded], list[str]]:
+def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[list[RecordedTokens], list[str]]:
     """The recorded log-probabilities of a micro-batch, and what could not be placed."""
     batch, key = replayed.recorded, replayed.key
     names = COMPARABLE.get(plan.role or key.role or "actor", COMPARABLE["actor"])
-    found: list[Recorded] = []
+    found: list[RecordedTokens] = []
     notes: list[str] = []
     temperature = plan.temperature or replayed.batch.temperature or 1.0
     for record in [*records_of(run, key), *_of_the_step(run, key)]:
@@ -72,7 +72,7 @@ def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[
                 continue
             placed = placed_in(said, record, replayed)
             if placed is not None:
-                found.append(Recorded(name, ref.name, record.key, *placed, ref.dtype))
+                found.append(RecordedTokens(name, ref.name, record.key, *placed, ref.dtype))
             elif record.key.micro == key.micro:
                 rows = f"rows of {list(ref.rows[:4])} ..." if ref.rows else str(list(ref.shape))
                 notes.append(f"the recorded {ref.name} ({rows}) fits no token axis of the batch {batch.ids_BS.shape}")
@@ -180,7 +180,7 @@ def replayed(run: Run, batch: MicroBatch) -> Floats:
     return values.reshape(batch.ids_BS.shape)
 
 
-def against(recorded: Recorded, run: Run, batch: MicroBatch, *, known_fp32: bool) -> dict[str, Any]:
+def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32: bool) -> dict[str, Any]:
     """How a replay stands to a recorded value: verdict, reason, and figures in nats over the tokens that count."""
     values_BS = replayed(run, batch)
     chosen = recorded.known_BS

@@ -21,7 +21,14 @@ from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
-from replay_core.replay.recorded import AGAINST, Recorded, against, against_params, against_training, read_recorded
+from replay_core.replay.recorded import (
+    AGAINST,
+    RecordedTokens,
+    against,
+    against_params,
+    against_training,
+    read_recorded,
+)
 from replay_core.replay.references import RANDOM
 
 #: What agreement means where the trainer's own numbers are not there.
@@ -87,7 +94,7 @@ class _Recording:
 
     run: Run
     micro: RecordedBatch
-    values: Sequence[Recorded]
+    values: Sequence[RecordedTokens]
     stranger: str | None
 
     def hold(self, result: CellResult) -> None:
@@ -229,7 +236,7 @@ def _stranger(run: Run, plan: ReplayPlan) -> str | None:
 
 
 def _rank(
-    bench: Bench, request: ReplayRequest, recorded: RecordedBatch, values: Sequence[Recorded], replayed: Replayed
+    bench: Bench, request: ReplayRequest, recorded: RecordedBatch, values: Sequence[RecordedTokens], replayed: Replayed
 ) -> None:
     """Which weights sampled these tokens: each model's rows alone against the recorded log-probabilities."""
     known = {value.name: value for value in values}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from replay_core.dumps import open_run
-from replay_core.dumps.step_log import Iteration, Micro, Stage, lines_of
+from replay_core.dumps.step_log import Iteration, Micro, StepStage, lines_of
 from replay_core.errors import CellError, RldbgError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
@@ -156,7 +156,7 @@ def _own_forward(
 def log_phases(plan: ReplayPlan, seconds: Mapping[str, float | None], peak_mib: float, on_event: OnEvent) -> None:
     """The phases of a replay as log lines in the grammar of a trainer's step log, which rldbg reads back."""
     stages = [
-        Stage(str(number), title, {"mem": peak_mib, "time": spent})
+        StepStage(str(number), title, {"mem": peak_mib, "time": spent})
         for number, (title, spent) in enumerate(seconds.items(), start=1)
         if spent is not None
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +51,21 @@ def test_the_code_of_a_page_records_what_it_says(
 IDS = torch.arange(6).reshape(2, 3)
 
 
+class PPOTrainer:
+    """verl's default trainer, as 0.9.1 declares it; its fields lie in TransferQueue."""
+
+    global_steps = 7
+
+    def _update_actor(self, batch: Any, metrics: Any) -> str:
+        return "done"
+
+
+def kv_batch_get(keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> dict[str, Any]:
+    assert (keys, partition_id) == (["a_0_0", "a_1_0"], "train")
+    rows = torch.nested.nested_tensor([[1, 2, 3], [4, 5]], dtype=torch.int64, layout=torch.jagged)
+    return {"input_ids": rows, "uid": np.array(["a", "a"], dtype=object)}
+
+
 class Trainer:
     """Methods as the frameworks declare them."""
 
@@ -77,6 +94,10 @@ def _data(**fields: Any) -> Any:
 #: framework -> how it calls what the page hooks, and the step it is recorded as.
 CALLED: dict[str, tuple[Callable[[dict[str, Any]], Any], int]] = {
     "verl": (lambda _: Trainer()._update_actor(_data(input_ids=IDS, absent=None)), 7),
+    "verl, `trainer.use_v1` (default)": (
+        lambda _: PPOTrainer()._update_actor(SimpleNamespace(keys=["a_0_0", "a_1_0"], partition_id="train"), {}),
+        7,
+    ),
     "slime": (lambda names: names["postprocess"](SimpleNamespace(), 7, {"input_ids": IDS}), 7),
     "SkyRL": (
         lambda names: names["Recording"]().on_step_end(
@@ -100,6 +121,9 @@ def test_a_one_line_hook_records_what_the_framework_hands_it(
     for name in ("_update_actor", "train_step", "compute_advantages", "__call__"):
         monkeypatch.setattr(Trainer, name, getattr(Trainer, name))
     names: dict[str, Any] = {"__name__": "integration", "TrainingCallback": object, "my_loss": lambda *_, **__: "done"}
+    monkeypatch.setattr(PPOTrainer, "_update_actor", PPOTrainer._update_actor)
+    monkeypatch.setitem(sys.modules, "transfer_queue", SimpleNamespace(kv_batch_get=kv_batch_get))
+    names["PPOTrainer"] = PPOTrainer
     names |= dict.fromkeys(("RayPPOTrainer", "ActorWorker", "PPOActor", "ClippedPGLossFn"), Trainer)
     exec(compile(code("others.md"), "others.md", "exec"), names)
     page = (DOCS / "others.md").read_text(encoding="utf-8").splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual._compositor import Compositor
 
 
 @pytest.fixture(autouse=True)
@@ -14,6 +15,16 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
     for name in ("TMUX", "NO_COLOR", "RLDBG_THEME", "TEXTUAL_THEME"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A headless app paints for nobody, which is most of its work: painted is what a test reads, and how it ends."""
+
+    def nothing(compositor: Compositor, **_how: object) -> None:
+        compositor._dirty_regions.clear()
+
+    monkeypatch.setattr(Compositor, "render_update", nothing)
 
 
 @pytest.fixture

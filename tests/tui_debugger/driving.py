@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from textual._context import visible_screen_stack
 from textual.pilot import Pilot
 
 from tests.tui_debugger.scripted import ScriptedEngine
@@ -26,6 +27,8 @@ async def opened(
     async with app.run_test(size=size) as pilot:
         await rest(app, pilot)
         yield app, pilot
+        if app.is_running:
+            screen(app)
 
 
 async def rest(app: RldbgApp, pilot: Pilot[None]) -> None:
@@ -49,12 +52,17 @@ async def until(pilot: Pilot[None], holds: Callable[[], object], what: str = "",
 
 
 async def press(app: RldbgApp, pilot: Pilot[None], *keys: str) -> None:
-    await pilot.press(*keys)
+    """Press keys and wait until all is done; a person also waits for what `r` runs before the next key."""
+    for key in keys:
+        await pilot.press(key)
+        if key == "r":
+            await rest(app, pilot)
     await rest(app, pilot)
 
 
 def screen(app: RldbgApp) -> str:
     """The screen as text, line by line."""
+    visible_screen_stack.set(app._background_screens)
     strips = app.screen._compositor.render_strips()
     return "\n".join(strip.text.rstrip() for strip in strips) + "\n"
 

@@ -12,6 +12,11 @@ from tui_debugger.panes.tensors import TensorRows
 from tui_debugger.screens.debugger import DebuggerScreen
 
 
+@pytest.fixture(autouse=True)
+def _unpainted() -> None:
+    """Here paints are what is looked at: they are made."""
+
+
 async def test_the_steps_are_painted_before_the_other_panes_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     display, mount = RldbgApp._display, DebuggerScreen.mount_rest

@@ -394,7 +394,7 @@ async def test_d_leads_to_the_first_divergence_from_any_screen_and_esc_back_to_i
             await press(app, pilot, "G", key)
             assert app.screen is not app.debugger
             await press(app, pilot, "J")
-            await until(pilot, lambda: "not ruled: no weights" in toasts(app), "what the referee lacks")
+            await until(pilot, lambda: "not ruled: no weights" in "".join(toasts(app)), "what the referee lacks")
             await press(app, pilot, "d")
             assert app.screen is app.debugger
             assert app.session.state.tensors.row is not None

@@ -54,9 +54,9 @@ def test_a_key_no_terminal_sends_is_refused(keys: dict[str, tuple[str, ...]], sa
 
 
 def test_a_users_key_is_taken_from_the_action_that_had_it() -> None:
-    actions, problems = keymap.remapped({"first": ("r",)})
+    actions, problems = keymap.remapped({"filter": ("r",)})
     by_name = {action.name: action for action in actions}
-    assert by_name["first"].keys == ("r",)
+    assert by_name["filter"].keys == ("r",)
     assert by_name["replay"].keys == ()
     assert by_name["run_matrix"].keys == ("r",)  # another screen
     assert "replay is left without a key" in problems[0]

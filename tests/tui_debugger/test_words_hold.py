@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,16 +60,17 @@ async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path
         assert shown is not None
         top = "".join(line.lstrip("▌").strip() + " " for line in screen(app).splitlines()[1:4])
         first = shown["first_divergence"]
+        counts: Any = shown["counts"]
 
         # The table: what is marked as first is first, and as many rows have each verdict as the document counts.
         rows = [row for row in state.tensors.rows if row.is_first]
         assert [row.name for row in rows] == ([first["name"]] if first else [])
         for word in fmt.VERDICTS:
-            assert sum(row.verdict == word for row in state.tensors.rows) == shown["counts"][word]
+            assert sum(row.verdict == word for row in state.tensors.rows) == counts[word]
 
         # The headline: a divergence anywhere is told, and so is that there is none.
         word = top.split()[0]
-        diverging = sum(shown["counts"][verdict] for verdict in fmt.DIVERGING)
+        diverging = sum(counts[verdict] for verdict in fmt.DIVERGING)
         assert (word in fmt.DIVERGING) == bool(diverging)
         if first:
             assert f"first at {first['name']}" in top or "…" in top

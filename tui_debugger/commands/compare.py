@@ -109,7 +109,7 @@ def command(
     if a is not None and len(given) == 1 and workbench.is_document(a):
         doc = _reopened(a, options)
     else:
-        progress, lines = ProgressLine(), _Lines() if jsonl else None
+        progress, lines = ProgressLine(), _JsonLines() if jsonl else None
         options["on_event"] = lines if lines else progress
         options["explain"] = explain
         options["on_row"] = lines.row if lines else None
@@ -155,7 +155,7 @@ def _reopened(path: Path, options: dict[str, Any]) -> ComparisonDocument:
     return doc
 
 
-class _Lines:
+class _JsonLines:
     """A JSON line per tensor, and one for the first divergence, each as soon as it is known."""
 
     def row(self, row: PairEntry) -> None:

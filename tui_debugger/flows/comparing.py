@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import JobCancelledError, RequestError, RldbgError
-from replay_core.jobs import Event, Job, Partial, Piece, Progress
+from replay_core.jobs import DocumentPiece, Event, Job, Partial, Progress
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
 from tui_debugger.cells import stated
 from tui_debugger.filtering import AT_ONCE, listed
@@ -146,7 +146,7 @@ class Comparing:
         state.tensors.begin_live()
         self._errands.changed(Part.TENSORS)
 
-        def take(part: Piece) -> None:
+        def take(part: DocumentPiece) -> None:
             if part.get("first_divergence"):
                 self._errands.take(Partial(part))
             elif "rows" in part:
@@ -258,7 +258,7 @@ class Comparing:
         final: list[PairEntry] = []
         tolerance = self.state.tolerance
 
-        def take(part: Piece) -> None:
+        def take(part: DocumentPiece) -> None:
             final.extend(part.get("tensors") or [])
 
         params = {"a": compared["a"], "b": compared["b"], **tolerance.params(), "stream": True}

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from replay_core.errors import JobCancelledError, RldbgError
-from replay_core.jobs import Answer, Event, Job, LogLine, Partial, Piece, Progress, Sample
+from replay_core.jobs import Answer, DocumentPiece, Event, Job, LogLine, Partial, Progress, Sample
 from tui_debugger import format as fmt
 from tui_debugger.engine import Engine
 from tui_debugger.state import Busy, Part, State
@@ -44,7 +44,7 @@ class Errands:
         self.log = log
 
     async def run(
-        self, job: Job, what: str, *, is_replay: bool = False, on_part: Callable[[Piece], None] | None = None
+        self, job: Job, what: str, *, is_replay: bool = False, on_part: Callable[[DocumentPiece], None] | None = None
     ) -> Answer:
         """Run a job; while no other is shown, its progress is. `on_part` takes what it sends early."""
         # A record looked at while a replay runs leaves the replay's progress on the screen.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay_core.errors import ChildDiedError, ModelError, RldbgError
-from replay_core.jobs import Job, Piece
+from replay_core.jobs import DocumentPiece, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import NO_DUMP, answer_of
@@ -70,6 +70,7 @@ class Replaying:
         if await self.compare_cells(baseline, cell):
             assert state.tensors.comparison is not None
             state.opened.steps.take(document["plan"]["step"], state.tensors.comparison, answer_of(state).word)
+            self._errands.changed(Part.RUNS, Part.ANSWER)
 
     async def _run(
         self, name: str, what: str, take: Callable[[CellEntry], None], axes: str | None = None
@@ -94,7 +95,7 @@ class Replaying:
             "flags": dict(state.replay.flags), "temperature": state.replay.temperature, "seed": state.replay.seed or 0,
         }  # fmt: skip
 
-        def take_part(part: Piece) -> None:
+        def take_part(part: DocumentPiece) -> None:
             if "cell" in part:
                 take(part["cell"])
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from replay_core.documents.ruling import RulingDocument
 
 
-class Ruling:
+class Refereeing:
     """The ruling of the comparison that is shown."""
 
     def __init__(self, errands: Errands) -> None:

@@ -25,7 +25,7 @@ _BYTES = 2 << 20
 _LINES, _LONGEST = 4_000, 4_096
 
 
-class _Lines(Rows):
+class _LogLines(Rows):
     """The lines of a log: those that a filter lets through, wrapped to the width where that is wanted."""
 
     head_lines = 0
@@ -107,7 +107,7 @@ class LogScreen(ModalScreen[None]):
             self._lines, self._at = _around(path, line)
 
     def compose(self) -> ComposeResult:
-        rows = _Lines(self._lines, self._at)
+        rows = _LogLines(self._lines, self._at)
         rows.border_title = str(self._path) if self._path else "Log"
         yield rows
 
@@ -115,18 +115,18 @@ class LogScreen(ModalScreen[None]):
         self._say()
 
     def _say(self, said: str = "") -> None:
-        rows = self.query_one(_Lines)
+        rows = self.query_one(_LogLines)
         only = f" with {rows.filter.pattern}" if rows.filter is not None else ""
         shown = f"{len({number for number, _ in rows.pieces}):,} of {len(self._lines):,} lines{only}"
         told = f"{said or shown} · / finds · n N · & filters · w wraps · esc"
         write_border(rows, subtitle=told)
 
     def action_move(self, name: str, argument: int | str) -> None:
-        getattr(self.query_one(_Lines), f"action_{name}")(argument)
+        getattr(self.query_one(_LogLines), f"action_{name}")(argument)
 
     def action_back(self) -> None:
         """Take the filter away; where there is none, leave."""
-        rows = self.query_one(_Lines)
+        rows = self.query_one(_LogLines)
         if rows.filter is None:
             self.dismiss()
             return
@@ -135,7 +135,7 @@ class LogScreen(ModalScreen[None]):
         self._say()
 
     def action_wrap(self) -> None:
-        rows = self.query_one(_Lines)
+        rows = self.query_one(_LogLines)
         here, rows.wraps = rows.here, not rows.wraps
         rows.lay_out(here)
 
@@ -152,7 +152,7 @@ class LogScreen(ModalScreen[None]):
                 self._wanted = wanted
                 self.action_find(1)
             else:
-                rows = self.query_one(_Lines)
+                rows = self.query_one(_LogLines)
                 rows.filter = wanted
                 rows.lay_out(rows.here)
                 self._say()
@@ -164,7 +164,7 @@ class LogScreen(ModalScreen[None]):
     def action_find(self, direction: int) -> None:
         if self._wanted is None:
             self._say("nothing was looked for")
-        elif not self.query_one(_Lines).find(self._wanted, direction):
+        elif not self.query_one(_LogLines).find(self._wanted, direction):
             self._say(f"{self._wanted.pattern}: no {'later' if direction > 0 else 'earlier'} line has it")
         else:
             self._say()

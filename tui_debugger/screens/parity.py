@@ -69,7 +69,7 @@ class ParityAnswer(Static):
         self.update(text)
 
 
-class Sheet(VerticalScroll, can_focus=True):
+class ParitySheet(VerticalScroll, can_focus=True):
     """One part of the screen: text that is drawn anew at every size."""
 
     def __init__(self, name: str) -> None:
@@ -208,14 +208,14 @@ class ParityScreen(Overlay):
         yield ParityTabs("", markup=False, id="tab-line")
         with Horizontal(id="parity-columns"):
             with Vertical(id="parity-left"):
-                yield Sheet("measures")
-                yield Sheet("drift")
+                yield ParitySheet("measures")
+                yield ParitySheet("drift")
                 yield WorstRows()
-                yield Sheet("controls")
+                yield ParitySheet("controls")
             with Vertical(id="parity-right"):
-                yield Sheet("scatter")
-                yield Sheet("differences")
-                yield Sheet("bands")
+                yield ParitySheet("scatter")
+                yield ParitySheet("differences")
+                yield ParitySheet("bands")
         yield KeyBar(self.actions)
 
     def on_mount(self) -> None:
@@ -226,7 +226,7 @@ class ParityScreen(Overlay):
         if not self.is_attached:
             return
         view, state = self.view, self.stage.state
-        for part in self.query(Sheet):
+        for part in self.query(ParitySheet):
             part.show(view)
         self.query_one(WorstRows).show(view)
         self.query_one(ParityAnswer).show(view.answer(state.job.busy))

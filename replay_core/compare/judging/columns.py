@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
-from replay_core.compare.judging.structure import Seen, crowded, factor, listed
+from replay_core.compare.judging.structure import Seen, crowded, factor, listed, median
 from replay_core.measure.pair import ColumnGains, PairFigures
 from replay_core.measure.statistics import as_reals
 
@@ -29,7 +29,7 @@ def is_open(pair: PairFigures, row: str) -> bool:
         return False
     rel2 = pair.col_d2[there] / pair.col_a2[there]
     greatest = float(rel2.max())
-    return greatest >= limits.ROW_GAIN_FLOOR[row] ** 2 and greatest >= limits.MAYBE_SCALED**2 * float(np.median(rel2))
+    return greatest >= limits.ROW_GAIN_FLOOR[row] ** 2 and greatest >= limits.MAYBE_SCALED**2 * median(rel2)
 
 
 def gains(chunks: Iterator[tuple[Rows, Rows]]) -> ColumnGains | None:

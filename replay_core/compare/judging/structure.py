@@ -19,6 +19,9 @@ from replay_core.measure.pair import F64, PairFigures
 
 Called = Callable[[float], str]
 
+#: A factor smaller than this is said to be 0: what is left is garbage, whatever digits it has.
+NOTHING = 1e-6
+
 
 @dataclass(slots=True)
 class Seen:
@@ -43,7 +46,7 @@ def worst_row(pair: PairFigures) -> float:
         if not typical:
             return float("inf")
         return float(np.sqrt((pair.row_d2 / np.maximum(pair.row_a2, typical)).max()))
-    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * float(np.median(pair.row_a2))
+    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * median(pair.row_a2)
     return float(pair.row_rel[weight].max(initial=0.0))
 
 
@@ -86,6 +89,8 @@ class _Parts:
     ) -> Seen | None:
         """The largest limit at which parts of this size that hold a pattern are no chance: too many, or (`few`) moved
         by it far more than the others are: a router's weight or a norm hands its own noise to a row as a factor."""
+        if not holds.any():
+            return None
         some = self.a2 > 0
         moved = np.where(some, size * np.sqrt(self.a2), 0.0)
         usual = float(np.quantile(moved[some], 1 - limits.MOST_STANDING_OUT, method="lower")) if some.any() else 0.0
@@ -158,7 +163,9 @@ def listed(chosen: NDArray[np.bool_], what: str, values: F64, called: Called) ->
 
 
 def factor(beta: float) -> str:
-    """1 + beta in digits that never read 1."""
+    """1 + beta in digits that never read 1; 0 where next to nothing is left."""
+    if abs(1 + beta) < NOTHING:
+        return "0"
     if abs(beta) >= 5e-5:
         return f"{1 + beta:.6g}"
     return f"1 {'-' if beta < 0 else '+'} {abs(beta):.3g}"
@@ -185,9 +192,9 @@ def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen |
         return None
     rel, norm = np.sqrt(d2[there] / a2[there]), np.sqrt(a2[there])
     # Rows of attention or of a router are off by more where scores are near each other: noise has a tail there.
-    typical = float(np.median(rel) if what == "columns" else np.quantile(rel, 1 - limits.MOST_STANDING_OUT))
+    typical = float(median(rel) if what == "columns" else np.quantile(rel, 1 - limits.MOST_STANDING_OUT))
     unit = max(typical, limits.STANDING_OUT_FLOOR * limits.GAIN_FLOOR[row] / times)
-    size = np.minimum(rel, np.sqrt(d2[there]) / float(np.median(norm))) / unit
+    size = np.minimum(rel, np.sqrt(d2[there]) / median(norm)) / unit
     value = crowded(size, times)
     if value is None:
         return None
@@ -197,6 +204,13 @@ def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen |
         f"their norm, the others typically by {typical:.2g}"
     )
     return Seen(value, text, times * unit if what == "rows" else None)
+
+
+def median(values: F64) -> float:
+    """The median of numbers none of which is NaN: numpy's own, which looks for NaN, takes six times as long."""
+    half = values.size // 2
+    parted = np.partition(values, half)
+    return float(parted[half] if values.size % 2 else (parted[:half].max() + parted[half]) / 2)
 
 
 def crowded(size: F64, times: float) -> float | None:

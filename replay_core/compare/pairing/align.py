@@ -102,14 +102,16 @@ def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
 
 def _lies_otherwise(name: str, a: TensorRef, b: TensorRef, facing: Facing) -> bool:
     """Whether two masks of a module, or the rows that a router sent to an expert, need not be equal: padding has a part
-    in them.
+    in them, or the experts are computed together on one side.
     """
     is_mask = naming.is_module_tensor(name) and naming.meaning(name).kind == "mask"
     if not is_mask and not naming.is_routed(name):
         return False
     of_a, of_b = facing.a.layout, facing.b.layout
     is_alike = of_a is not None and of_b is not None and np.array_equal(of_a.sample_BS, of_b.sample_BS)
-    return not is_alike or (a.dtype != b.dtype if is_mask else not _same_choices(name, facing))
+    if is_mask:
+        return not is_alike or a.dtype != b.dtype
+    return not is_alike or a.shape != b.shape or not _same_choices(name, facing)
 
 
 def _same_choices(name: str, facing: Facing) -> bool:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from replay_core.demo import task
-from replay_core.demo.task import END, PAD, SYMBOLS, Problem
+from replay_core.demo.task import END, PAD, SYMBOLS, Exercise
 
 _EQUALS = SYMBOLS.index("=")
 
@@ -25,12 +25,12 @@ _EQUALS = SYMBOLS.index("=")
     ],
 )
 def test_the_reward_of_an_answer_worked_by_hand(response: list[int], earned: float) -> None:
-    assert task.reward(Problem((3, 8, 1)), response) == pytest.approx(earned)
+    assert task.reward(Exercise((3, 8, 1)), response) == pytest.approx(earned)
 
 
 def test_a_digit_counts_as_often_as_it_stands_in_the_prompt() -> None:
-    assert task.reward(Problem((3, 3)), [3, 3, END]) == pytest.approx(1.0)
-    assert task.reward(Problem((3, 4)), [3, 3, END]) == pytest.approx(0.4 + 0.15 + 0.1)
+    assert task.reward(Exercise((3, 3)), [3, 3, END]) == pytest.approx(1.0)
+    assert task.reward(Exercise((3, 4)), [3, 3, END]) == pytest.approx(0.4 + 0.15 + 0.1)
 
 
 def test_prompts_have_different_lengths_and_one_seed_draws_one_set() -> None:
@@ -41,4 +41,4 @@ def test_prompts_have_different_lengths_and_one_seed_draws_one_set() -> None:
 
 def test_text_shows_the_end_and_hides_padding() -> None:
     assert task.text([1, 3, 8, END, PAD]) == "138."
-    assert task.text(Problem((3, 8, 1)).tokens) == "381=" == Problem((3, 8, 1)).text
+    assert task.text(Exercise((3, 8, 1)).tokens) == "381=" == Exercise((3, 8, 1)).text

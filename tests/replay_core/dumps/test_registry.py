@@ -77,7 +77,7 @@ def test_a_dialects_facts_are_about_dialects_that_there_are():
 
 def test_a_dialect_has_files_that_are_opened_in_the_tests_of_this_room():
     texts = "\n".join(file.read_text() for file in Path(__file__).parent.glob("*.py") if file != Path(__file__))
-    assert {dialect.name for dialect in DIALECTS if f'"{dialect.name}"' not in texts} == {"native"}  # recorder's own
+    assert {dialect.name for dialect in DIALECTS if f'"{dialect.name}"' not in texts} <= {"native"}  # recorder's own
 
 
 def test_files_that_a_dialect_knows_under_any_name_are_found_in_a_folder_under_any_name(tmp_path: Path):

@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_whole(seed: int):
     assert sum(counts) == a.size
     for entry, share in zip(mapping["quantiles"], QUANTILES, strict=True):
         exact = float(np.quantile(d, share, method="inverted_cdf"))
-        assert exact <= entry["abs"] <= exact * 1.126
+        assert exact <= float(entry["abs"]) <= exact * 1.126
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])

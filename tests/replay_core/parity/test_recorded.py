@@ -30,8 +30,9 @@ def test_the_recorded_metrics_are_reproduced(name: str):
     recorded = json.loads((ROLL / name / "metrics.json").read_text())
     assert {batch["name"] for batch in document["batches"]} == set(recorded)
     for batch in document["batches"]:
+        regions: Any = batch["eval"]
         for region, called in REGIONS.items():
-            found, expected = batch["eval"][region], recorded[batch["name"]][called]
+            found, expected = regions[region], recorded[batch["name"]][called]
             assert found["n"] == expected["n"]
             assert found["pearson"] == pytest.approx(expected["pearson"], abs=2e-6)
             assert found["spearman"] == pytest.approx(expected["spearman"], abs=2e-6)
@@ -182,7 +183,7 @@ def test_constant_values_have_no_correlation_and_it_is_said(tmp_path: Path):
     validate(document)
     masked = document["eval"]["masked"]
     assert (masked["pearson"], masked["spearman"], masked["slope"]) == (None, None, None)
-    assert "A is 0.5" in masked["undefined"]
+    assert "A is 0.5" in (masked["undefined"] or "")
     assert document["cause"] == "offset"
 
 

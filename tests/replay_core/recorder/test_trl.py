@@ -112,7 +112,7 @@ def test_a_recorded_step_is_replayed_to_what_the_trainer_recorded_loss_and_gradi
     recorded: tuple[Path, Any], tmp_path: Path
 ) -> None:
     plan = {"dump": str(recorded[0]), "step": 2, "model": "checkpoint", "backward": True, "micros": [0, 1], "flags": {}}
-    cell = workbench.replay(plan, tmp_path / "out", Here())["cells"][-1]
+    cell: Any = workbench.replay(plan, tmp_path / "out", Here())["cells"][-1]
     assert cell["recorded"][0]["field"] == "per_token_logps"
     assert cell["recorded"][0]["max_abs"] < 1e-6
     assert "as recorded" in cell["loss"]["stated"]

@@ -9,6 +9,7 @@ from replay_core.executors.child import ChildRunner
 from replay_core.pages import array
 from replay_core.replay import compiling
 from replay_core.replay.flags import Flags
+from replay_core.replay.held import HOLDER
 from tests.replay_core.replay.test_run import run_of
 
 
@@ -29,6 +30,7 @@ def test_dynamo_alone_is_bitwise_eager_and_its_hooks_see_every_module(replay):
 
 
 def test_a_setting_seen_before_is_not_compiled_again(replay):
+    HOLDER.drop()  # its graphs with it: another test may have compiled this setting
     first = replay("attention=sdpa compile=aot_eager packing=on", capture="none")
     again = replay("attention=sdpa compile=aot_eager packing=on", capture="none")
     assert first["compile"]["cache"] == "cold"
@@ -37,6 +39,7 @@ def test_a_setting_seen_before_is_not_compiled_again(replay):
     assert any("not a first time" in note for note in again["notes"])
 
 
+@pytest.mark.slow
 def test_rows_of_many_lengths_recompile_and_the_reasons_are_kept(replay):
     compiled = replay("attention=eager compile=aot_eager rows_per_forward=1 use_cache=off", capture="none")["compile"]
     assert compiled["recompiles"] >= 1

@@ -10,6 +10,7 @@ from replay_core.errors import DumpError
 from tests.fixtures import FIXTURES
 
 #: path -> (plan, rows, tokens of the batch, recorded values compared, nearest first). Counted by hand in the files.
+#: OpenRLHF's own is in test_openrlhf_actor.py.
 REPLAYED = {
     "verl/train_batch_step1.dp": ({"step": 1}, 16, 520, ["old_logprobs", "rollout_logprobs", "ref_logprobs"]),
     "verl/rollout_dump": ({"step": 1}, 16, 520, ["rollout_logprobs"]),
@@ -26,7 +27,6 @@ REPLAYED = {
     "trl/base": ({}, 4, None, []),
     "nexrl/self_hosted_fp32": ({}, 2, None, ["policy_logprobs", "rollout_logprobs"]),
     "nexrl/seedtime": ({"whole_step": True}, 8, 87, ["rollout_logprobs"]),
-    "openrlhf/input_dumps": ({"micro": 13, "max_rows": 2, "model": "random:llama-tiny"}, 2, None, []),
 }
 
 

@@ -138,6 +138,7 @@ def test_what_was_kept_is_in_the_document_and_the_digests_beside_the_log(ask):
     assert len(lines) == told["tensors"]
 
 
+@pytest.mark.slow
 def test_a_compiled_cell_has_no_digests_and_is_looked_at_from_the_start(ask):
     cell = ask("compile=aot_eager packing=on fault=foreign_key", plan={"capture_level": "hash"})["cells"][-1]
     assert (cell["capture"]["hashes"]["tensors"], cell["capture"]["hashes"]["windows"]) == (0, 1)

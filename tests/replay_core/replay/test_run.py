@@ -12,7 +12,6 @@ from replay_core.errors import RequestError, SelectionError, UnavailableError
 from replay_core.jobs import LogLine, Progress
 from replay_core.pages import array
 from replay_core.replay.segments import layout_of, segments
-from tests.fixtures import FIXTURES
 from tests.replay_core.replay.conftest import ROWS, small_batch
 
 
@@ -209,20 +208,6 @@ def test_another_steps_weights_are_announced(replay, recorded, tmp_path):
     (dump / "manifest.json").write_text(json.dumps(manifest))
     cell = replay(dump=str(dump))
     assert any("no weights of step 0: those of step 4" in note for note in cell["notes"])
-
-
-def test_a_genuine_openrlhf_batch_over_128256_tokens(replay):
-    genuine = {"dump": str(FIXTURES / "openrlhf" / "input_dumps"), "micro": 13, "model": "random:llama-tiny"}
-    reference = replay("rows_per_forward=1", **genuine)
-    assert any("no temperature: 1.0 is assumed" in note for note in reference["notes"])
-    for setting in ("packing=off", "packing=on"):
-        for segment in judged(reference, replay(setting, **genuine)):
-            assert segment["worst_token"]["rel_l2"] < 1e-6
-            assert segment["valid"]["logp_max"] < 4e-6
-    leak = judged(reference, replay("packing=on block_mask=off", **genuine))
-    assert leak[0]["worst_token"]["rel_l2"] < 1e-6
-    assert leak[1]["worst_token"]["rel_l2"] > 0.5
-    assert leak[1]["worst_token"]["position"] == 0
 
 
 def test_the_phases_are_log_lines_in_a_trainers_grammar(replay):

@@ -192,6 +192,7 @@ scaler.step(optimizer)
     assert float(array(scale)) == 65536
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
     script = """
 import torch.multiprocessing, torch.distributed

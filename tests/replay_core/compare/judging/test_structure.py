@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from replay_core.compare import TensorVerdict
+from replay_core.compare.judging.structure import median
 from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_fields, row_of
 
@@ -151,7 +153,7 @@ def test_zeros_of_padding_do_not_make_the_longest_sample_stand_out(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("dtype", "factor", "said"),
-    [(F32, 1.0003, "1.0003"), (F32, 1 - 3e-4, "0.9997"), (torch.float64, 1 + 8e-9, "1 + 8e-09")],
+    [(F32, 1.0003, "1.0003"), (F32, 1 - 3e-4, "0.9997"), (torch.float64, 1 + 8e-9, "1 + 8e-09"), (F32, -8e-8, "0")],
 )
 def test_a_factor_is_told_in_digits_that_never_read_1(
     dtype: torch.dtype, factor: float, said: str, tmp_path: Path
@@ -198,3 +200,10 @@ def test_a_row_of_a_gradient_may_have_the_error_of_its_one_token(tmp_path: Path)
     assert row_of(compare_fields(tmp_path / "a", a, b), "grad.layers.1.mlp.up_proj.weight").verdict is Verdict.CLOSE
     b["grad.layers.1.mlp.up_proj.weight"][3] *= 1.4
     assert row_of(compare_fields(tmp_path / "b", a, b), "grad.layers.1.mlp.up_proj.weight").verdict is Verdict.DIFF
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 101, 256])
+def test_the_median_is_numpys(size: int) -> None:
+    values = np.random.default_rng(size).standard_normal(size) ** 3
+    values[0] = np.inf
+    assert median(values) == np.median(values)

@@ -1,0 +1,227 @@
+"""Real trainers, driven for real: recorded without an edit, beside the same run unrecorded, then replayed.
+
+    python -m benchmarks.frameworks [NAME ...]      # or: make frameworks; writes docs/frameworks.md
+
+A line per trainer: whether recording changed a weight, what opened, and how far a replay with backward is from it. With
+RLDBG_PYTHON=DIR/bin/python the trainers run in another environment, of older versions. Rows of other versions are kept.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "frameworks.md"
+STEP = 2
+
+HEAD = """
+import sys; sys.path.insert(0, ROOT)
+import torch
+from tests.replay_core.recorder.test_trl import model, reward, tokenizer
+tok = tokenizer(); tok.padding_side = "right"
+sums = [f"{a}+{a * 7}={a * 8}" for a in range(16)]
+def batch(texts):
+    found = dict(tok(texts, padding=True, return_tensors="pt")); found.pop("token_type_ids", None)
+    return {**found, "labels": found["input_ids"].masked_fill(found["attention_mask"] == 0, -100)}
+plain = dict(output_dir="out", max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+             logging_steps=1, save_strategy="no",
+             report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-2, bf16=False)
+""".replace("ROOT", repr(str(ROOT)))
+TAIL = """
+import os
+whole = {n.removeprefix("module."): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
+         for n, p in policy.named_parameters()}
+if os.environ.get("RANK", "0") == "0": torch.save(whole, sys.argv[1])
+"""
+GRPO = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig(**{**plain, "per_device_train_batch_size": 4}, num_generations=4, max_completion_length=8, beta=0.0)
+data = Dataset.from_list([{"prompt": f"{a}+{a * 7}="} for a in range(8)])
+trainer = GRPOTrainer(model=model(), reward_funcs=reward, args=args, train_dataset=data, processing_class=tokenizer())
+trainer.train(); policy = trainer.model
+"""
+SFT = """
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+data = Dataset.from_list([{"prompt": f"{a}+{a * 7}=", "completion": f"{a * 8}"} for a in range(16)])
+args = SFTConfig(**plain, max_length=32)
+trainer = SFTTrainer(model=model(), args=args, train_dataset=data, processing_class=tokenizer())
+trainer.train(); policy = trainer.model
+"""
+DPO = """
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+data = Dataset.from_list([{"prompt": f"{a}+{a * 7}=", "chosen": f"{a * 8}", "rejected": f"{a}"} for a in range(16)])
+args = DPOConfig(**plain, max_length=32)
+trainer = DPOTrainer(model=model(), ref_model=model(), args=args, train_dataset=data, processing_class=tokenizer())
+trainer.train(); policy = trainer.model
+"""
+TRAINER = """
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+trainer = Trainer(model=model(), args=TrainingArguments(**plain), train_dataset=[tok(text) for text in sums],
+                  data_collator=DataCollatorForLanguageModeling(tok, mlm=False))
+trainer.train(); policy = trainer.model
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+policy = model(); optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+loader = torch.utils.data.DataLoader(sums, batch_size=2, collate_fn=batch)
+policy, optimizer, loader = accelerator.prepare(policy, optimizer, loader)
+for number, one in zip(range(3), loader):
+    accelerator.backward(policy(**one).loss)
+    accelerator.clip_grad_norm_(policy.parameters(), 1.0); optimizer.step(); optimizer.zero_grad()
+"""
+RANKS = """
+import torch.distributed as dist
+dist.init_process_group("gloo"); rank = dist.get_rank(); policy = model()
+WRAP
+optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+for step in range(3):
+    policy(**batch(sums[4 * step + 2 * rank:][:2])).loss.backward()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0); optimizer.step(); optimizer.zero_grad()
+"""
+DDP = RANKS.replace("WRAP", "policy = torch.nn.parallel.DistributedDataParallel(policy)")
+FSDP2 = RANKS.replace(
+    "WRAP",
+    """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh("cpu", (2,))
+for layer in policy.model.layers: fully_shard(layer, mesh=mesh)
+fully_shard(policy, mesh=mesh)
+""",
+)
+
+
+@dataclass(frozen=True)
+class Drive:
+    """A trainer's own code: what it is called, the packages whose versions count, its script, how many processes."""
+
+    name: str
+    packages: tuple[str, ...]
+    script: str
+    ranks: int = 1
+
+
+DRIVES = (
+    Drive("TRL GRPOTrainer", ("trl", "transformers"), GRPO),
+    Drive("TRL SFTTrainer", ("trl", "transformers"), SFT),
+    Drive("TRL DPOTrainer", ("trl", "transformers"), DPO),
+    Drive("transformers Trainer", ("transformers",), TRAINER),
+    Drive("accelerate, one process", ("accelerate",), ACCELERATE),
+    Drive("accelerate, two ranks", ("accelerate",), ACCELERATE, 2),
+    Drive("DistributedDataParallel, two ranks", ("torch",), DDP, 2),
+    Drive("FSDP2 (fully_shard), two ranks", ("torch",), FSDP2, 2),
+)
+
+TEXT = f"""# Trainers that were driven
+
+<!-- Made by `python -m benchmarks.frameworks` (`make frameworks`). -->
+
+Each trainer's own code on a tiny model on a CPU, three optimizer steps, unchanged: once under `rldbg record
+--gradients '*' -- python train.py`, once without. Then `rldbg replay rldbg-dump --step {STEP} --backward`.
+*Unmodified*: every weight after training is bitwise equal with and without recording. *Replays*: how far, in nats, the
+recorded logits or log-probabilities are from the replay's. *Backward*: losses and gradients against the recorded.
+
+| trainer | version | records, opens without a problem | unmodified | replays (greatest) | backward | driven |
+|---|---|---|---|---|---|---|
+"""
+REST = """
+Not driven here, so nothing is claimed of recording them: verl, OpenRLHF, slime, miles, SkyRL, NeMo-RL, prime-rl, AReaL,
+ROLL, open-instruct, ms-swift, torchtitan. What these write themselves opens, as far as files of their own writers lie
+in [tests/data](../tests/data/README.md). A loss that is a plain function of the script (DPO, a PPO loop) is recorded
+as a number and cannot be formed again: `--backward` says so.
+"""
+
+
+def drive(one: Drive, python: str, folder: Path) -> str:
+    """The line of one trainer."""
+    (folder / "train.py").write_text(HEAD + one.script + TAIL)
+    launch = [python, *(["-m", "torch.distributed.run", "--nproc_per_node", str(one.ranks), "--standalone"]
+                        if one.ranks > 1 else []), "train.py"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    versions = run(python, "-c", "import importlib.metadata as m, sys; "
+                   "print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))", *one.packages)  # fmt: skip
+    rldbg = (sys.executable, "-m", "tui_debugger")
+    recorded = run(*rldbg, "record", "--gradients", "*", "--", *launch, "recorded.pt")
+    alone = run(*launch, "alone.pt")
+    cells = [one.name, versions.stdout.strip()]
+    if recorded.returncode or alone.returncode:
+        sys.stderr.write(recorded.stderr[-2000:] + alone.stderr[-2000:])
+        said = f"did not run (exit {recorded.returncode} recorded, {alone.returncode} alone)"
+        return _line([*cells, said, "", "", "", _today()])
+    listed = json.loads(run(*rldbg, "ls", "rldbg-dump", "--json").stdout)
+    replay = run(*rldbg, "replay", "rldbg-dump", "--step", str(STEP), "--backward", "--json")
+    backward, held = _answered(replay)
+    if held is None:
+        _, held = _answered(run(*rldbg, "replay", "rldbg-dump", "--step", str(STEP), "--json"))
+    problems = len(listed["problems"])
+    opens = f"{len(listed['records'])}, {'yes' if not problems else f'{problems} problems'}"
+    return _line([*cells, opens, _unmodified(folder), held or "", backward, _today()])
+
+
+def _answered(replay: subprocess.CompletedProcess[str]) -> tuple[str, str | None]:
+    try:
+        cell: dict[str, Any] = json.loads(replay.stdout)["cells"][-1]
+    except (ValueError, LookupError):
+        said = replay.stderr.strip().splitlines()
+        return (said[0].removeprefix("error: ") if said else f"exit {replay.returncode}"), None
+    values, training = cell["recorded"], cell["recorded_training"]
+    held = f"{values[0]['verdict']}, {values[0]['max_abs']:.1e}" if values else "nothing recorded to hold it to"
+    if training is None:
+        return "", held
+    word = "bitwise" if training["bitwise"] else "within tolerance" if training["agrees"] else "DIFFERS"
+    what = f"{training['losses']} losses, {training['gradients']} gradients"
+    return f"{word} ({what})" + (f": {training['sentence']}" if word == "DIFFERS" else ""), held
+
+
+def _unmodified(folder: Path) -> str:
+    import torch
+
+    a, b = (torch.load(folder / name, weights_only=True) for name in ("recorded.pt", "alone.pt"))
+    apart = [name for name in a if not torch.equal(a[name], b[name])]
+    return f"{len(a)} of {len(a)} weights" if not apart else f"NO: {len(apart)} weights differ, first {apart[0]}"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |"
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    python = os.environ.get("RLDBG_PYTHON", sys.executable)
+    lines = []
+    if PAGE.exists():
+        known_lines = PAGE.read_text(encoding="utf-8").splitlines()
+        lines = [line for line in known_lines if line.startswith("| ") and not line.startswith("| trainer |")]
+    for one in DRIVES:
+        if wanted and not any(word in one.name for word in wanted):
+            continue
+        with tempfile.TemporaryDirectory(prefix="rldbg-frameworks-") as folder:
+            line = drive(one, python, Path(folder))
+        sys.stderr.write(line + "\n")
+        same = [known for known in lines if known.split("|")[1:3] == line.split("|")[1:3]]
+        lines = [line if known in same else known for known in lines] + ([] if same else [line])
+        PAGE.write_text(TEXT + "\n".join(lines) + "\n" + REST, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
