@@ -256,7 +256,8 @@ def write(
         "epoch": key.epoch,
         "minibatch": key.minibatch,
     }
-    with recorder.step(step, rank=plan.rank if key.rank is None else key.rank, role=key.role or "actor") as record:
+    rank = plan.rank if key.rank is None else key.rank
+    with recorder, recorder.step(step, rank=rank, role=key.role or "actor") as record:
         for done, (stage, fields) in enumerate(records.items(), start=1):
             record(stage, fields, **place)
             on_event(Progress(done, len(records), "records written"))

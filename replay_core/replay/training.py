@@ -110,6 +110,7 @@ def train(
     values: list[float] = []
     stepped = None
     with (
+        recorder,
         _training(model, optimizer is not None) as order,
         recorder.step(plan.step, rank=plan.rank, role=plan.role or "actor") as record,
     ):
