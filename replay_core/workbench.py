@@ -64,7 +64,7 @@ def open_dump(
                 unreadable.append(Problem(str(record.path), error.in_one_line))
     known = {problem.where for problem in unreadable}
     listed = [problem for problem in [*run.problems, *found] if problem.where not in known]
-    run.problems = [*dict.fromkeys(listed), *unreadable]
+    run.problems = list(dict.fromkeys([*listed, *unreadable]))
     return documents.run_document(run, "headers" if headers else "names", unreadable=len(unreadable))
 
 

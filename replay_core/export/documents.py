@@ -107,21 +107,22 @@ def following_document(run: Run, came: list[Record], pulse: Pulse, *, changed: b
 def marks(run: Run) -> dict[int, list[int]]:
     """Place in `records` -> places in `problems`, for every record that has one. A pass over each list."""
     by_path: dict[str, list[int]] = {}
-    by_stage: dict[str, list[int]] = {}
+    by_place: dict[tuple[str, int | None], list[int]] = {}
     for number, problem in enumerate(run.problems):
         by_path.setdefault(problem.where, []).append(number)
         line = problem.where.rpartition(":")
         if line[2].isdigit():
             by_path.setdefault(line[0], []).append(number)
         if problem.key is not None:
-            by_stage.setdefault(problem.key.stage, []).append(number)
+            by_place.setdefault((problem.key.stage, problem.key.step), []).append(number)
     if not by_path:
         return {}
     found: dict[int, list[int]] = {}
     for place, record in enumerate(run.records):
-        here = by_path.get(str(record.path), []) + [
-            number for number in by_stage.get(record.key.stage, ()) if run.problems[number].is_about(record)
-        ]
+        # A problem of a step is about records of that step and those of none; one of none may be about any.
+        steps = {record.key.step, None} if record.key.step is not None else {step for _, step in by_place}
+        near = (number for step in steps for number in by_place.get((record.key.stage, step), ()))
+        here = [*by_path.get(str(record.path), []), *sorted(one for one in near if run.problems[one].is_about(record))]
         if here:
             found[place] = list(dict.fromkeys(here))
     return found

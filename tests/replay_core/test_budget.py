@@ -15,7 +15,9 @@ import torch
 from replay_core import budget, pages
 from replay_core.budget import reading, spend_bytes, spend_values
 from replay_core.dumps import open_run
-from replay_core.errors import BudgetError, RldbgError
+from replay_core.errors import BudgetError, DumpError, RldbgError
+from replay_core.records import Record
+from replay_core.workbench import open_dump
 from tests.builders import save_file
 from tests.hostile import MAKERS
 
@@ -71,9 +73,9 @@ def test_the_readings_of_one_file_share_their_seconds(tmp_path: Path, monkeypatc
     budget.forget()
 
     def read_often() -> None:
-        for _ in range(1000):
+        for _ in range(100):
             with reading(tmp_path / "x"):
-                sum(range(20_000))
+                sum(range(200_000))
 
     with pytest.raises(BudgetError, match="more than what is stored"):
         read_often()
@@ -123,3 +125,26 @@ def test_reading_beside_somebody_who_cuts_and_grows_the_file_is_an_error_and_no_
         ended.set()
         cutter.join()
     assert outcomes
+
+
+def test_a_long_log_costs_a_reading_a_step_and_opens_whole(tmp_path: Path) -> None:
+    """12,000 steps in 300 KB: each is asked for by itself, and none is refused for what the others took."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"step": {step}, "loss": {step % 7}}}\n' for step in range(12_000)))
+    doc = open_dump(log, headers=True)
+    assert len(doc["records"]) == 12_000
+    assert doc["problems"] == []
+
+
+def test_what_many_records_of_a_file_share_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a listing grows with the square of its steps."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"step": {step}, "loss": {step % 7}}}\n' for step in range(50)))
+
+    def refused(self: Record) -> None:
+        raise DumpError("the file ends inside a tensor", file=str(self.path))
+
+    monkeypatch.setattr(Record, "tensors", refused)
+    doc = open_dump(log, headers=True)
+    assert doc["unreadable"] == 50
+    assert len(doc["problems"]) == 1

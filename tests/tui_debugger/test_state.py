@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.tui_debugger.driving import A, B, opened, press, screen
+from tests.tui_debugger.driving import A, B, opened, press, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.peek import steps_in
 from tui_debugger.state import Mark, State
@@ -75,6 +75,7 @@ async def test_two_marked_steps_of_one_run_are_compared() -> None:
     engine = ScriptedEngine()
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "1", "g", "space", "G", "space", "equals_sign")
+        await until(pilot, lambda: any(job.kind == "compare" for job in engine.jobs), "a comparison that was asked for")
         params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
         assert params["a"] == params["b"]
         assert (params["step"], params["scope_b"]["step"]) == (0, 3)

@@ -178,9 +178,10 @@ def read_object(path: Path, what: str, limit: int) -> dict[str, Any]:
     """
     try:
         with regular(path) as file:
-            text = file.read(limit + 1)
-        if len(text) > limit:
-            raise DumpError(f"{what} is too large", file=str(path), expected=f"at most {limit:,} bytes")
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise DumpError(f"{what} is too large", file=str(path), expected=f"at most {limit:,} bytes")
+            text = file.read(size)
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{what} is not JSON: {error}", file=str(path)) from None

@@ -25,8 +25,9 @@ from tests.fixtures import FIXTURES
 
 @cache
 def folders_that_open() -> tuple[Path, ...]:
-    """Every folder of the genuine files that is a dump, and those above it."""
-    folders = sorted({folder for file in FIXTURES.rglob("*") for folder in file.parents if FIXTURES in folder.parents})
+    """Every folder of the genuine files that is a dump, and those above it; not the corpus of the fuzzer."""
+    files = [file for file in FIXTURES.rglob("*") if "fuzz" not in file.relative_to(FIXTURES).parts]
+    folders = sorted({folder for file in files for folder in file.parents if FIXTURES in folder.parents})
     return tuple(folder for folder in folders if _opens(folder))
 
 

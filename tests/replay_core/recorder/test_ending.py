@@ -16,8 +16,9 @@ from replay_core.recorder import Recorder
 from tests.warm_python import command
 
 _TRAINER = """
-import sys, torch
+import signal, sys, torch
 from replay_core.recorder import BlackBox, Recorder
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in its background ignores it
 {handler}
 recorder = Recorder(sys.argv[1], asynchronous={asynchronous}, {box})
 for step in range(10**6):
