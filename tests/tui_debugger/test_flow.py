@@ -396,11 +396,12 @@ async def test_d_leads_to_the_first_divergence_from_any_screen_and_esc_back_to_i
             await press(app, pilot, "J")
             await until(pilot, lambda: "not ruled: no weights" in "".join(toasts(app)), "what the referee lacks")
             await press(app, pilot, "d")
-            assert app.screen is app.debugger
+            await until(pilot, lambda: app.screen is app.debugger, "the debugger's screen")
+            await rest(app, pilot)
             assert app.session.state.tensors.row is not None
             assert app.session.state.tensors.row.is_first
             assert f"rldbg  {name} ›" in screen(app).splitlines()[0]
             await press(app, pilot, "escape")
-            assert getattr(app.screen, "KEYS_OF", "") == name
+            await until(pilot, lambda name=name: getattr(app.screen, "KEYS_OF", "") == name, f"the {name} screen again")  # type: ignore[misc]
             await press(app, pilot, "escape")
-            assert "›" not in screen(app).splitlines()[0]
+            await until(pilot, lambda: "›" not in screen(app).splitlines()[0], "the trail is gone")

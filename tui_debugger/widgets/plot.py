@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -85,6 +86,7 @@ def plot(
     low, high = lowest, highest
     if low == high:  # a level line runs through the middle, and is labelled there
         low, high = low - max(1.0, abs(low)), high + max(1.0, abs(high))
+        low, high = max(low, -sys.float_info.max), min(high, sys.float_info.max)
     grid: list[list[tuple[str, str]]] = [[(" ", "")] * width for _ in range(height)]
     column = _columns(len(values), width)
     if cursor is not None:

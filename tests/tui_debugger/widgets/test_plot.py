@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.style import Style
 
@@ -20,6 +20,7 @@ def paint(token: str) -> Style:
 anything = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
+@example([-8.98846567431158e307], 20, 4, False)
 @given(st.lists(anything, min_size=1, max_size=300), st.integers(20, 150), st.integers(4, 30), st.booleans())
 def test_a_plot_never_leaves_its_size(values: list[float], width: int, height: int, plain: bool) -> None:
     lines = plot(
