@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -105,14 +106,20 @@ Line = list[Segment]
 
 
 async def shown(picture: Picture) -> list[Line]:
-    """The screen's lines, once it rests."""
+    """The screen's lines, once it rests, for a user who never opened anything: the start screen lists what was."""
+    from unittest.mock import patch
+
     from tests.tui_debugger.driving import opened, press
 
-    async with opened(*picture.dumps, size=picture.size, engine=_answering()) as (app, pilot):
-        await press(app, pilot, *picture.keys)
-        app.clear_notifications()
-        await press(app, pilot)
-        return [list(strip) for strip in app.screen._compositor.render_strips()]
+    with (
+        tempfile.TemporaryDirectory() as home,
+        patch.dict(os.environ, {f"XDG_{kind}_HOME": home for kind in ("CONFIG", "STATE", "CACHE")}),
+    ):
+        async with opened(*picture.dumps, size=picture.size, engine=_answering()) as (app, pilot):
+            await press(app, pilot, *picture.keys)
+            app.clear_notifications()
+            await press(app, pilot)
+            return [list(strip) for strip in app.screen._compositor.render_strips()]
 
 
 def _answering() -> Any:

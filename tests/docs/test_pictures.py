@@ -43,6 +43,12 @@ def _read(path: Path) -> list[str]:
 _EVERY = [*pictures.PICTURES, *(pytest.param(one, marks=pytest.mark.slow) for one in pictures.EVERY_SCREEN)]
 
 
+def test_no_picture_tells_of_the_machine_it_was_drawn_on() -> None:
+    """The start screen lists what its user opened last."""
+    for file in sorted(pictures.IMAGES.rglob("*.svg")):
+        assert "docs/images/answers" not in file.read_text(encoding="utf-8"), file.name
+
+
 @pytest.mark.parametrize("picture", _EVERY, ids=lambda picture: picture.name)
 async def test_a_picture_says_what_the_screen_says(picture: object) -> None:
     name = picture.name  # type: ignore[attr-defined]
