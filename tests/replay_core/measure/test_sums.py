@@ -29,7 +29,7 @@ def test_sums_of_bf16_are_right_at_every_magnitude(seed: int, scale: int, column
     d = y - x
     for name, product in (("d2", d * d), ("a2", x * x), ("ad", x * d)):
         exact, bound = product.sum(axis=1), 4e-6 * np.abs(product).sum(axis=1) + 1e-300
-        assert (np.abs(getattr(pair, f"row_{name}") - exact) <= bound).all(), name
+        assert (np.abs(getattr(pair.rows, name) - exact) <= bound).all(), name
     assert pair.mismatched == int((x != y).sum())
     assert pair.max_abs == pytest.approx(np.abs(d).max(), rel=1e-7)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -78,8 +78,8 @@ def test_columns_and_places_of_bf16_are_those_of_the_tensor_however_it_is_read(c
     assert pair.greatest is not None
     assert pair.max_abs == d[pair.greatest.at].abs() == d.abs().max()
     for name, exact in (("d2", d.square()), ("a2", x.square())):
-        assert np.allclose(getattr(pair, f"col_{name}"), exact.sum(0), rtol=2e-6)
-        assert np.allclose(getattr(pair, f"row_{name}"), exact.sum(1), rtol=2e-6)
+        assert np.allclose(getattr(pair.columns, name), exact.sum(0), rtol=2e-6)
+        assert np.allclose(getattr(pair.rows, name), exact.sum(1), rtol=2e-6)
     assert np.allclose(pair.rows.max, d.abs().amax(1), rtol=1e-7)
     assert np.allclose(pair.rows.max_rel, torch.where(d == 0, 0, d.abs() / x.abs()).amax(1), rtol=1e-6)
     assert pair.mismatched == int((a != b).sum())
