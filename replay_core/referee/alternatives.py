@@ -81,7 +81,7 @@ def _neighbours(shadow: Shadow, module: Any, claim: Claim) -> Iterator[Hypothesi
     if number is not None:
         names += [".".join([*parts[:number], str(int(parts[number]) + by), *parts[number + 1 :]]) for by in (-1, 1)]
     for name in names:
-        other = shadow.find(name)
+        other: Any = shadow.find(name)
         theirs = getattr(other, "weight", None)
         if name != claim.owner and isinstance(theirs, torch.Tensor) and theirs.shape == weight.shape:
             values = {"weight": theirs}
@@ -93,7 +93,7 @@ def _neighbours(shadow: Shadow, module: Any, claim: Claim) -> Iterator[Hypothesi
 def _logprobs(shadow: Shadow, claim: Claim) -> Iterator[Hypothesis]:
     own, logits = shadow.scoring, shadow.logits
     yield Hypothesis(
-        f"log-probabilities at temperature {{value:.4g}} times {shadow.temperature:g}", changes.nothing(),
+        f"log-probabilities at temperature {{value:.3g}} times {shadow.temperature:g}", changes.nothing(),
         value=lambda x: changes.attribute("scoring", lambda z, at, ids: own(z, at * (1 + x), ids)),
     )  # fmt: skip
     for what, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
@@ -299,7 +299,7 @@ def _settings(module: Any) -> Iterator[Hypothesis]:
                 said = f"not scaled: scaling {made:g} instead of {scaling:g}"
                 yield Hypothesis(said, changes.attribute("scaling", made))
         yield Hypothesis(
-            f"scaling {{value:.4g}} times its {scaling:.4g}", changes.nothing(),
+            f"scaling {{value:.3g}} times its {scaling:.4g}", changes.nothing(),
             value=lambda x: changes.attribute("scaling", scaling * (1 + x)),
         )  # fmt: skip
     choices = (torch.nn.SiLU(), torch.nn.GELU(), torch.nn.GELU(approximate="tanh"), torch.nn.ReLU())

@@ -200,7 +200,7 @@ def _rotating(there: Callable[[Any], Any], back: Callable[[Any], Any]) -> change
 
     @contextmanager
     def change(module: Any) -> Iterator[None]:
-        home = sys.modules[type(module).__module__]
+        home: Any = sys.modules[type(module).__module__]
         own = home.apply_rotary_pos_emb
 
         def rotate(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
