@@ -113,7 +113,7 @@ def test_a_harmless_kernel_and_dtype_are_noise_on_both_sides(weights: Path, righ
     ("plant", "module", "hypothesis"),
     [
         (_scaled_row, "layers.1.self_attn.o_proj", None),
-        pytest.param(_other_scale, "layers.0.self_attn", None, marks=pytest.mark.slow),
+        pytest.param(_other_scale, "layers.0.self_attn", "scaling 1.05 times its 0.25", marks=pytest.mark.slow),
         pytest.param(_int8, "layers.1.mlp.up_proj", "weights in int8, a scale per row", marks=pytest.mark.slow),
     ],
     ids=["row", "scale", "int8"],
