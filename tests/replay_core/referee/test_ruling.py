@@ -102,11 +102,13 @@ def _int8(model: Any) -> None:
     weight.data = ((weight.data.float() / scale).round() * scale).to(weight.dtype)
 
 
+@pytest.mark.long
 def test_a_harmless_kernel_and_dtype_are_noise_on_both_sides(weights: Path, right: Path, tmp_path: Path):
     doc = _ruled(right, _run(weights, tmp_path / "b", torch.bfloat16, "eager", _nothing), weights)
     assert (doc["ruling"], doc["side"], doc["module"]) == ("NOISE", None, None), doc["sentence"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "module", "hypothesis"),
     [
