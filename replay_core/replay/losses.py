@@ -47,7 +47,7 @@ class Loss:
     value_clip: float = 0.2
     dual_clip: float = 0.0
     divisor: float = 1.0
-    beta: float = 0.1
+    beta: float = 0.0
 
     def __post_init__(self) -> None:
         reductions_ = VALUE_REDUCTIONS if self.kind == "value" else REDUCTIONS
@@ -57,6 +57,12 @@ class Loss:
                     f"a loss has no {name} {getattr(self, name)!r}", expected=" | ".join(choices),
                     found=str(getattr(self, name)),
                 )  # fmt: skip
+
+        if (self.kind == "dpo") != (self.beta > 0):
+            raise RequestError(
+                "beta is how far DPO's policy may leave its reference: above 0, and no other loss has it",
+                expected="dpo,beta=0.1, or grpo,kl=0.1", found=f"{self.kind},beta={self.beta:g}",
+            )  # fmt: skip
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Loss:

@@ -56,4 +56,4 @@ def test_dpos_loss_is_of_pairs_chosen_first():
     # Log-ratios log 2 of the chosen and -log 2 of the rejected: sigmoid(0.5 * 2 log 2) = 2/3.
     assert found["loss"] == pytest.approx(-np.log(2 / 3) / 2)
     with pytest.raises(RequestError, match="pairs"):
-        Loss(kind="dpo").value(logps, None, None, None, mask)
+        Loss(kind="dpo", beta=0.1).value(logps, None, None, None, mask)
