@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import shutil
 import sys
 import tempfile
@@ -48,7 +49,8 @@ def findings(path: Path) -> list[Finding]:
 
 def judged(plant: Plant, found: list[Finding], is_log: bool) -> str:
     """named, related (told, but not first, or near it), silent, wrong."""
-    texts = [f"{one.claim} {one.cause}" for one in found]
+    # What a cause rules out, and what it has in brackets beside, names nothing.
+    texts = [f"{one.claim} {re.sub(r'Not an? [^.]*|[(][^)]*[)]', '', one.cause)}" for one in found]
     if not texts:
         return "silent"
     if plant.names(texts[0], is_log):
@@ -80,7 +82,7 @@ def _run(asked: argparse.Namespace, cache: Path) -> None:
         return [one for one in every if not wanted or one[0] in wanted or (one[1] and "log" in wanted)]
 
     for number, plant in enumerate(PLANTS):
-        if asked.names and plant.recipe.name not in asked.names or asked.half not in ("all", plant.half):
+        if (asked.names and plant.recipe.name not in asked.names) or asked.half not in ("all", plant.half):
             continue
         for form, is_log, path in chosen(written(plant.recipe, number, cache)):
             found = findings(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from benchmarks.diagnose.trainer import StepKept, Trained
 from replay_core.recorder import Recorder
@@ -22,39 +22,42 @@ from replay_core.recorder import Recorder
 def native(run: Trained, folder: Path) -> Path:
     """As the recorder's page shows it: the batch, the forwards, the losses, the norm and the metrics of a step."""
     recipe = run.recipe
-    flags = {"dtype": "float32", "temperature": recipe.temperature,
-             "loss": {"kind": recipe.algorithm, "clip_low": recipe.clip_low, "clip_high": recipe.clip_high}}  # fmt: skip
+    loss = {"kind": recipe.algorithm, "clip_low": recipe.clip_low, "clip_high": recipe.clip_high}
+    flags = {"dtype": "float32", "temperature": recipe.temperature, "loss": loss}
     recorder = Recorder(folder, flags=flags)
     for done in run.kept:
         fields, width = done.fields, done.fields["width"]
 
         def next_BT(value: Tensor, width: int = width) -> Tensor:
-            return F.pad(value, (width - 1, 0))
+            return functional.pad(value, (width - 1, 0))
 
         def masks(ids: Tensor, mask: Tensor, held: Tensor, width: int = width) -> dict[str, Tensor]:
-            return {"input_ids": ids, "attention_mask": held, "response_mask": F.pad(mask, (width, 0))}
+            return {"input_ids": ids, "attention_mask": held, "response_mask": functional.pad(mask, (width, 0))}
 
         with recorder.step(done.step, rank=None) as record:
             batch = masks(fields["ids"], fields["mask"], fields["held"])
             record(
                 "trajectory", batch, rewards=fields["reward"], rollout_log_probs=next_BT(fields["rollout"]),
-                group_ids=fields["groups"], sample_ids=fields["samples"], weight_versions=fields["version"],
+                group_ids=fields["groups"], sample_id=fields["samples"], weight_version=fields["version"],
+                **({} if fields["weights"] is None else {"rollout_is_weights": next_BT(fields["weights"])}),
             )  # fmt: skip
         with recorder.step(done.step, rank=0) as record:
             for number, micro in enumerate(done.micros):
                 here, rows = micro.tensors, micro.rows
                 key = {"micro": number, "epoch": micro.epoch, "minibatch": micro.minibatch}
                 more = {name: next_BT(fields[name][rows]) for name in ("values", "returns") if fields[name] is not None}
+                if more:
+                    more["token_rewards"] = next_BT(fields["shaped_tokens"][rows])
                 record(
                     "forward_data", masks(fields["trained_ids"][rows], fields["mask"][rows], fields["held"][rows]),
                     **more, old_log_probs=next_BT(here["old"]), ref_log_probs=next_BT(here["ref"]),
                     advantages=next_BT(here["advantages"]), log_probs=next_BT(here["logprobs"]),
                     entropy=next_BT(here["entropy"]), rewards=fields["reward"][rows], group_ids=fields["groups"][rows],
-                    sample_ids=fields["samples"][rows], temperature=recipe.temperature, **key,
+                    sample_id=fields["samples"][rows], temperature=recipe.temperature, **key,
                 )  # fmt: skip
                 record(
                     "loss", prob_ratio=next_BT(here["ratio"]), token_loss=next_BT(here["token_loss"]),
-                    kl=next_BT(here["kl"]), response_mask=F.pad(here["mask"], (width, 0)),
+                    kl=next_BT(here["kl"]), response_mask=functional.pad(here["mask"], (width, 0)),
                     tokens_of_step=micro.numbers["tokens"],
                     **{name: micro.numbers[name] for name in ("pg_loss", "kl_loss", "loss", "clip_fraction")}, **key,
                 )  # fmt: skip
@@ -83,7 +86,7 @@ def verl(run: Trained, folder: Path) -> Path:
             "response_mask": fields["mask"], "input_ids": fields["trained_ids"], "attention_mask": held,
             "position_ids": (held.cumsum(-1) - 1).clip(0), "rollout_log_probs": fields["rollout"],
             "old_log_probs": fields["old"], "token_level_scores": fields["reward_tokens"],
-            "token_level_rewards": fields["reward_tokens"], "advantages": fields["advantages"],
+            "token_level_rewards": fields["shaped_tokens"], "advantages": fields["advantages"],
             "returns": fields["returns"] if fields["returns"] is not None else fields["advantages"],
         }  # fmt: skip
         for name, said in (("ref", "ref_log_prob"), ("values", "values"), ("weights", "rollout_is_weights")):
@@ -120,6 +123,8 @@ def trl(run: Trained, folder: Path) -> Path:
             "num_items_in_batch": mask.sum(), "old_per_token_logps": fields["old"],
             "sampling_per_token_logps": fields["rollout"],
         }  # fmt: skip
+        if fields["weights"] is not None:
+            whole["importance_sampling_ratio"] = fields["weights"]
         if run.recipe.kl:
             whole["ref_per_token_logps"] = fields["ref"]
         torch.save(whole, folder / f"generate_and_score_step{done.step:06d}_gen{done.step}.pt")
@@ -225,7 +230,8 @@ def jsonl(run: Trained, folder: Path) -> Path:
 
 def verl_log(run: Trained, folder: Path) -> Path:
     lines = [
-        f"(TaskRunner pid=812) step:{step} - " + " - ".join(f"{key}:{value}" for key, value in _named(each, _VERL).items())
+        f"(TaskRunner pid=812) step:{step} - "
+        + " - ".join(f"{key}:{value}" for key, value in _named(each, _VERL).items())
         for step, each in enumerate(run.metrics, 1)
     ]
     return _log(folder, "verl.log", lines)

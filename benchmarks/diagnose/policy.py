@@ -1,4 +1,4 @@
-"""A tiny causal policy, its critic, and how it writes and scores. Shares nothing with the demo or with the diagnosis."""
+"""A tiny causal policy, its critic, and how it writes and scores. Shares nothing with the demo or the diagnosis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 PAD, BOS, END, TOOL = 0, 1, 2, 3
 DIGITS = range(4, 14)
@@ -30,10 +30,10 @@ class Block(nn.Module):
     def forward(self, x_BSD: Tensor, bias_BSS: Tensor) -> Tensor:
         rows, size, _ = x_BSD.shape
         q, k, v = self.qkv(self.norm1(x_BSD)).view(rows, size, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias_BSS[:, None])
+        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias_BSS[:, None])
         x_BSD = x_BSD + self.dropout(self.out(seen.transpose(1, 2).reshape(rows, size, WIDTH)))
         h = self.norm2(x_BSD)
-        each = torch.stack([down(F.gelu(up(h))) for up, down in zip(self.up, self.down, strict=True)], -1)
+        each = torch.stack([down(functional.gelu(up(h))) for up, down in zip(self.up, self.down, strict=True)], -1)
         if self.router is None:
             return x_BSD + self.dropout(each[..., 0])
         gates = self.router(h).softmax(-1)
@@ -93,9 +93,11 @@ def rounded(policy: TinyPolicy, dtype: torch.dtype) -> TinyPolicy:
 @torch.no_grad()
 def write(
     engine: TinyPolicy, prompts: list[list[int]], limit: int, draw: torch.Generator, *, temperature: float = 1.0,
-    top_p: float = 1.0, top_k: int = 0, raw: bool = False, ends: bool = True,
+    top_p: float = 1.0, top_k: int = 0, raw: bool = False, ends: bool = True, tool_at: int | None = None,
 ) -> Written:  # fmt: skip
-    """One response per prompt; `raw` returns log-probabilities before temperature, top-p and top-k."""
+    """One response per prompt; `raw` returns log-probabilities before temperature, top-p and top-k. From `tool_at` on
+    two tokens are a tool's, given and not sampled: their log-probability is 0.
+    """
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width + limit), PAD)
     held, logprobs = torch.zeros_like(ids), torch.zeros(len(prompts), limit)
@@ -115,6 +117,8 @@ def write(
             used = used.masked_fill(gone.gather(-1, order.indices.argsort(-1)), -torch.inf).log_softmax(-1)
         token = torch.multinomial(used.exp(), 1, generator=draw)[:, 0]
         said = (plain if raw else used).gather(-1, token[:, None])[:, 0]
+        if tool_at is not None and tool_at <= at - width < tool_at + 2:
+            token, said = torch.full_like(token, TOOL), torch.zeros_like(said)
         ids[:, at] = torch.where(writing, token, PAD)
         held[:, at] = writing.long()
         logprobs[:, at - width] = torch.where(writing, said, 0.0)

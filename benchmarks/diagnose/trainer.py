@@ -14,10 +14,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from benchmarks.diagnose.policy import (
-    BOS, DIGITS, END, PAD, TOOL, VOCABULARY, TinyPolicy, Written, rounded, token_logprobs, write,
+    BOS,
+    DIGITS,
+    END,
+    PAD,
+    TOOL,
+    VOCABULARY,
+    TinyPolicy,
+    Written,
+    rounded,
+    token_logprobs,
+    write,
 )  # fmt: skip
 
 torch.set_num_threads(1)
@@ -110,7 +120,7 @@ def warm_start(seed: int, experts: int, steps: int) -> TinyPolicy:
         logits = policy(ids, held)[:, :-1]
         target = ids[:, 1:].masked_fill(held[:, 1:] == 0, -100)
         target[:, : head - 1] = -100
-        loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), target.reshape(-1), ignore_index=-100)
+        loss = functional.cross_entropy(logits.reshape(-1, VOCABULARY), target.reshape(-1), ignore_index=-100)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -168,7 +178,7 @@ class Trainer:
         if not self.adapters:
             out: Tensor = self.policy(ids, held, **how)
             return out
-        weights = {name: weight for name, weight in self.policy.named_parameters()}
+        weights: dict[str, Tensor] = dict(self.policy.named_parameters())
         for name, (up, down) in self.adapters.items():
             weights[name] = weights[name] + up @ down
         return torch.func.functional_call(self.policy, weights, (ids, held), how)  # type: ignore[no-any-return]
@@ -317,11 +327,8 @@ class Trainer:
             first = held.argmax(1)
             ids[torch.arange(len(ids)), first] = VOCABULARY - 1
         self.policy.train(fault == "dropout" or (fault == "dropout-update" and update))
-        temperature = 1.0 if fault in ("temperature", "temperature-raw-engine") else self.recipe.temperature
-        if fault == "packing-leak":
-            logits = self._packed(ids, held)
-        else:
-            logits = self.logits(ids, seen, **how)
+        temperature = 1.0 if fault == "temperature" else self.recipe.temperature
+        logits = self._packed(ids, held) if fault == "packing-leak" else self.logits(ids, seen, **how)
         logprobs, entropy = token_logprobs(logits, ids, temperature)
         return logprobs[:, width - 1 :], entropy[:, width - 1 :]
 
@@ -351,6 +358,7 @@ class Trainer:
         written = write(
             engine, asked, limit, self.draw, temperature=sampled_at, top_p=0.7 if fault == "top-p" else 1.0,
             top_k=3 if fault == "top-k" else 0, raw=fault == "temperature-raw-engine", ends=fault != "never-stops",
+            tool_at=2 if recipe.tools or fault == "tools-counted" else None,
         )  # fmt: skip
         if fault == "engine-doubles-bos":  # what the trainer sees has one
             first = written.held_BS.argmax(1)
@@ -360,14 +368,17 @@ class Trainer:
             written.prompt_width -= 1
         ids, held, width = written.ids_BS.clone(), written.held_BS.clone(), written.prompt_width
         mask_BR, rollout_BR = written.response_BR.clone(), written.logprobs_BR.clone()
-        if recipe.tools or fault == "tools-counted":
-            mask_BR, rollout_BR, ids, held = self._with_tools(written, mask_BR, rollout_BR)
-        elif written.response_BR.sum(1).max() < limit:  # rows are as wide as they need to be
-            pass
+        if recipe.tools:
+            mask_BR = mask_BR * (ids[:, width:] != TOOL)
         reward_B, judged = self._judged(step, prompts, written)
-        reward_BR = torch.zeros_like(rollout_BR)
+        reward_BR = shaped_BR = torch.zeros_like(rollout_BR)
         last_B = held[:, width:].sum(1) - 1
         reward_BR[torch.arange(len(prompts)), last_B.clip(0)] = reward_B
+        if fault == "doubled-bos":  # the template has one, and the tokenizer adds its own
+            rows, first = torch.arange(len(prompts)), held.argmax(1)
+            ids, held = functional.pad(ids, (1, 0), value=PAD), functional.pad(held, (1, 0))
+            ids[rows, first], held[rows, first] = BOS, 1
+            width += 1
         trained_ids = ids.clone()
         if fault == "retokenised":
             for row in range(0, len(prompts), 4):
@@ -391,7 +402,9 @@ class Trainer:
         self.policy.eval()
         with torch.no_grad():
             old_BR, _ = self._scored(trained_ids, held, width, update=False)
-            ref_BR = token_logprobs(self.reference(trained_ids, held), trained_ids, recipe.temperature)[0][:, width - 1 :]
+            ref_BR = token_logprobs(self.reference(trained_ids, held), trained_ids, recipe.temperature)[0][
+                :, width - 1 :
+            ]
             if fault == "reference-follows":
                 ref_BR = old_BR.clone()
         if recipe.old == "engine":
@@ -448,34 +461,20 @@ class Trainer:
         }  # fmt: skip
         if self.critic is not None:
             metrics["value_loss"] = sum(micro.numbers["value_loss"] for micro in micros) / len(micros)
-            assert returns_BR is not None and values_BR is not None
+            assert returns_BR is not None
+            assert values_BR is not None
             off, spread = (returns_BR - values_BR)[heard].var(), returns_BR[heard].var()
             metrics["explained_variance"] = float(1 - off / (spread + 1e-9))
         fields = {
             "trained_ids": trained_ids, "held": held, "mask": mask_BR, "rollout": rollout_BR, "old": old_BR,
             "ref": ref_BR if (recipe.kl or recipe.algorithm != "drgrpo") else None, "advantages": advantage_BR,
             "returns": returns_BR, "values": values_BR, "reward": reward_B, "reward_tokens": reward_BR,
+            "shaped_tokens": shaped_BR if self.critic is not None else reward_BR,
             "groups": groups_named, "samples": torch.arange(len(prompts)) + step * len(prompts),
             "truncated": ~written.ended_B, "weights": weights_BR, "ids": ids,
             "version": torch.full((len(prompts),), version), "width": width, "temperature": recipe.temperature,
         }  # fmt: skip
         return StepKept(step, written, fields, micros, metrics)
-
-    def _with_tools(self, written: Written, mask: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Two tokens of a tool's answer in the middle of every response; nobody sampled them."""
-        ids, held, width = written.ids_BS.clone(), written.held_BS.clone(), written.prompt_width
-        pad = torch.zeros(len(ids), 2, dtype=ids.dtype)
-        ids, held = torch.cat([ids, pad], 1), torch.cat([held, pad], 1)
-        mask, rollout = torch.cat([mask, pad], 1), torch.cat([rollout, pad.float()], 1)
-        for row in range(len(ids)):
-            at = width + min(2, int(written.response_BR[row].sum()) - 1)
-            for whole, new in ((ids, [TOOL, TOOL]), (held, [1, 1])):
-                whole[row, at:] = torch.cat([torch.tensor(new), whole[row, at:-2]])
-            said = 1 if self.fault == "tools-counted" else 0
-            here = at - width
-            mask[row, here:] = torch.cat([torch.tensor([said, said]), mask[row, here:-2]])
-            rollout[row, here:] = torch.cat([torch.zeros(2), rollout[row, here:-2]])
-        return mask, rollout, ids, held
 
     def _token_loss(self, logprobs: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         recipe = self.recipe
