@@ -318,7 +318,7 @@ def _variants() -> list[Recipe]:
         replace(base, name="reinforce++", algorithm="rpp"),
         replace(base, name="reinforce++-baseline", algorithm="rpp-baseline", kl=0.01),
         replace(base, name="dapo", clip_high=0.28, judge="exact", group=6),
-        replace(base, name="gspo", algorithm="gspo", clip_low=3e-3, clip_high=4e-3, minibatches=2, reduction="sequence"),
+        replace(base, name="gspo", algorithm="gspo", clip_low=3e-3, clip_high=4e-3, minibatches=2),
         replace(base, name="cispo", algorithm="cispo", clip_low=1.0, clip_high=0.28, minibatches=2),
         replace(base, name="ppo", algorithm="ppo"),
         replace(base, name="ppo-kl-epochs", algorithm="ppo", kl=0.02, epochs=2),

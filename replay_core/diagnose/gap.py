@@ -142,8 +142,8 @@ class Gap:
 
     @cached_property
     def tempered_by(self) -> tuple[float, float]:
-        """(T, residual): the temperature that best makes the rollout's values of the trainer's, and the rms it leaves over
-        the rms of the difference. Of a distribution only the sampled token's p is known: p^(1/T) is held against
+        """(T, residual): the temperature that best makes the rollout's values of the trainer's, and the rms it leaves
+        over the rms of the difference. Of a distribution only the sampled token's p is known: p^(1/T) is held against
         (1 - p)^(1/T), which is exact where one other token has the rest, as in a policy that has learnt something.
         """
         x, y = self._pair
@@ -170,8 +170,8 @@ class Gap:
 
     @property
     def gain(self) -> float | None:
-        """The temperature of the rollout over the trainer's that explains the difference: by a line (an untrained policy,
-        whose other tokens are many), else by `tempered_by`; None where neither does.
+        """The temperature of the rollout over the trainer's that explains the difference: by a line (an untrained
+        policy, whose other tokens are many), else by `tempered_by`; None where neither does.
         """
         if self.residual < 0.6:
             return 1 / self.slope if abs(self.slope - 1) > 0.1 else None

@@ -45,8 +45,8 @@ class Rule:
     `needs` are canonical names and words of a batch (scope batch) or signals and events (scope signals) without which
     the rule is skipped; an entry `a|b` is met by either. `explains` are ids further down the chain that this finding
     makes look broken. A mistake that `lasts` is one of a setting or a line of code, made in every step, whether or not
-    a step shows it clearly. What `varies` is normal in
-    single steps: it is told by the share of steps that show it. `explain` is the function's docstring: formula, threshold, what is normal.
+    a step shows it clearly. What `varies` is normal in single steps: it is told by the share of steps that show it.
+    `explain` is the function's docstring: formula, threshold, what is normal.
     """
 
     id: str

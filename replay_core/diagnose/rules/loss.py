@@ -200,8 +200,8 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
 
 
 def _turned(batch: StepBatch) -> float | None:
-    """How far the recorded loss per token is from +A x ratio, over its largest, where that is next to nothing; else None.
-    (A loss of -A x log-probability has either sign.)
+    """How far the recorded loss per token is from +A x ratio, over its largest, where that is next to nothing; else
+    None. (A loss of -A x log-probability has either sign.)
     """
     recorded, advantages = batch.columns.of("token_loss"), batch.columns.of("advantages")
     if recorded is None or advantages is None or batch.trained_N is None:

@@ -72,9 +72,9 @@ def shifted(batch: StepBatch) -> Iterator[Finding]:
       source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
 def tempered(batch: StepBatch) -> Iterator[Finding]:
     """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
-    beside a trainer that does not divide its logits; where that does not fit, the temperature that makes p^(1/T) / (p^(1/T) + (1 - p)^(1/T))
-    of the trainer's p. An error where the temperature is off 1 by 0.1 at a correlation above 0.9 and takes away at least
-    40 % of the difference.
+    beside a trainer that does not divide its logits; where that does not fit, the temperature that makes
+    p^(1/T) / (p^(1/T) + (1 - p)^(1/T)) of the trainer's p. An error where T is off 1 by 0.1 at a correlation above 0.9
+    and takes away at least 40 % of the difference.
     """
     between = gap(batch)
     if not between.is_tempered:
@@ -94,8 +94,8 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause=f"the rollout was sampled at about T = {gain:.2f} and the trainer's logits are not divided by it"
         if gain < 1
-        else f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw log-probabilities; "
-        f"or the rollout was sampled at T = {gain:.2f}",
+        else f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw "
+        f"log-probabilities; or the rollout was sampled at T = {gain:.2f}",
         next_step=batch.laid.replay_command(place, f"--temperature {gain:.2f}"),
     )
 
