@@ -551,6 +551,7 @@ def referee(
         missing.append((run, place, lacking(run, records, weights)))
     if any(why is not None for _, _, why in missing):
         return ruling_document(not_ruled(missing))
+    on_event(IMPORTING)
     from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
 
     return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event))

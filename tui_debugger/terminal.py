@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import functools
 import os
+import re
 import select
 import signal
 import threading
@@ -71,10 +72,16 @@ _PLAIN = {
 }  # fmt: skip
 
 
+#: Signs that ASCII needs two of, and the blank beside them that gives its cell.
+_TWO = {"≤": "<=", "≥": ">=", "≠": "!="}
+_BESIDE_A_BLANK = re.compile("( ?)([≤≥≠]) | ([≤≥≠])")
+
+
 def plain(text: str) -> str:
     """The text in ASCII, as many cells wide as before."""
     if text.isascii():
         return text
+    text = _BESIDE_A_BLANK.sub(lambda found: f"{found[1] or ''}{_TWO[found[2] or found[3]]}", text)
     return "".join(char if char.isascii() else _PLAIN.get(char, "?" * cell_len(char)) for char in text)
 
 

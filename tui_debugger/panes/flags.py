@@ -78,7 +78,7 @@ class FlagsPane(Rows):
             text.append(f"   {idle}", paint(self, "muted"))
         elif name == "attention" and used is not None:
             ran = str(used).replace("_scaled_dot_product_", "")
-            text.append(f"  ran {fmt.middle(ran, max(4, room - 6))}", paint(self, "muted"))
+            text.append(f"  ran {fmt.end(ran, max(4, room - 6))}", paint(self, "muted"))
         elif used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
             text.append(f"   ran {fmt.setting(used)}", paint(self, "missing"))
         return text
