@@ -26,11 +26,11 @@ demo: $(STAMP)  ## train a tiny policy, pack a micro-batch wrongly, see the firs
 
 # Three processes on two cores, since tests of the screen and of children wait now and then; a thread each.
 PARALLEL := -n 3 --dist worksteal
-QUICK := -m "not slow" $(PARALLEL)
+QUICK ?= not slow and not long
 test test-all check: export OMP_NUM_THREADS = 1
 
-test: $(STAMP)  ## all tests but the slow ones
-	$(BIN)/python -m pytest $(QUICK) $(PYTEST_FLAGS)
+test: $(STAMP)  ## the quick tests: what to run after every change
+	$(BIN)/python -m pytest -m "$(QUICK)" $(PARALLEL) $(PYTEST_FLAGS)
 
 test-all: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
@@ -39,12 +39,12 @@ SECONDS ?= 60
 fuzz: $(STAMP)  ## mutated files of every kind that is read, SECONDS=60 of them
 	$(BIN)/python -m tests.fuzz $(SECONDS)
 
-check: $(STAMP)  ## form, lint, types of code and tests, tests, layers, generated pages: what a change must pass
+check: $(STAMP)  ## form, lint, types of code and tests, quick and long tests: what a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
-	$(BIN)/python -m pytest $(QUICK) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)
 
 fmt: $(STAMP)  ## put the code into form
 	$(BIN)/ruff format .

@@ -256,15 +256,16 @@ def fused_qkv(running: Running) -> bool:
         if any(part is None for part in parts):
             continue
         found = True
-        weight = torch.cat([part.weight for part in parts if part is not None])
-        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts if part is not None])
         start = 0
         for part in parts:
             assert part is not None
             some = slice(start, start + part.weight.shape[0])
             start = some.stop
 
-            def cut(_run: Any, x: Tensor, some: slice = some, weight: Tensor = weight, bias: Any = bias) -> Tensor:
+            def cut(_run: Any, x: Tensor, some: slice = some, parts: list[Any] = parts) -> Tensor:
+                # Put together when it runs: a bug that is planted afterwards is in it.
+                weight = torch.cat([part.weight for part in parts])
+                bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
                 return functional.linear(x, weight, bias)[..., some].contiguous()
 
             around(part, cut)

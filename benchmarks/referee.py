@@ -34,12 +34,15 @@ from benchmarks import zoo
 from benchmarks.harmless import HARMLESS, Harmless
 from benchmarks.peers import msprobe_rule, sglang_rule, torch_assert_close
 from benchmarks.planted import BUGS, Bug, Where
-from replay_core import naming, workbench
+from replay_core import naming
 from replay_core.compare import compare_runs
 from replay_core.compare.pairing.align import Rowwise, ShapesDifferError, face, pair_tensors
 from replay_core.compare.pairing.regrouping import by_samples
 from replay_core.dumps import open_run
+from replay_core.export.rulings import ruling_document
 from replay_core.records import Run
+from replay_core.referee import ruling
+from replay_core.referee.recorded import ruled_first
 
 #: Kernel changes under which a bug is planted as well.
 UNDER = ("sdpa instead of eager", "packed, with sdpa", "two ranks' sums in the storage dtype",
@@ -82,8 +85,12 @@ class Case:
         """The side that has the bug."""
         return "ba"[self.seed % 3 == 0]
 
+    @property
+    def model(self) -> str:
+        return f"{self.architecture} {self.dtype} {self.kind}"
+
     def __str__(self) -> str:
-        return f"{self.architecture} {self.dtype} {self.kind} | {self.bug or 'harmless'} | {self.change}"
+        return f"{self.model} | {self.bug or 'harmless'} | {self.change}"
 
 
 def cases(quick: bool) -> list[Case]:
@@ -207,9 +214,24 @@ def table(pair: Pair) -> Answer:
     return Answer(True, first.name, None, first.reason, origin, None if first.rule is None else first.rule.id)
 
 
+_RULED: dict[Path, Any] = {}
+
+
 def referee(pair: Pair) -> Answer:
-    """`rldbg referee`: with the weights that the dumps note."""
-    said = workbench.referee(pair.a, pair.b)
+    """`rldbg referee`, with the weights that the dumps note; a clean run is ruled once for all its pairs."""
+    sides = []
+    for path in (pair.a, pair.b):
+        run = open_run(path)
+        is_clean = "clean" in path.parts
+        if not is_clean or path not in _RULED:
+            side = ruling.rule_side(run, *ruled_first(run.records, sides[0].place if sides else None), None)
+            if is_clean:
+                _RULED.clear()
+                _RULED[path] = side
+            sides.append(side)
+        else:
+            sides.append(_RULED[path])
+    said = ruling_document(ruling.together(*sides))
     why = " ".join(str(said[key]) for key in ("hypothesis", "what") if said[key])
     return Answer(said["ruling"] == "BUG", said["module"], said["side"], why)
 
@@ -348,6 +370,8 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only cases whose name holds this")
     parser.add_argument("--half", choices=HALVES, help="only the open bugs, those held out, or what is harmless")
     parser.add_argument("--some", type=int, help="only so many cases, by chance")
+    parser.add_argument("--models", type=int, help="only the cases of so many models, by chance")
+    parser.add_argument("--seed", type=int, default=9, help="of the chance (%(default)s)")
     parser.add_argument("--held-out", action="store_true", help="say which held-out bugs were missed, too")
     parser.add_argument("--out", type=Path, help="a JSON line of every case")
     asked = parser.parse_args()
@@ -358,8 +382,13 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = [case for case in cases(asked.quick) if asked.match in str(case)]
     chosen = [case for case in chosen if asked.half in (None, case.half)]
+    chance = random.Random(asked.seed)
+    if asked.models is not None:
+        models = sorted({case.model for case in chosen})
+        some = set(chance.sample(models, min(asked.models, len(models))))
+        chosen = [case for case in chosen if case.model in some]
     if asked.some is not None:
-        chosen = random.Random(9).sample(chosen, min(asked.some, len(chosen)))
+        chosen = chance.sample(chosen, min(asked.some, len(chosen)))
     if asked.case:
         architecture, dtype, kind = asked.case.split(" | ")[0].split()
         bug, change = asked.case.split(" | ")[1:]

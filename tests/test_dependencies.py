@@ -8,7 +8,10 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 from replay_core.errors import EXTRAS
 
@@ -27,6 +30,7 @@ BROUGHT = {"huggingface_hub": "transformers"}
 BY_OTHERS = {"flash-attn"}
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Top-level module -> the packages of ours that import it; what only a type checker sees is left out."""
     found: dict[str, set[str]] = {}
@@ -120,6 +124,7 @@ def without(missing: set[str], *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.long
 def test_the_base_opens_shows_compares_and_diagnoses_without_any_extra(small_dump: Path):
     missing = set(EXTRAS)
     one = ["--step", "0", "--stage", "forward_data"]
@@ -131,6 +136,7 @@ def test_the_base_opens_shows_compares_and_diagnoses_without_any_extra(small_dum
         assert json.loads(answer.stdout)["kind"]
 
 
+@pytest.mark.long
 def test_a_child_without_torch_says_which_extra_it_needs(small_dump: Path, tmp_path: Path):
     """The children of a command are processes of their own: they find the refusal as `sitecustomize`."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")

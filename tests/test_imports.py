@@ -151,6 +151,7 @@ assert not tops & ours, tops & ours
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer", [("torch", "numpy"), ("torch",)], ids=["torch and numpy", "torch alone"])
 def test_the_recorder_writes_where_only_the_trainers_libraries_are(
     trainer: tuple[str, ...], wheel: Path, tmp_path: Path

@@ -169,6 +169,7 @@ def installed(wheel: Path, directory: Path) -> Path:
     return site
 
 
+@pytest.mark.long
 def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path, home: Path):
     site = installed(wheel, tmp_path / "venv")
     said = subprocess.run(
@@ -191,6 +192,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [True, False], ids=["RLDBG_RECORD is set", "it is not"])
 def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
     asked: bool, wheel: Path, tmp_path: Path, home: Path

@@ -175,17 +175,17 @@ def look_at_the_overlap(row: TensorVerdict, facing: Facing) -> None:
     if not found.compared:
         return
     row.figures = found
-    at = (found.first_at if integral else found.max_abs_at) or found.nonfinite_at
+    shown = (found.first if integral else found.greatest) or found.nonfinite
     equal = f"what both have ({found.compared:,} elements) is equal"
     differ = (
         f"of the {found.compared:,} elements that both have {found.mismatched:,} differ, by up to {found.max_abs:.3g}"
     )
     said = [*rows.left_out, differ if found.mismatched else equal]
     row.note = "; ".join([note for note in (row.note, *said) if note])
-    if at is None:
+    if shown is None:
         return
-    row.raw_a, row.raw_b = rows.index(*at)
-    row.token = rows.token(*at)
+    row.raw_a, row.raw_b = rows.index(*shown.at)
+    row.token = rows.token(*shown.at)
     row.value_a, row.value_b = pages.element(a, row.raw_a), pages.element(b, row.raw_b)
 
 

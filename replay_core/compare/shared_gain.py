@@ -52,7 +52,7 @@ def share_gains(rows: Sequence[TensorVerdict], records_a: list[Record], records_
 def _factor(gradients: list[TensorVerdict]) -> float | None:
     """The factor that (nearly) all gradients of a micro-batch share and that explains them, else None."""
     factors = [
-        1 + row.figures.gain
+        1 + row.figures.total.gain
         for row in gradients
         if row.figures is not None and row.figures.mismatched and row.verdict.value == "DIFF"
         and (seen := structure.gain(row.figures)) is not None and seen.value > limits.GAIN_FLOOR["bfloat16"]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
     from replay_core.documents.run import RunDocument
     from replay_core.dumps.following import Pulse
-    from replay_core.measure.pair import PairFigures
+    from replay_core.measure.figures import PairFigures
     from replay_core.measure.statistics import Statistics
 
 
@@ -300,10 +300,10 @@ def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry
         "nonfinite_mismatched": pair.nonfinite_mismatched,
         "max_abs": pair.max_abs,
         "max_rel": pair.max_rel,
-        "rel_l2": pair.rel_l2,
-        "one_minus_cosine": pair.one_minus_cosine,
-        "mean_signed": pair.mean_signed,
-        "gain": pair.gain,
+        "rel_l2": pair.total.rel_l2,
+        "one_minus_cosine": pair.total.one_minus_cosine,
+        "mean_signed": pair.total.mean_signed,
+        "gain": pair.total.gain,
         "worst_token": None if worst is None else {"sample": worst[0], "position": worst[1], "rel_l2": worst[2]},
     }
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from replay_core.measure.pair import PairFigures
+    from replay_core.measure.figures import PairFigures
 
 Rows = NDArray[Any]
 F64 = NDArray[np.float64]
@@ -76,7 +76,7 @@ class Sums:
     col_d2: F64
     col_a2: F64
     mismatched: int = 0
-    row_exp: F64 | None = None
+    row_exp_abs: F64 | None = None
 
     @property
     def row_max(self) -> F64:
@@ -90,14 +90,14 @@ class Total:
     """The sums of all chunks so far."""
 
     _lines: list[F64] = field(default_factory=list)
-    _row_exp: list[F64] = field(default_factory=list)
+    _row_exp_abs: list[F64] = field(default_factory=list)
     _columns: tuple[F64, F64] | None = None
     _columns_agree: bool = True
 
     def add(self, chunk: Sums) -> None:
         self._lines.append(chunk.lines)
-        if chunk.row_exp is not None:
-            self._row_exp.append(chunk.row_exp)
+        if chunk.row_exp_abs is not None:
+            self._row_exp_abs.append(chunk.row_exp_abs)
         if self._columns is None:
             self._columns = chunk.col_d2, chunk.col_a2
         elif self._columns[0].size != chunk.col_d2.size:
@@ -112,14 +112,15 @@ class Total:
             return
         lines = np.concatenate(self._lines, axis=1)
         for name, line in zip(LINES, lines, strict=True):
-            setattr(pair, f"row_{name}", line)
+            setattr(pair.rows, name, line)
         if self._columns is not None and self._columns_agree:
-            pair.col_d2, pair.col_a2 = self._columns
+            pair.columns.d2, pair.columns.a2 = self._columns
         with np.errstate(over="ignore"):
-            pair.sum_d, pair.sum_ad, pair.sum_a2, pair.sum_a4, pair.sum_d2 = lines[:_MAX].sum(axis=1).tolist()
-            if self._row_exp:
-                pair.row_exp = np.concatenate(self._row_exp)
-                pair.sum_exp_abs = float(pair.row_exp.sum())
+            total = pair.total
+            total.d, total.ad, total.a2, total.a4, total.d2 = lines[:_MAX].sum(axis=1).tolist()
+            if self._row_exp_abs:
+                pair.rows.exp_abs = np.concatenate(self._row_exp_abs)
+                total.exp_abs = float(pair.rows.exp_abs.sum())
         # Of the pair itself the greatest is known, exactly and with its place.
         pair.max_abs = pair.max_abs or float(lines[_MAX].max())
         pair.max_rel = float(lines[_MAX_REL].max())

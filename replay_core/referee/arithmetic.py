@@ -79,16 +79,18 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Noise:
     """Adds what rounding would: uniform within half a unit of the last place, independent for every element.
 
-    blocks: c of acc^2 = (2^-24)^2/3 * c * sum (w x)^2, the error of a sum in float32 (`limits.ACCUMULATION`).
+    accumulation: c of acc^2 = (2^-24)^2/3 * c * sum (w x)^2, the error of a sum in float32 (`limits.ACCUMULATION`).
+    within: operations in float32 round to this dtype instead.
     """
 
-    def __init__(self, seed: int, accumulation: float) -> None:
+    def __init__(self, seed: int, accumulation: float, within: torch.dtype | None = None) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self.accumulation = accumulation
+        self.accumulation, self.within = accumulation, within
 
     def __call__(self, _name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in SIGNIFICAND:
             return value
+        dtype = self.within or dtype
         drawn = torch.rand(value.shape, dtype=torch.float64, generator=self._generator) - 0.5
         return value + drawn * ulp(value, dtype)
 
@@ -130,6 +132,9 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
             dtypes = dtypes[:1] * len(_flat(out))
         if name == "native_layer_norm" and isinstance(self.rounding, Noise):
             out = (self._layer_norm(*true_args), *out[1:])
+        if name == "_softmax" and isinstance(self.rounding, Noise) and self.rounding.within is not None:
+            # In the coarse dtype the sum is rounded, too: an error that all of a row have in common.
+            out = out * (self.rounding("", sums := torch.ones_like(out[..., :1]) * 1.5, dtypes[0]) / sums)
         is_free = name in _MOVES or func.is_view or self.rounding is exactly or _is_widening(name, args, dtypes)
         if not is_free and name in _PRODUCTS and isinstance(self.rounding, Noise):
             out = out + self.rounding.of_sum(_squares(func, name, true_args))

@@ -48,6 +48,7 @@ class ErrorFigures:
     largest: float
     unequal_once: float
     unequal_written: float
+    left: float
 
     @property
     def unequal(self) -> float:
@@ -92,73 +93,92 @@ def _distinct(claim: Claim) -> torch.Tensor:
     return torch.tensor(list(seen.values()), dtype=torch.long)
 
 
-def figures(
-    claim: Claim, noises: list[torch.Tensor], written: torch.Tensor | None = None, truth: torch.Tensor | None = None
-) -> ErrorFigures:
-    """The error of a claim against the noise of its own module.
+class Yardstick:
+    """The noise of one claim on the rows that are looked at, and what its error comes to in it.
 
     Args:
         noises: what each noise run adds to the truth.
         written: what the model's code, every operation rounded to the nearest, adds to it.
-        truth: another truth to hold it to (a hypothesis).
     """
-    chosen = sampled_rows(claim)
-    once = _rounded(claim.truth[chosen], claim.dtype) - claim.truth[chosen]
-    as_written = once if written is None else _rounded(claim.truth[chosen] + written[chosen], claim.dtype)
-    if written is not None:
-        as_written = as_written - claim.truth[chosen]
-    truth = (claim.truth if truth is None else truth)[chosen]
-    recorded = claim.recorded[chosen]
-    finite = recorded.isfinite() | ~truth.isfinite()
-    e = torch.where(finite & truth.isfinite(), recorded - truth, 0.0)
-    runs = torch.stack([noise[chosen] for noise in noises]) if noises else torch.zeros((0, *e.shape), dtype=e.dtype)
-    runs = runs.nan_to_num(0.0, 0.0, 0.0)
-    place = truth.nan_to_num(0.0, 0.0, 0.0)
-    row_rms = place.square().mean(1 if place.shape[1] > 1 else (0, 1), keepdim=True).sqrt()
-    unit = ulp(place.abs().maximum(row_rms * 2.0**-10), claim.dtype)
-    unit2 = unit.square() / 12
-    sigma = _sigma(runs, unit2)
-    own = _statistics(e / sigma, place / sigma)
-    nulls = [
-        _statistics(runs[s] / (rest := _sigma(torch.cat([runs[:s], runs[s + 1 :]]), unit2)), place / rest)
-        for s in range(min(len(runs), _LEFT_OUT))
-    ]
-    nulls += [_statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma) for one in (once, as_written)]
-    table = {}
-    for name, value in own.items():
-        most = max((null.get(name, 0.0) for null in nulls), default=0.0)
-        bound = limits.most(name, claim.kind, claim.dtype, most, e.shape)
-        table[name] = (value, most, value / bound)
-    hard = None
-    if claim.rounds_once and claim.dtype != torch.float32:
-        past = e.abs() > 0.51 * unit + 6 * (sigma.square() - unit2).clamp(min=0).sqrt()
-        hard = float(past.double().mean())
-        table["hard"] = (hard, 0.0, hard * e.numel() / limits.hard(e.numel()))
-    z2 = (e / sigma).square()
-    reach = place / sigma
-    power = float(reach.square().sum())
-    bad = int((~finite).sum())
-    if bad:
-        table["not_finite"] = (float(bad), 0.0, float("inf"))
-    gain = float((e / sigma * reach).sum()) / power if power else 0.0
-    if claim.dtype == torch.float32 and abs(gain) < limits.LEAST_GAIN and "gain" in table:
-        table["gain"] = (*table["gain"][:2], 0.0)
-    norm = float(place.norm())
-    return ErrorFigures(
-        statistics=table,
-        size=float((e.square().mean() / unit2.mean()).sqrt()) if e.numel() else 0.0,
-        relative=float(e.norm()) / norm if norm else 0.0,
-        hard=hard,
-        gain=gain,
-        worst_row=int(chosen[int(z2.mean(1).argmax())]) if e.numel() else 0,
-        worst_channel=int(z2.mean(0).argmax()) if e.numel() else 0,
-        rows=e.shape[0],
-        channels=e.shape[1],
-        not_finite=bad,
-        largest=float((e.abs() / ulp(place.abs().amax(1, keepdim=True), claim.dtype)).max()) if e.numel() else 0.0,
-        unequal_once=_unequal(claim.truth[chosen] + once, recorded),
-        unequal_written=_unequal(claim.truth[chosen] + as_written, recorded),
-    )
+
+    def __init__(self, claim: Claim, noises: list[torch.Tensor], written: torch.Tensor | None = None) -> None:
+        self.claim = claim
+        self.rows = chosen = sampled_rows(claim)
+        self.truth, self.recorded = claim.truth[chosen], claim.recorded[chosen]
+        once = _rounded(self.truth, claim.dtype) - self.truth
+        as_written = once
+        if written is not None:
+            as_written = _rounded(self.truth + written[chosen], claim.dtype) - self.truth
+        self._once, self._written = once, as_written
+        runs = torch.stack([noise[chosen] for noise in noises]) if noises else once[None][:0]
+        self._runs = runs.nan_to_num(0.0, 0.0, 0.0)
+        place, _, unit2, sigma = self._noise(self.truth)
+        self.sigma, self.error = sigma, self._error(self.truth)
+        nulls = []
+        for s in range(min(len(runs), _LEFT_OUT)):
+            rest = _sigma(torch.cat([self._runs[:s], self._runs[s + 1 :]]), unit2)
+            nulls.append(_statistics(self._runs[s] / rest, place / rest))
+        nulls += [_statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma) for one in (once, as_written)]
+        #: The most that noise had of every statistic.
+        self.most = {name: max(null.get(name, 0.0) for null in nulls) for null in nulls for name in null}
+
+    def _noise(self, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(truth with nothing infinite, unit of the last place, its variance, sigma)."""
+        place = truth.nan_to_num(0.0, 0.0, 0.0)
+        row_rms = place.square().mean(1 if place.shape[1] > 1 else (0, 1), keepdim=True).sqrt()
+        unit = ulp(place.abs().maximum(row_rms * 2.0**-10), self.claim.dtype)
+        unit2 = unit.square() / 12
+        return place, unit, unit2, _sigma(self._runs, unit2)
+
+    def _error(self, truth: torch.Tensor) -> torch.Tensor:
+        finite = (self.recorded.isfinite() | ~truth.isfinite()) & truth.isfinite()
+        return torch.where(finite, self.recorded - truth, 0.0)
+
+    def bound(self, statistic: str) -> float:
+        """The most that an error may have of a statistic and be noise."""
+        noise = self.most.get(statistic, 0.0)
+        return limits.most(statistic, self.claim.kind, self.claim.dtype, noise, self.truth.shape)
+
+    def figures(self, moved: torch.Tensor | None = None) -> ErrorFigures:
+        """The error; `moved` [rows, C]: of another truth, so far away (a hypothesis)."""
+        claim, recorded = self.claim, self.recorded
+        truth = self.truth if moved is None else self.truth + moved
+        place, unit, unit2, sigma = self._noise(truth)
+        e = self._error(truth)
+        table = {}
+        for name, value in _statistics(e / sigma, place / sigma).items():
+            table[name] = (value, self.most.get(name, 0.0), value / self.bound(name))
+        hard = None
+        if claim.rounds_once and claim.dtype != torch.float32:
+            past = e.abs() > 0.51 * unit + 6 * (sigma.square() - unit2).clamp(min=0).sqrt()
+            hard = float(past.double().mean())
+            table["hard"] = (hard, 0.0, hard * e.numel() / limits.hard(e.numel()))
+        z2 = (e / sigma).square()
+        reach = place / sigma
+        power = float(reach.square().sum())
+        bad = int((~recorded.isfinite() & truth.isfinite()).sum())
+        if bad:
+            table["not_finite"] = (float(bad), 0.0, float("inf"))
+        gain = float((e / sigma * reach).sum()) / power if power else 0.0
+        if claim.dtype == torch.float32 and abs(gain) < limits.LEAST_GAIN and "gain" in table:
+            table["gain"] = (*table["gain"][:2], 0.0)
+        norm = float(place.norm())
+        return ErrorFigures(
+            statistics=table,
+            size=float((e.square().mean() / unit2.mean()).sqrt()) if e.numel() else 0.0,
+            relative=float(e.norm()) / norm if norm else 0.0,
+            hard=hard,
+            gain=gain,
+            worst_row=int(self.rows[int(z2.mean(1).argmax())]) if e.numel() else 0,
+            worst_channel=int(z2.mean(0).argmax()) if e.numel() else 0,
+            rows=e.shape[0],
+            channels=e.shape[1],
+            not_finite=bad,
+            largest=float((e.abs() / ulp(place.abs().amax(1, keepdim=True), claim.dtype)).max()) if e.numel() else 0.0,
+            unequal_once=_unequal(_rounded(truth, claim.dtype), recorded),
+            unequal_written=_unequal(truth + self._written, recorded),
+            left=float(z2.sum()),
+        )
 
 
 def _unequal(made: torch.Tensor, recorded: torch.Tensor) -> float:

@@ -33,6 +33,7 @@ class RuledClaim:
     ruling: str
     row: tuple[int, int] | None
     recipe: str | None = None
+    pattern: str | None = None
 
     @property
     def rounding(self) -> str | None:
@@ -46,7 +47,9 @@ class RuledClaim:
 
     @property
     def what(self) -> str:
-        """What in it stands out."""
+        """What in it stands out: the pattern that describes it, else by which statistic it does."""
+        if self.pattern is not None:
+            return self.pattern
         telling = self.figures.telling or "size"
         where = "?" if self.row is None else f"{self.row[1]} of sample {self.row[0]}"
         return _WORDS[telling].format(row=where, channel=self.figures.worst_channel, gain=self.figures.gain)
@@ -88,6 +91,10 @@ class RuledSide:
             return None
         found = {one.ruling for one in self.claims}
         return next((word for word in ("BUG", "SUSPECT") if word in found), "NOISE")
+
+    @property
+    def is_explained(self) -> bool:
+        return any(explains for _, explains, _, _ in self.hypotheses)
 
     @property
     def first(self) -> RuledClaim | None:

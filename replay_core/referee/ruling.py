@@ -10,9 +10,11 @@ from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.records import Record, Run
 from replay_core.referee import limits
+from replay_core.referee.alternatives import alternatives
 from replay_core.referee.arithmetic import Noise, nearest
-from replay_core.referee.figures import figures
+from replay_core.referee.figures import Yardstick
 from replay_core.referee.hypotheses import HARMLESS, Tried, tried
+from replay_core.referee.patterns import pattern
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
 from replay_core.referee.shadow import Claim, Shadow
@@ -26,7 +28,12 @@ def rule(
 ) -> Ruling:
     """Rule one or two sides: (run, computation, its records, where the weights lie: None for what the dump notes)."""
     sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
-    ruling = Ruling(sides[0], sides[1] if len(sides) > 1 else None)
+    return together(sides[0], sides[1] if len(sides) > 1 else None)
+
+
+def together(a: RuledSide, b: RuledSide | None) -> Ruling:
+    """Two sides that were ruled alone, and what they were given differently."""
+    ruling = Ruling(a, b)
     if ruling.b is not None and ruling.a.model is not None and ruling.b.model is not None:
         ruling.differences = [*differences(ruling.a.model, ruling.b.model), *_roundings(ruling.a, ruling.b)]
     return ruling
@@ -66,14 +73,18 @@ def rule_side(
     noises = _claims(shadow, on_event, str(run.path))
     written = shadow.perturb(nearest)
     for name, claim in shadow.claims.items():
-        of_claim = [run[name] for run in noises if name in run]
-        one = _ruled(claim, of_claim, written.get(name), recorded)
+        yard = Yardstick(claim, [run[name] for run in noises if name in run], written.get(name))
+        one = _ruled(claim, yard, recorded)
         side.claims.append(one)
-        if one.ruling != "NOISE" and claim.kind != "logprobs":
+        if one.ruling != "NOISE":
             is_first = side.first is one
             others = other_weights(run, side.model.reference) if is_first else {}
-            _explain(side, one, tried(shadow, claim, of_claim, one.figures, others, only_harmless=not is_first))
-    if side.first is not None and side.first.claim.kind in ("attention", "logprobs"):
+            asked = (each for each in alternatives(shadow, claim, others) if is_first or each.harmless)
+            _explain(side, one, tried(shadow, claim, yard, one.figures, asked))
+            if side.first is one:
+                seen = pattern(yard, _places(recorded, claim))
+                one.pattern = None if seen is None else seen.words
+    if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
     if recorded.modules and recorded.logprobs() is not None:
         whole = Shadow(side.model.causal_lm, recorded, shadow.temperature, is_forced=False)
@@ -95,9 +106,7 @@ def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
         if one.claim.kind == "rope":
             side.kept.setdefault(one.claim.owner, recipe.hypothesis.change)
     elif not side.hypotheses or (one.ruling == "BUG" and side.first is one):
-        side.hypotheses = [
-            (each.hypothesis.name, each.explains, each.before.excess, each.after.excess) for each in found[:3]
-        ]
+        side.hypotheses = [(each.name, each.explains, each.before.excess, each.after.excess) for each in found[:3]]
 
 
 def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record], temperature: float) -> None:
@@ -110,7 +119,7 @@ def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record
     claim = shadow.claims.get(first.claim.name)
     if claim is None:
         return
-    left = figures(claim, [run[claim.name] for run in noises if claim.name in run]).excess
+    left = Yardstick(claim, [run[claim.name] for run in noises if claim.name in run]).figures().excess
     before = first.figures.excess
     what = "samples of a row see each other" if Recorded(side.run, side.place, records).is_packed else "padding is seen"
     side.hypotheses.insert(0, (what, left < 1 and left < 0.5 * before, before, left))
@@ -128,24 +137,22 @@ def _claims(shadow: Shadow, on_event: OnEvent, what: str, runs: int = limits.RUN
     return noises
 
 
-def _ruled(claim: Claim, noises: list[Any], written: Any, recorded: Recorded) -> RuledClaim:
-    found = figures(claim, noises, written)
+def _ruled(claim: Claim, yard: Yardstick, recorded: Recorded) -> RuledClaim:
+    found = yard.figures()
     word = "BUG" if found.excess > 1 else "SUSPECT" if found.excess > limits.SUSPECT else "NOISE"
-    return RuledClaim(claim, found, word, _token(recorded, claim, found.worst_row))
+    places, row = _places(recorded, claim), found.worst_row
+    return RuledClaim(claim, found, word, places[row] if row < len(places) else None)
 
 
-def _token(recorded: Recorded, claim: Claim, row: int) -> tuple[int, int] | None:
-    """(sample, position) of a row of a claim."""
+def _places(recorded: Recorded, claim: Claim) -> list[tuple[int, int]]:
+    """(sample, position) of every row of a claim."""
     valid = recorded.valid_BL
-    if claim.kind == "logprobs":
-        said = recorded.logprobs()
-        if said is None:
-            return None
-        valid = said[2].copy()
+    said = recorded.logprobs() if claim.kind == "logprobs" else None
+    if said is not None:
+        valid = said[2] & valid
         valid[:, :1] = False
-        valid &= recorded.valid_BL
-    places = valid.nonzero()
-    return (int(places[0][row]), int(places[1][row])) if row < places[0].size else None
+    samples, positions = valid.nonzero()
+    return list(zip(samples.tolist(), positions.tolist(), strict=True))
 
 
 def _floor(shadow: Shadow, noises: list[dict[str, Any]]) -> Floor | None:

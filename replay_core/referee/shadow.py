@@ -10,7 +10,7 @@ module around it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +62,7 @@ class Shadow:
         self.unrooted: list[str] = []
         #: Whole numbers that were chosen otherwise than the truth would (experts): name -> share of tokens.
         self.flips: dict[str, float] = {}
-        self.modules = _named(causal_lm)
+        self.modules = _named(causal_lm, recorded)
         self._used: set[str] = set()
         self._grids: dict[str, torch.Tensor | None] = {}
         self._valid = torch.from_numpy(recorded.valid_BL.copy())
@@ -72,6 +72,10 @@ class Shadow:
         #: Who made a tensor that goes on as it was computed; it is kept, so that its id stays its own.
         self._makers: dict[int, tuple[torch.Tensor, str]] = {}
         self._given: dict[str, list[tuple[Any, Any]]] = {}
+        #: What makes log-probabilities of logits, and the logits that led to them; the tokens they are about, [B, L-1].
+        self.scoring: Callable[..., torch.Tensor] = score
+        self.logits: torch.Tensor | None = None
+        self.logprob_mask = self._valid[:, 1:]
 
     @property
     def unreached(self) -> list[str]:
@@ -96,17 +100,26 @@ class Shadow:
         finally:
             self._noise = None
 
-    def again(self, claim: Claim, change: AbstractContextManager[None]) -> torch.Tensor | None:
+    def again(
+        self, claim: Claim, change: AbstractContextManager[None], rounding: Rounding = exactly
+    ) -> torch.Tensor | None:
         """How far a claim's truth moves under a change of its owner; None where the owner's forward never comes to it.
 
         The owner alone is run again; where it hands on what another module calls with, the whole model is.
         """
+        if claim.kind == "logprobs":
+            with torch.no_grad(), Arithmetic(rounding), change:
+                self._noise = {}
+                self._logprobs(self.logits)
+                made, self._noise = self._noise, None
+            return made.get(claim.name)
         module, calls = self.module(claim.owner), self._given.get(claim.owner, [])
         inside = set(module.modules())
         within = [names[0] for one, names in self.modules if one in inside]
         self._noise = {}
         try:
-            with torch.no_grad(), change, Arithmetic(exactly), self._hooked():
+            # The change last: what it does to a child's output, it does to the recorded one.
+            with torch.no_grad(), Arithmetic(rounding), self._hooked(), change:
                 for name in within:
                     self._calls.pop(name, None)
                 for args, kwargs in calls:
@@ -157,19 +170,16 @@ class Shadow:
         if ids is None or said is None:
             return
         name, values, about, dtype = said
-        targets = torch.from_numpy(ids)[:, 1:, None]
-        scaled = logits.float()[:, :-1] / self.temperature
-        # In two operations: what rounding leaves of a small difference is that of its large terms.
-        found = scaled.gather(-1, targets)[..., 0] - torch.logsumexp(scaled, dim=-1)
+        if self._noise is None:
+            self.logits = logits
+            self.logprob_mask = torch.from_numpy(about[:, 1:] & self.recorded.valid_BL[:, 1:])
+        found = self.scoring(logits, self.temperature, torch.from_numpy(ids)[:, 1:, None])
+        mask = self.logprob_mask
         with _disable_current_modes():
-            self._of_logprobs(name, found, values, about, dtype)
-
-    def _of_logprobs(self, name: str, found: torch.Tensor, values: Any, about: Any, dtype: str) -> None:
-        mask = torch.from_numpy(about[:, 1:] & self.recorded.valid_BL[:, 1:])
-        chosen = found.true if isinstance(found, TrueTensor) else found.double()
-        recorded = torch.from_numpy(values[:, 1:].astype(np.float64))
-        native = getattr(torch, dtype, torch.float32)
-        self._claim(name, "logprobs", False, "logprobs", native, recorded[mask][:, None], chosen[mask][:, None])
+            chosen = found.true if isinstance(found, TrueTensor) else found.double()
+            recorded = torch.from_numpy(values[:, 1:].astype(np.float64))
+            native = getattr(torch, dtype, torch.float32)
+            self._claim(name, "logprobs", False, "logprobs", native, recorded[mask][:, None], chosen[mask][:, None])
 
     # ---- recorded tensors in their place
 
@@ -300,7 +310,15 @@ class Shadow:
 
     def module(self, name: str) -> Any:
         """The module of a claim's owner; the whole model where it is none of its modules."""
-        return next((module for module, names in self.modules if name in names), self.causal_lm)
+        return self.find(name) or self.causal_lm
+
+    def find(self, name: str) -> Any | None:
+        """A module by any of its names."""
+        return next((module for module, names in self.modules if name in names), None)
+
+    def changed(self, claim: Claim) -> Any:
+        """What a hypothesis of a claim changes: its owner; of log-probabilities how they are made of logits."""
+        return self if claim.kind == "logprobs" else self.module(claim.owner)
 
     def _claim(
         self,
@@ -325,16 +343,26 @@ class Shadow:
             self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once)
 
 
-def _named(causal_lm: Any) -> list[tuple[Any, list[str]]]:
-    """Every module of the model with the names that recordings have for it, the plainest first."""
+def score(logits: torch.Tensor, temperature: float, targets: torch.Tensor, cut: int | None = None) -> torch.Tensor:
+    """Log-probabilities [B, L-1] of the targets [B, L-1, 1]; `cut`: normalised over so many tokens of the vocabulary.
+
+    In two operations: what rounding leaves of a small difference is that of its large terms.
+    """
+    scaled = logits.float()[:, :-1] / temperature
+    return scaled.gather(-1, targets)[..., 0] - torch.logsumexp(scaled[..., :cut], dim=-1)
+
+
+def _named(causal_lm: Any, recorded: Recorded) -> list[tuple[Any, list[str]]]:
+    """Every module of the model with the names that recordings have for it, this one's own first, then the plainest."""
     backbone = causal_lm.base_model
+    used = {naming.module_of(name) for name in recorded.modules}
     short = {id(module): name for name, module in backbone.named_modules() if name}
     found = []
     for whole, module in causal_lm.named_modules():
         if not whole or getattr(type(module), "forward", None) is torch.nn.Module.forward:
             continue
         names = [short.get(id(module)), naming.canonical(f"{whole}.output").removesuffix(".output"), whole]
-        unique = list(dict.fromkeys(name for name in names if name))
+        unique = sorted(dict.fromkeys(name for name in names if name), key=lambda name: name not in used)
         if module is not backbone:
             found.append((module, unique))
     return found

@@ -22,7 +22,8 @@ from replay_core.compare.judging.verdict import Context
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError
-from replay_core.measure.pair import PairFigures, figures
+from replay_core.measure.figures import PairFigures
+from replay_core.measure.pair import figures
 from replay_core.records import Inline, Record, RecordKey, Run, TensorRef
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.plan import ReplayPlan
@@ -189,7 +190,7 @@ def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32
         nothing = dict.fromkeys(("verdict", "max_abs", "mean_abs", "k3", "at"))
         return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
     pair: PairFigures = figures([(a, b)], exact=False, logprobs=recorded.name != "values")
-    pair.row_sample = np.nonzero(chosen)[0]
+    pair.rows.sample = np.nonzero(chosen)[0]
     context = Context(naming.meaning(recorded.name), coarsest("float32", recorded.dtype), exact=False,
                       known_fp32=known_fp32 or shows_fp32(pair))  # fmt: skip
     found = judge(pair, None, context)
@@ -205,7 +206,7 @@ def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32
         "tokens": int(a.size),
         "max_abs": float(distance[worst, 0]),
         "mean_abs": float(distance.mean()),
-        "k3": pair.k3,
+        "k3": pair.total.k3,
         "at": {
             "sample": sample,
             "position": position + 1,

@@ -127,6 +127,7 @@ def test_reading_beside_somebody_who_cuts_and_grows_the_file_is_an_error_and_no_
     assert outcomes
 
 
+@pytest.mark.long
 def test_a_long_log_costs_a_reading_a_step_and_opens_whole(tmp_path: Path) -> None:
     """12,000 steps in 300 KB: each is asked for by itself, and none is refused for what the others took."""
     log = tmp_path / "log.jsonl"

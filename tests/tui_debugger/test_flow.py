@@ -241,6 +241,7 @@ async def test_holding_a_key_inspects_only_the_rows_that_matter() -> None:
         assert inspected["a"]["name"] == app.session.state.tensors.row.name
 
 
+@pytest.mark.long
 async def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:
     comparison = document("comparison")
     entry = comparison["tensors"][0]

@@ -76,6 +76,7 @@ async def followed(run: Path) -> Any:
         yield app, pilot
 
 
+@pytest.mark.long
 async def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: Writer) -> None:
     """Begun on an empty folder; a step that goes wrong gets its mark; who stands elsewhere is not moved."""
     run = tmp_path / "run"
@@ -121,6 +122,7 @@ def test_the_header_says_when_nothing_is_written_any_more() -> None:
     assert not LiveRun(12, 300.0, 600.0).is_silent
 
 
+@pytest.mark.long
 def test_following_sends_what_has_come_and_nothing_twice(tmp_path: Path, writer: Writer) -> None:
     from replay_core.desk import perform
 

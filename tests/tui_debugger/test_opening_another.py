@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine
 from tui_debugger.panes.start import StartList
 
 
+@pytest.mark.long
 async def test_a_path_that_is_no_dump_leaves_what_is_open_as_it_is() -> None:
     async with opened(A, B) as (app, pilot):
         before = screen(app).splitlines()[:4]

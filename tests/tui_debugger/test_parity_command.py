@@ -61,6 +61,7 @@ def test_json_is_the_document_alone_and_output_writes_it(
     assert document["eval"]["masked"]["nearly_identical"] == 0.0
 
 
+@pytest.mark.long
 def test_reading_recorded_values_needs_no_torch(pair: tuple[Path, Path]):
     code = (
         "import sys; from tui_debugger.cli import run; "
@@ -85,6 +86,7 @@ def test_a_wrong_request_is_refused(arguments: list[str], says: str, capfd: pyte
     assert says in capfd.readouterr().err
 
 
+@pytest.mark.long
 @needs_megatron
 def test_two_configurations_run_each_in_a_child_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     a = write_config(tmp_path, "a", "torch")

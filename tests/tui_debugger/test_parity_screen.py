@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.app import RldbgApp
@@ -73,6 +75,7 @@ async def test_points_are_told_apart_by_glyph_and_what_no_one_reads_can_be_left_
         assert "o response 118" in screen(app)
 
 
+@pytest.mark.long
 async def test_enter_on_a_worst_token_opens_the_critics_own_dumps_there() -> None:
     answer = document("parity")
     for side, path in (("a", A), ("b", B)):

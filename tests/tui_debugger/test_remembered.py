@@ -6,11 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.tui_debugger.driving import A, B, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, remembered
 
 
+@pytest.mark.long
 async def test_a_tensor_is_selected_again_while_the_divergence_is_the_same() -> None:
     async def again(engine: ScriptedEngine | None = None) -> Any:
         async with opened(A, B, engine=engine) as (app, _):

@@ -32,6 +32,7 @@ def document(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return {**loaded, "text": result.output}
 
 
+@pytest.mark.long
 def test_the_matrix_is_a_table_with_a_column_per_toggle_and_the_truth(document: Any) -> None:
     head, recording, baseline, *cells = matrix_table(document)
     assert head.split()[:7] == ["#", "configuration", "packing", "block_mask", "result", "agrees", "load"]
@@ -51,6 +52,7 @@ def test_the_answer_comes_first_and_names_the_leak_and_the_toggles(document: Any
     assert replay_report(document) in document["text"]
 
 
+@pytest.mark.long
 def test_seed_spellings_reach_the_flags(small_dump: Path, tmp_path: Path) -> None:
     result = run(
         small_dump, "--model", "random:llama-tiny", "--max-rows", 1, "--flash-attn", "--compile", "aot_eager",

@@ -221,6 +221,7 @@ def test_no_mouse_asks_for_no_mouse(on_pty: type[OnPty]) -> None:
     assert b"\x1b[?1000h" not in app.output
 
 
+@pytest.mark.long
 def test_a_killed_reader_is_an_error_and_the_next_job_gets_another(on_pty: type[OnPty], tmp_path: Path) -> None:
     write_dump(tmp_path / "run", {"forward_data": {"log_probs": torch.zeros(2, 4), "entropy": torch.ones(2, 4)}})
     note = tmp_path / "child"
@@ -234,6 +235,7 @@ def test_a_killed_reader_is_an_error_and_the_next_job_gets_another(on_pty: type[
     assert app.ended() == 0
 
 
+@pytest.mark.long
 def test_names_of_a_dump_cannot_speak_to_the_terminal(on_pty: type[OnPty], tmp_path: Path) -> None:
     evil = "logits\x1b]52;c;aGFjaw==\x07\x1b[2J\x9b31m"
     write_dump(tmp_path / "run", {"forward_data": {evil: torch.zeros(2, 4), "log_probs": torch.zeros(2, 4)}})
@@ -269,6 +271,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flood", [False, True], ids=["quiet", "NULs"])
 def test_a_terminal_that_vanishes_without_a_signal_ends_the_screen(tmp_path: Path, flood: bool) -> None:
     """A pty that is nobody's controlling terminal: the kernel sends no SIGHUP when its other end is closed. A client

@@ -69,6 +69,7 @@ def test_a_replay_reads_the_directory_its_record_lies_in() -> None:
     assert folder_of(opened, ["/elsewhere/step_1.pt"]) is None
 
 
+@pytest.mark.long
 async def test_the_screen_shows_both_directories_and_inspects_in_both() -> None:
     engine = ScriptedEngine()
 

@@ -108,6 +108,7 @@ async def test_figures_that_are_gone_are_read_again_under_the_tolerance() -> Non
         assert "JUDGED BY atol 0.001" in screen(app)
 
 
+@pytest.mark.long
 async def test_a_tolerance_of_last_time_is_in_force_again_and_says_so() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "R", *"0.5", "enter")

@@ -31,6 +31,7 @@ def _marks(app: RldbgApp) -> dict[int, str]:
     return {int(line[1]): line[2].strip() for line in found if line}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("a", "b"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.long) for pair in LONG)], ids=lambda name: name
 )
@@ -84,6 +85,7 @@ async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path
         assert [one["step"] for one in saved.get("steps", [])] == sorted((*steps.asked, *steps.alone))
 
 
+@pytest.mark.long
 async def test_a_step_that_was_not_compared_says_so_and_so_does_what_is_saved(in_tmp: Path) -> None:
     engine = DeskEngine()
     engine.gate.clear()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
 from replay_core.compare.judging.structure import Seen, crowded, factor, listed, median
-from replay_core.measure.pair import ColumnGains, PairFigures
+from replay_core.measure.figures import ColumnGains, PairFigures
 from replay_core.measure.statistics import as_reals
 
 Rows = NDArray[Any]
@@ -22,12 +22,12 @@ Rows = NDArray[Any]
 
 def is_open(pair: PairFigures, row: str) -> bool:
     """Whether a column could be scaled: it is off by the factor that counts, and further than the typical one."""
-    if pair.row_width < limits.PATTERN_ELEMENTS or pair.row_d2.size < limits.FEWEST_ROWS:
+    if pair.rows.width < limits.PATTERN_ELEMENTS or pair.rows.d2.size < limits.FEWEST_ROWS:
         return False
-    there = (pair.col_a2 > 0) & np.isfinite(pair.col_a2) & np.isfinite(pair.col_d2)
+    there = (pair.columns.a2 > 0) & np.isfinite(pair.columns.a2) & np.isfinite(pair.columns.d2)
     if np.count_nonzero(there) < limits.FEWEST_TYPICAL:
         return False
-    rel2 = pair.col_d2[there] / pair.col_a2[there]
+    rel2 = pair.columns.d2[there] / pair.columns.a2[there]
     greatest = float(rel2.max())
     return greatest >= limits.ROW_GAIN_FLOOR[row] ** 2 and greatest >= limits.MAYBE_SCALED**2 * median(rel2)
 
@@ -58,9 +58,10 @@ def gains(chunks: Iterator[tuple[Rows, Rows]]) -> ColumnGains | None:
 
 def column_gain(pair: PairFigures, row: str) -> Seen | None:
     """How many times the typical column's factor that of the worst column is, in itself and by the norm it moves."""
-    if pair.columns is None or pair.row_width < limits.PATTERN_ELEMENTS:
+    gains = pair.columns.gains
+    if gains is None or pair.rows.width < limits.PATTERN_ELEMENTS:
         return None
-    gain, norm, weighty = pair.columns.gain, pair.columns.norm, pair.columns.weighty
+    gain, norm, weighty = gains.gain, gains.norm, gains.weighty
     # What attention averages is alike from token to token: the gains of the other columns say what chance makes of it.
     pull = np.abs(gain) * norm
     unit = max(float(np.median(np.abs(gain))), limits.ROW_GAIN_FLOOR[row] / limits.COLUMN_GAIN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay_core.measure.pair import PairFigures
+from replay_core.measure.figures import PairFigures
 
 
 def beyond(pair: PairFigures, atol: float, rtol: float) -> tuple[float, str]:
@@ -21,7 +21,7 @@ def beyond(pair: PairFigures, atol: float, rtol: float) -> tuple[float, str]:
     if atol >= pair.max_abs or rtol >= pair.max_rel or pair.most_past(rtol) <= atol:
         return 0, greatest
     # One limit alone is what max_abs and max_rel answer.
-    if rtol == 0.0 or atol == 0.0 or pair.max_abs > atol + rtol * abs(pair.max_abs_a or 0.0):
+    if rtol == 0.0 or atol == 0.0 or pair.max_abs > atol + rtol * pair.at_greatest:
         return 1, greatest
     return 1, (
         f"{greatest}; the figures kept leave open whether any element passes both together: "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, RuleAnswer, answers, mismatched
 from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
-from replay_core.measure.pair import PairFigures
+from replay_core.measure.figures import PairFigures
 
 if TYPE_CHECKING:
     from replay_core.documents.comparison import RuleEntry
@@ -81,8 +81,8 @@ def _is_worse_outside(counted: PairFigures, whole: PairFigures) -> bool:
     """Whether padding is off more than the tokens that count are, element by element."""
     if whole.nonfinite_mismatched or whole.max_abs > counted.max_abs:
         return True
-    d2, number = whole.sum_d2 - counted.sum_d2, whole.finite - counted.finite
-    return number > 0 and counted.finite > 0 and d2 / number > 4 * counted.sum_d2 / counted.finite
+    d2, number = whole.total.d2 - counted.total.d2, whole.total.count - counted.total.count
+    return number > 0 and counted.total.count > 0 and d2 / number > 4 * counted.total.d2 / counted.total.count
 
 
 def _over(pair: PairFigures, held: Limits) -> Judgement:
@@ -103,7 +103,7 @@ def _over(pair: PairFigures, held: Limits) -> Judgement:
             return Judgement(Verdict.CLOSE, answer.sentence(close=True), suspect, rule=answer.decision)
         if rule.id == SPEAKERS.get(held.context.form):
             speaker = answer
-    if held.context.form == "number" and pair.rest is not None and pair.rest.sum_d2 > 0:
+    if held.context.form == "number" and pair.rest is not None and pair.rest.total.d2 > 0:
         # A channel that outweighs all others hides them; what is left is held to the same limits.
         for answer in answers(pair.rest, held, rest=True):
             if answer.is_past and not answer.rule.clears:

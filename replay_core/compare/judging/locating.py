@@ -19,15 +19,13 @@ def locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:
     limit, else the largest difference."""
     counted = row.figures
     assert counted is not None
-    at = counted.max_abs_at or counted.first_at
-    if counted.nonfinite_at is not None:
-        at = counted.nonfinite_at
-    elif naming.meaning(row.name).kind in EXACT_KINDS | {"positions"} and counted.first_at is not None:
-        at = counted.first_at
-    elif row.verdict is Verdict.DIFF and row_limit is not None and rows.slots_a is not None:
-        past = np.flatnonzero(counted.row_rel > row_limit)
+    must_be_equal = naming.meaning(row.name).kind in EXACT_KINDS | {"positions"}
+    shown = counted.nonfinite or (counted.first if must_be_equal else None) or counted.greatest or counted.first
+    at = shown.at if shown else None
+    if shown is counted.greatest and row.verdict is Verdict.DIFF and row_limit is not None and rows.slots_a is not None:
+        past = np.flatnonzero(counted.rows.rel > row_limit)
         at = _largest_in_row(rows, int(past[0]), at) if past.size else at
-    worst = counted.worst_row
+    worst = counted.rows.worst
     if worst is not None and (token := rows.token(worst[0])) is not None:
         row.worst_token = (*token, worst[1])
     if at is not None:

@@ -16,7 +16,8 @@ from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.compare.judging.verdict import EXACT_KINDS, Rounded
 from replay_core.compare.pairing.align import Facing, Rowwise, TensorPair
 from replay_core.dtypes import coarsest, family
-from replay_core.measure.pair import PairFigures, figures
+from replay_core.measure.figures import PairFigures
+from replay_core.measure.pair import figures
 from replay_core.records import Inline, TensorRef
 
 #: Tensors of fewer bytes are measured when their turn comes: handing them to a thread would cost more.
@@ -81,7 +82,7 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
         found.rounded = _rounded(found.dtypes, rows)
         stored = meaning.kind in ("gradient", "param")
         if not stored and columns.is_open(found.figures, coarsest(*found.dtypes)):
-            found.figures.columns = columns.gains(rows.counted())
+            found.figures.columns.gains = columns.gains(rows.counted())
     if logprobs:
         found.worst_sample = _worst_sample(rows, found.figures)
         _tokens_of_samples(rows, found.figures)
@@ -181,26 +182,26 @@ def _rounded(dtypes: tuple[str, str], rows: Rowwise) -> Rounded | None:
 
 def _by_samples(rows: Rowwise, counted: PairFigures) -> None:
     """Say which sample every row belongs to, where a row is a number or two and the sample is what has a norm."""
-    samples = rows.samples() if counted.row_width < limits.PATTERN_ELEMENTS else None
-    if samples is not None and samples.size == counted.row_d2.size:
-        counted.row_sample = samples
+    samples = rows.samples() if counted.rows.width < limits.PATTERN_ELEMENTS else None
+    if samples is not None and samples.size == counted.rows.d2.size:
+        counted.rows.sample = samples
 
 
 def _tokens_of_samples(rows: Rowwise, counted: PairFigures) -> None:
     """Look at the tokens of log probabilities whose rows are samples: their sums tell no token from another."""
     of_row = rows.samples()
-    each_its_own = of_row is not None and np.array_equal(of_row, np.arange(counted.row_d2.size))
-    if counted.mismatched and counted.row_width > 1 and each_its_own:
-        sample.look(counted, rows.counted(), counted.row_d2.size)
+    each_its_own = of_row is not None and np.array_equal(of_row, np.arange(counted.rows.d2.size))
+    if counted.mismatched and counted.rows.width > 1 and each_its_own:
+        sample.look(counted, rows.counted(), counted.rows.d2.size)
 
 
 def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:
     """(sample, mean exp|d|) of the sample furthest off, among those with enough tokens to have a mean."""
     samples = rows.samples()
-    if samples is None or samples.size != counted.row_exp.size or not samples.size:
+    if samples is None or samples.size != counted.rows.exp_abs.size or not samples.size:
         return None
-    tokens = np.bincount(samples) * counted.row_width
-    mean = np.bincount(samples, counted.row_exp) / np.maximum(tokens, 1)
+    tokens = np.bincount(samples) * counted.rows.width
+    mean = np.bincount(samples, counted.rows.exp_abs) / np.maximum(tokens, 1)
     mean[tokens < limits.SAMPLE_TOKENS] = 0.0
     worst = int(mean.argmax())
     return worst, float(mean[worst])

@@ -17,7 +17,7 @@ from replay_core.compare.judging import elementwise, limits, sample, structure
 from replay_core.compare.judging.columns import column_gain
 from replay_core.compare.judging.structure import Seen
 from replay_core.compare.judging.verdict import Context, Decision, Verdict
-from replay_core.measure.pair import PairFigures
+from replay_core.measure.figures import PairFigures
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tolerance import Limits
@@ -125,12 +125,12 @@ def _is_gradient(held: Limits) -> bool:
 
 
 def _nan(pair: PairFigures, held: Limits) -> Seen:
-    if not pair.nonfinite_mismatched:
+    if pair.nonfinite is None:
         return Seen(0.0)
     return Seen(
         pair.nonfinite_mismatched,
         f"{pair.nonfinite_mismatched:,} of {pair.compared:,} elements are NaN or infinite on one side only "
-        f"({pair.nonfinite_a:g} against {pair.nonfinite_b:g})",
+        f"({pair.nonfinite.a:g} against {pair.nonfinite.b:g})",
     )
 
 
@@ -159,7 +159,7 @@ def _greatest(pair: PairFigures, held: Limits) -> Seen:
 
 
 def _beside_zeros(pair: PairFigures, held: Limits) -> Seen | None:
-    is_one_zero = _is_gradient(held) and (pair.sum_a2 == 0.0 or pair.sum_b2 == 0.0)
+    is_one_zero = _is_gradient(held) and (pair.total.a2 == 0.0 or pair.total.b2 == 0.0)
     return Seen(pair.max_abs) if is_one_zero else None
 
 
@@ -168,9 +168,9 @@ def _below(what: str) -> Callable[[Seen, float, PairFigures, Limits], str]:
 
 
 def _rel_l2(pair: PairFigures, held: Limits) -> Seen:
-    if pair.sum_d2 < limits.UNSUMMABLE:
+    if pair.total.d2 < limits.UNSUMMABLE:
         return Seen(pair.max_rel, "too small to be squared", held.of("worst_row"))
-    return Seen(pair.rel_l2, row_limit=held.of("worst_row"))
+    return Seen(pair.total.rel_l2, row_limit=held.of("worst_row"))
 
 
 def _rel_l2_limit(context: Context) -> float:
@@ -193,7 +193,7 @@ def _rel_l2_says(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> s
 
 
 def _rel_l2_close(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> str:
-    reason = f"relative L2 {pair.rel_l2:.2g} (up to {limit:.3g} allowed, {held.column})"
+    reason = f"relative L2 {pair.total.rel_l2:.2g} (up to {limit:.3g} allowed, {held.column})"
     if seen.value > held.suspect(BY_ID["rel_l2"]):
         reason += ", above the noise expected"
     if held.context.meaning.kind == "param" and held.context.rounded is None:
@@ -209,7 +209,7 @@ def _worst_row(pair: PairFigures, held: Limits) -> Seen:
 def _worst_row_says(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> str:
     return (
         f"one row is off by {seen.value:.3g} of its own norm (up to {limit:.3g} allowed, {held.column}), "
-        f"the tensor as a whole only by {pair.rel_l2:.2g}"
+        f"the tensor as a whole only by {pair.total.rel_l2:.2g}"
     )
 
 
@@ -217,8 +217,8 @@ def _outlier(pair: PairFigures, held: Limits) -> Seen:
     # What exceeds the element's own allowance: a massive activation rounds by more than the tensor's rms.
     size = BY_ID["rel_l2"]
     share = held.limit(size)
-    excess = pair.max_abs - (size.limit(held.context) if share is None else share) * abs(pair.max_abs_a or 0.0)
-    return Seen(excess / pair.rms_a if pair.rms_a else float("inf"))
+    excess = pair.max_abs - (size.limit(held.context) if share is None else share) * pair.at_greatest
+    return Seen(excess / pair.total.rms_a if pair.total.rms_a else float("inf"))
 
 
 def _by_table(id: str, table: limits.Table) -> Callable[[Context], float]:
@@ -229,12 +229,12 @@ def _by_table(id: str, table: limits.Table) -> Callable[[Context], float]:
 
 
 def _gain(pair: PairFigures, held: Limits) -> Seen | None:
-    is_one = not _is_gradient(held) or pair.gain_share >= limits.GRADIENT_GAIN_SHARE
+    is_one = not _is_gradient(held) or pair.total.gain_share >= limits.GRADIENT_GAIN_SHARE
     return structure.gain(pair) if is_one else None
 
 
 def _gradient_gain(pair: PairFigures, held: Limits) -> Seen | None:
-    is_one = _is_gradient(held) and pair.gain_share < limits.GRADIENT_GAIN_SHARE
+    is_one = _is_gradient(held) and pair.total.gain_share < limits.GRADIENT_GAIN_SHARE
     return structure.gain(pair) if is_one else None
 
 
@@ -329,10 +329,10 @@ RULES: tuple[Bound, ...] = (
          _nats("greatest absolute difference", " nats"),
          lambda seen, limit, pair, held: f"greatest absolute difference {seen.value:.3g} nats (up to {limit:g} "
          "allowed)", _computed(limits.MAX_ABS, 1)),
-    Bound("mean_exp_abs", "mean exp|d| of log probabilities", LOGPROB, lambda pair, held: Seen(pair.mean_exp_abs),
+    Bound("mean_exp_abs", "mean exp|d| of log probabilities", LOGPROB, lambda pair, held: Seen(pair.total.mean_exp_abs),
          _computed(limits.MEAN_EXP_ABS, 0), _nats("mean exp|d|", ""), suspect=_computed(limits.MEAN_EXP_ABS, 1)),
-    Bound("k3", "k3 of log probabilities, in nats", LOGPROB, lambda pair, held: Seen(pair.k3), _computed(limits.K3, 0),
-         _nats("k3", " nats"), suspect=_computed(limits.K3, 1)),
+    Bound("k3", "k3 of log probabilities, in nats", LOGPROB, lambda pair, held: Seen(pair.total.k3),
+         _computed(limits.K3, 0), _nats("k3", " nats"), suspect=_computed(limits.K3, 1)),
     Bound("sample_mean_exp_abs", "mean exp|d| over the tokens of the worst sample", LOGPROB, _sample_mean,
          _computed(limits.MEAN_EXP_ABS, 0),
          lambda seen, limit, pair, held: f"{seen.text} (up to {limit:g} allowed); {mismatched(pair)}"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
 from replay_core.compare.judging.structure import Seen
-from replay_core.measure.pair import F64, PairFigures
+from replay_core.measure.figures import F64, PairFigures
 from replay_core.measure.statistics import as_real
 
 
@@ -34,7 +34,7 @@ class Samples:
 
 def by_token(pair: PairFigures) -> dict[str, Seen | None]:
     """What the rules of samples see of a pair whose rows are tokens of known samples."""
-    if pair.row_width != 1 or pair.row_sample is None or not pair.row_sample.size:
+    if pair.rows.width != 1 or pair.rows.sample is None or not pair.rows.sample.size:
         return {}
     return _seen(_by_token(pair))
 
@@ -44,9 +44,9 @@ def shows_fp32(pair: PairFigures) -> bool:
 
     From the first token that differs on: what came before it was computed from other tokens.
     """
-    if "usual" not in pair.kept and pair.row_width == 1 and pair.row_sample is not None:
-        doubt = _doubt(np.sqrt(pair.row_a2))
-        pair.kept["usual"] = _usual(pair.row_sample, pair.row_max / doubt, pair.row_max > 0)
+    if "usual" not in pair.kept and pair.rows.width == 1 and pair.rows.sample is not None:
+        doubt = _doubt(np.sqrt(pair.rows.a2))
+        pair.kept["usual"] = _usual(pair.rows.sample, pair.rows.max / doubt, pair.rows.max > 0)
     usual = pair.kept.get("usual")
     return usual is not None and usual <= limits.LOGPROB_NOISE_FP32
 
@@ -95,13 +95,13 @@ def _doubt(magnitude: F64) -> F64:
 
 
 def _by_token(pair: PairFigures) -> Samples:
-    of_row = pair.row_sample
+    of_row = pair.rows.sample
     assert of_row is not None
-    tokens, doubt = np.bincount(of_row), _doubt(np.sqrt(pair.row_a2))
+    tokens, doubt = np.bincount(of_row), _doubt(np.sqrt(pair.rows.a2))
     greatest, most = np.zeros(tokens.size), np.zeros(tokens.size)
-    np.maximum.at(greatest, of_row, pair.row_max)
-    np.maximum.at(most, of_row, pair.row_max / doubt)
-    d2 = np.bincount(of_row, pair.row_d2).astype(np.float64)
+    np.maximum.at(greatest, of_row, pair.rows.max)
+    np.maximum.at(most, of_row, pair.rows.max / doubt)
+    d2 = np.bincount(of_row, pair.rows.d2).astype(np.float64)
     doubt2 = np.bincount(of_row, doubt * doubt).astype(np.float64)
     return Samples(tokens, d2, doubt2, greatest, most)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
 from replay_core.dtypes import EPS
-from replay_core.measure.pair import F64, PairFigures
+from replay_core.measure.figures import F64, PairFigures
 
 Called = Callable[[float], str]
 
@@ -39,37 +39,40 @@ def worst_row(pair: PairFigures) -> float:
     A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
     and a row of a few numbers may cross zero: it is held against the typical row instead of itself.
     """
-    if not pair.row_d2.any():
+    if not pair.rows.d2.any():
         return 0.0
-    if pair.row_width < limits.NARROW_ROW:
-        typical = float(pair.row_a2.mean())
+    if pair.rows.width < limits.NARROW_ROW:
+        typical = float(pair.rows.a2.mean())
         if not typical:
             return float("inf")
-        return float(np.sqrt((pair.row_d2 / np.maximum(pair.row_a2, typical)).max()))
-    weight = np.maximum(pair.row_a2, pair.row_d2) >= 1e-6 * median(pair.row_a2)
-    return float(pair.row_rel[weight].max(initial=0.0))
+        return float(np.sqrt((pair.rows.d2 / np.maximum(pair.rows.a2, typical)).max()))
+    weight = np.maximum(pair.rows.a2, pair.rows.d2) >= 1e-6 * median(pair.rows.a2)
+    return float(pair.rows.rel[weight].max(initial=0.0))
 
 
 def gain(pair: PairFigures) -> Seen | None:
     """|beta| where b is a times 1 + beta, as far as one factor explains the difference."""
     # An element that outweighs all others (a massive activation) makes its own rounding look like a factor; so do
     # massive channels, which then hold no factor for the rest.
-    if min(pair.finite, pair.weighty) < limits.PATTERN_ELEMENTS:
+    if min(pair.total.count, pair.total.weighty) < limits.PATTERN_ELEMENTS:
         return None
     both = (pair,) if pair.rest is None else (pair, pair.rest)
-    if any(one.gain_share < limits.GAIN_SHARE for one in both):
+    if any(one.total.gain_share < limits.GAIN_SHARE for one in both):
         return None
-    text = f"b is a times {factor(pair.gain)}: one factor explains {100 * pair.gain_share:.0f}% of the difference"
-    return Seen(min(abs(one.gain) for one in both), text)
+    explained = 100 * pair.total.gain_share
+    text = f"b is a times {factor(pair.total.gain)}: one factor explains {explained:.0f}% of the difference"
+    return Seen(min(abs(one.total.gain) for one in both), text)
 
 
 def bias(pair: PairFigures) -> Seen | None:
     """|c| in rms of a where b is a + c, as far as one constant explains the difference."""
-    if pair.finite < limits.PATTERN_ELEMENTS or pair.bias_share < limits.GAIN_SHARE:
+    total = pair.total
+    if total.count < limits.PATTERN_ELEMENTS or total.bias_share < limits.GAIN_SHARE:
         return None
-    text = f"b is a plus {pair.mean_signed:.6g}: one constant explains {100 * pair.bias_share:.0f}% of the difference"
-    is_finite = pair.rms_a and math.isfinite(pair.mean_signed)
-    return Seen(abs(pair.mean_signed) / pair.rms_a if is_finite else math.inf, text)
+    explained = 100 * total.bias_share
+    text = f"b is a plus {total.mean_signed:.6g}: one constant explains {explained:.0f}% of the difference"
+    is_finite = total.rms_a and math.isfinite(total.mean_signed)
+    return Seen(abs(total.mean_signed) / total.rms_a if is_finite else math.inf, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,13 @@ class _Parts:
 
 
 def _parts(pair: PairFigures) -> _Parts | None:
-    sums = (pair.row_d, pair.row_d2, pair.row_a2, pair.row_ad, pair.row_a4)
-    if pair.row_width >= limits.PATTERN_ELEMENTS:
-        return _Parts("rows", np.full(pair.row_d.size, float(pair.row_width)), *sums)
-    if pair.row_sample is None or not pair.row_sample.size:
+    sums = (pair.rows.d, pair.rows.d2, pair.rows.a2, pair.rows.ad, pair.rows.a4)
+    if pair.rows.width >= limits.PATTERN_ELEMENTS:
+        return _Parts("rows", np.full(pair.rows.d.size, float(pair.rows.width)), *sums)
+    if pair.rows.sample is None or not pair.rows.sample.size:
         return None
-    count = np.bincount(pair.row_sample).astype(np.float64) * pair.row_width
-    return _Parts("samples", count, *(np.bincount(pair.row_sample, one).astype(np.float64) for one in sums))
+    count = np.bincount(pair.rows.sample).astype(np.float64) * pair.rows.width
+    return _Parts("samples", count, *(np.bincount(pair.rows.sample, one).astype(np.float64) for one in sums))
 
 
 def _is_explained(pair: PairFigures, row: str) -> bool:
@@ -127,7 +130,7 @@ def row_gain(pair: PairFigures, row: str, few: bool) -> Seen | None:
     few: whether some rows' own factor counts where the rest has none. Not in a gradient: a row that lives off one token
     has that token's error for a factor.
     """
-    parts = None if pair.finite < limits.PATTERN_ELEMENTS or _is_explained(pair, row) else _parts(pair)
+    parts = None if pair.total.count < limits.PATTERN_ELEMENTS or _is_explained(pair, row) else _parts(pair)
     if parts is None:
         return None
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -142,7 +145,7 @@ def row_gain(pair: PairFigures, row: str, few: bool) -> Seen | None:
 
 def row_bias(pair: PairFigures, row: str, few: bool) -> Seen | None:
     """|c|, in the row's rms, of rows (or samples) that are each a plus a constant of their own."""
-    parts = None if pair.finite < limits.PATTERN_ELEMENTS or _is_explained(pair, row) else _parts(pair)
+    parts = None if pair.total.count < limits.PATTERN_ELEMENTS or _is_explained(pair, row) else _parts(pair)
     if parts is None:
         return None
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -173,16 +176,16 @@ def factor(beta: float) -> str:
 
 def standing_row(pair: PairFigures, row: str, times: float) -> Seen | None:
     """How many times more than a typical row the worst one is off, though below every absolute limit."""
-    if pair.row_width < limits.PATTERN_ELEMENTS:
+    if pair.rows.width < limits.PATTERN_ELEMENTS:
         return None
-    return _standing_out("rows", pair.row_d2, pair.row_a2, row, times)
+    return _standing_out("rows", pair.rows.d2, pair.rows.a2, row, times)
 
 
 def standing_column(pair: PairFigures, row: str, times: float) -> Seen | None:
     """The same of a column. One of a few numbers has no norm to speak of: one of them may be next to nothing."""
-    if pair.row_width < limits.PATTERN_ELEMENTS or pair.row_d2.size < limits.PATTERN_ELEMENTS:
+    if pair.rows.width < limits.PATTERN_ELEMENTS or pair.rows.d2.size < limits.PATTERN_ELEMENTS:
         return None
-    return _standing_out("columns", pair.col_d2, pair.col_a2, row, times)
+    return _standing_out("columns", pair.columns.d2, pair.columns.a2, row, times)
 
 
 def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen | None:
@@ -222,9 +225,9 @@ def crowded(size: F64, times: float) -> float | None:
 
 def updated(pair: PairFigures, row: str) -> Seen | None:
     """By how many of its own roundings a stored number is off, where most are off alike: an update, a quantisation."""
-    if pair.finite < limits.FEWEST_UPDATED or pair.rel_l2 < limits.LEAST_UPDATE:
+    if pair.total.count < limits.FEWEST_UPDATED or pair.total.rel_l2 < limits.LEAST_UPDATE:
         return None
-    crest = pair.max_abs / math.sqrt(pair.sum_d2 / pair.finite)
+    crest = pair.max_abs / math.sqrt(pair.total.d2 / pair.total.count)
     if crest > limits.MOST_CREST:
         return None
     roundings = pair.max_rel / EPS[row]

@@ -21,7 +21,7 @@ from replay_core.compare.judging.verdict import Context, Decision, Judgement, Ve
 from replay_core.compare.pairing.align import Facing, ShapesDifferError, TensorPair, lays_out
 from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
-from replay_core.measure.pair import PairFigures
+from replay_core.measure.figures import PairFigures
 from replay_core.records import Record, RecordKey, Run, TensorRef
 
 #: Projections that a block's norm feeds, in models that norm first.
@@ -212,16 +212,16 @@ class Judge:
         """
         assert row.figures is not None
         kind = naming.meaning(row.name).kind
-        if kind not in ("activation", "logprob") or not row.figures.finite:
+        if kind not in ("activation", "logprob") or not row.figures.total.count:
             return
-        rms = math.sqrt(row.figures.sum_d2 / row.figures.finite)
+        rms = row.figures.total.rms_d
         if kind == "logprob" and row.figures.max_abs > limits.LOGPROB_NOISE_FP32:
             self._past_fp32.add(row.place)
-        noise, before = rms if kind == "logprob" else row.figures.rel_l2, self._noise[row.place]
+        noise, before = rms if kind == "logprob" else row.figures.total.rel_l2, self._noise[row.place]
         if is_suspect and noise > limits.NOISE_GROWTH * before:
             return
         if kind == "logprob":
-            error = rms / math.sqrt(row.figures.finite)
+            error = rms / math.sqrt(row.figures.total.count)
             self._mean_error[row.place] = max(self._mean_error[row.place], error)
         self._noise[row.place] = max(before, noise)
 

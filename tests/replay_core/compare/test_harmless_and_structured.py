@@ -48,6 +48,7 @@ def computed(model: Any, attention: str, seed: int) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize(("std", "layers"), [(0.02, 2), (0.06, 8)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -46,6 +46,6 @@ def test_no_more_than_the_chunks_in_hand_is_held(dumps: tuple[Path, Path]):
 def test_a_comparison_keeps_no_array_as_long_as_a_tensor(dumps: tuple[Path, Path]):
     for row in compare_paths(*dumps).tensors:
         assert row.figures is not None
-        kept = [row.figures.row_d2, row.figures.row_max, row.figures.col_a2]
+        kept = [row.figures.rows.d2, row.figures.rows.max, row.figures.columns.a2]
         assert not any(array.size for array in kept)
         assert len(row.figures.kept.get("lines", [])) < 64

@@ -29,6 +29,7 @@ def test_every_fault_has_a_name_to_be_found_under() -> None:
     assert set(NAMED) == set(FAULTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_first(fault: str, seed: int, tmp_path: Path) -> None:
@@ -39,6 +40,7 @@ def test_a_fault_is_named_first(fault: str, seed: int, tmp_path: Path) -> None:
     assert others == [NAMED[fault]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_demo_without_a_fault_is_clean(seed: int, tmp_path: Path) -> None:
     train_demo(tmp_path / "run", steps=4, seed=seed)

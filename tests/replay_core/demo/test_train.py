@@ -126,6 +126,7 @@ def test_one_seed_gives_the_same_bytes_and_another_seed_does_not(dump: Path, tmp
     assert digests(tmp_path / "other") != digests(dump)
 
 
+@pytest.mark.long
 def test_the_whole_demo_learns_and_its_policy_looks_back_across_an_unmasked_pack(tmp_path: Path) -> None:
     document = train_demo(tmp_path / "dump")
     assert document["reward_last"] > 2 * document["reward_first"]

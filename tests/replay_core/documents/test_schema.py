@@ -112,6 +112,7 @@ def test_run_documents(run: tuple[str, ...], headers: bool):
     assert len(document["records"]) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "run", [("nexrl", "self_hosted_bf16"), ("nexrl", "seedtime", "pt"), ("openrlhf",), ("verl",), ("roll",)]
 )
@@ -128,6 +129,7 @@ def test_record_and_tensor_documents_of_every_record(run: tuple[str, ...]):
         validate(workbench.inspect(where, where))
 
 
+@pytest.mark.long
 def test_a_comparison_of_genuine_runs_and_its_counts():
     document = workbench.compare_dumps(genuine("nexrl", "self_hosted_fp32"), genuine("nexrl", "self_hosted_bf16"))
     validate(document)
@@ -150,6 +152,7 @@ def test_the_golden_comparison_of_genuine_runs():
     golden.check("comparison_nexrl_step0", {**document, "tensors": rows}, fixtures=FIXTURES)
 
 
+@pytest.mark.long
 def test_a_genuine_run_against_itself_is_the_same():
     document = workbench.compare_dumps(genuine("nexrl", "self_hosted_fp32"), genuine("nexrl", "self_hosted_fp32"))
     validate(document)

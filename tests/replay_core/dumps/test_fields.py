@@ -25,6 +25,7 @@ def values(ref: TensorRef) -> Any:
     return ref.source.value
 
 
+@pytest.mark.long
 @given(
     st.recursive(st.dictionaries(NAMES, LEAVES, max_size=4), lambda inner: st.dictionaries(NAMES, inner, max_size=3))
 )

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from replay_core import pages
@@ -30,6 +31,7 @@ for step in range(12):
 """
 
 
+@pytest.mark.long
 def test_every_record_of_a_real_recorder_is_seen_exactly_once(tmp_path: Path) -> None:
     dump = tmp_path / "run"
     arguments = [sys.executable, "-c", WRITER, str(dump)]

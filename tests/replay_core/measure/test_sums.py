@@ -29,7 +29,7 @@ def test_sums_of_bf16_are_right_at_every_magnitude(seed: int, scale: int, column
     d = y - x
     for name, product in (("d2", d * d), ("a2", x * x), ("ad", x * d)):
         exact, bound = product.sum(axis=1), 4e-6 * np.abs(product).sum(axis=1) + 1e-300
-        assert (np.abs(getattr(pair, f"row_{name}") - exact) <= bound).all(), name
+        assert (np.abs(getattr(pair.rows, name) - exact) <= bound).all(), name
     assert pair.mismatched == int((x != y).sum())
     assert pair.max_abs == pytest.approx(np.abs(d).max(), rel=1e-7)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -49,13 +49,15 @@ def test_what_a_massive_channel_hides_is_measured_apart(dtype: type):
     assert massive_columns(a).tolist() == [40]
     pair = figures([(a[:30], b[:30]), (a[30:], b[30:])])
     x, y = a.astype(np.float64), b.astype(np.float64)
-    assert pair.rel_l2 == pytest.approx(np.linalg.norm(y - x) / np.linalg.norm(x), rel=1e-5)
+    assert pair.total.rel_l2 == pytest.approx(np.linalg.norm(y - x) / np.linalg.norm(x), rel=1e-5)
     keep = np.arange(128) != 40
     assert pair.massive == (40,)
     assert pair.rest is not None
-    assert pair.rest.rel_l2 == pytest.approx(np.linalg.norm((y - x)[:, keep]) / np.linalg.norm(x[:, keep]), rel=1e-5)
-    assert np.allclose(pair.row_a2, (x * x).sum(axis=1), rtol=1e-5)
-    assert np.allclose(pair.col_a2, (x * x).sum(axis=0), rtol=1e-5)
+    assert pair.rest.total.rel_l2 == pytest.approx(
+        np.linalg.norm((y - x)[:, keep]) / np.linalg.norm(x[:, keep]), rel=1e-5
+    )
+    assert np.allclose(pair.rows.a2, (x * x).sum(axis=1), rtol=1e-5)
+    assert np.allclose(pair.columns.a2, (x * x).sum(axis=0), rtol=1e-5)
     assert pair.max_abs == np.abs(y - x).max()
     assert pair.mismatched == int((x != y).sum())
 
@@ -73,13 +75,13 @@ def test_columns_and_places_of_bf16_are_those_of_the_tensor_however_it_is_read(c
     pair = figures([(left[:9], right[:9]), (left[9:], right[9:])])
     d, x = b.double() - a.double(), a.double()
     assert pair.massive == ((massive,) if columns >= 64 else ())
-    assert pair.max_abs_at is not None
-    assert pair.max_abs == d[pair.max_abs_at].abs() == d.abs().max()
+    assert pair.greatest is not None
+    assert pair.max_abs == d[pair.greatest.at].abs() == d.abs().max()
     for name, exact in (("d2", d.square()), ("a2", x.square())):
-        assert np.allclose(getattr(pair, f"col_{name}"), exact.sum(0), rtol=2e-6)
-        assert np.allclose(getattr(pair, f"row_{name}"), exact.sum(1), rtol=2e-6)
-    assert np.allclose(pair.row_max, d.abs().amax(1), rtol=1e-7)
-    assert np.allclose(pair.row_max_rel, torch.where(d == 0, 0, d.abs() / x.abs()).amax(1), rtol=1e-6)
+        assert np.allclose(getattr(pair.columns, name), exact.sum(0), rtol=2e-6)
+        assert np.allclose(getattr(pair.rows, name), exact.sum(1), rtol=2e-6)
+    assert np.allclose(pair.rows.max, d.abs().amax(1), rtol=1e-7)
+    assert np.allclose(pair.rows.max_rel, torch.where(d == 0, 0, d.abs() / x.abs()).amax(1), rtol=1e-6)
     assert pair.mismatched == int((a != b).sum())
 
 

@@ -17,6 +17,7 @@ from tests.replay_core.parity.conftest import Parity, needs_deepspeed, needs_meg
 pytestmark = needs_megatron
 
 
+@pytest.mark.long
 def test_the_same_weights_agree_where_it_counts_and_only_the_padding_parts(parity: Parity, tmp_path: Path):
     document = parity(steps=5, data=("random", "padded", "stale"))
     validate(document)

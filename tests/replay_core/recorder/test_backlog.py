@@ -100,6 +100,7 @@ def test_a_forked_rank_records_its_own_and_leaves_its_parents(tmp_path: Path) ->
     assert [record.key.rank for record in open_run(tmp_path).records] == [0, 1]
 
 
+@pytest.mark.long
 def test_the_program_that_just_ends_still_writes_everything(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -118,6 +119,7 @@ raise RuntimeError("the trainer fails")
     assert len(open_run(tmp_path / "dump").records) == 5
 
 
+@pytest.mark.long
 def test_what_the_writer_computes_starts_no_threads_of_its_own(tmp_path: Path) -> None:
     """A second team of torch's threads would work against the trainer's, on the same cores."""
     tasks = Path("/proc/self/task")

@@ -84,6 +84,7 @@ def test_an_exception_in_a_step_commits_the_ring(tmp_path: Path) -> None:
     assert incidents(tmp_path)[0]["what"] == "ZeroDivisionError: oh"
 
 
+@pytest.mark.long
 def test_an_exception_outside_a_step_commits_the_ring_too(tmp_path: Path) -> None:
     script = f"""
 import torch
@@ -191,6 +192,7 @@ def test_finite_gradients_are_no_incident_and_a_failing_second_run_does_not_hurt
     assert incidents(tmp_path)[0]["kind"] == "failed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [False, True], ids=["no handler of its own", "the trainer's own handler"])
 def test_sigterm_commits_the_ring_and_then_ends_the_program_as_before(own: bool, tmp_path: Path) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: (print('own', flush=True), os._exit(7)))" if own else ""

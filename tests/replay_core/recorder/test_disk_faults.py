@@ -124,6 +124,7 @@ def test_a_trainer_outlives_a_disk_that_fails(
         assert sum(answer["raised"] is not None for answer in answers) > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_a_disk_that_hangs_is_given_up(on_error: str, asynchronous: bool, ask: Ask) -> None:

@@ -121,6 +121,7 @@ def kill_many(tmp_path: Path, times: int, seed: int) -> list[int]:
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_a_dozen_kills_lose_nothing_that_was_committed(seed: int, tmp_path: Path) -> None:
     counts = kill_many(tmp_path, 12, seed)

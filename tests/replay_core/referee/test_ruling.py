@@ -102,16 +102,18 @@ def _int8(model: Any) -> None:
     weight.data = ((weight.data.float() / scale).round() * scale).to(weight.dtype)
 
 
+@pytest.mark.long
 def test_a_harmless_kernel_and_dtype_are_noise_on_both_sides(weights: Path, right: Path, tmp_path: Path):
     doc = _ruled(right, _run(weights, tmp_path / "b", torch.bfloat16, "eager", _nothing), weights)
     assert (doc["ruling"], doc["side"], doc["module"]) == ("NOISE", None, None), doc["sentence"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "module", "hypothesis"),
     [
         (_scaled_row, "layers.1.self_attn.o_proj", None),
-        pytest.param(_other_scale, "layers.0.self_attn", None, marks=pytest.mark.slow),
+        pytest.param(_other_scale, "layers.0.self_attn", "scaling 1.05 times its 0.25", marks=pytest.mark.slow),
         pytest.param(_int8, "layers.1.mlp.up_proj", "weights in int8, a scale per row", marks=pytest.mark.slow),
     ],
     ids=["row", "scale", "int8"],

@@ -18,6 +18,7 @@ def modules(cell):
     return {ref.name: array(ref) for ref in record.tensors()}
 
 
+@pytest.mark.long
 def test_dynamo_alone_is_bitwise_eager_and_its_hooks_see_every_module(replay):
     plain, traced = replay("attention=eager"), replay("attention=eager compile=aot_eager")
     a, b = modules(plain), modules(traced)
@@ -29,6 +30,7 @@ def test_dynamo_alone_is_bitwise_eager_and_its_hooks_see_every_module(replay):
     assert traced["effective"]["attention"] == "eager (bmm + softmax)"
 
 
+@pytest.mark.long
 def test_a_setting_seen_before_is_not_compiled_again(replay):
     HOLDER.drop()  # its graphs with it: another test may have compiled this setting
     first = replay("attention=sdpa compile=aot_eager packing=on", capture="none")

@@ -78,6 +78,7 @@ def build():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_named", [True, False], ids=["a folder", "the current directory"])
 def test_a_factory_edited_between_two_flips_is_run_anew(held, tmp_path, monkeypatch, is_named):
     holder, plan, run, _ = held

@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from replay_core.executors.child import ChildRunner
 
 
+@pytest.mark.long
 def test_a_broken_flash_attn_is_named_and_the_replay_goes_on(ask, tmp_path, monkeypatch):
     package = tmp_path / "site" / "flash_attn"
     package.mkdir(parents=True)

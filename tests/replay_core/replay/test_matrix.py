@@ -82,6 +82,7 @@ def test_run_twice_this_machine_repeats_itself(ask):
     assert repeated["tensors"] > 50
 
 
+@pytest.mark.long
 def test_an_abort_in_the_child_is_a_crashed_cell_and_the_matrix_completes(ask):
     with ChildRunner(warm=True, time_limit_s=120) as runner:
         doc = ask(matrix="fault=none,abort", plan={"capture": "none"}, runner=runner)
@@ -100,6 +101,7 @@ def test_a_model_that_never_returns_is_ended_at_the_time_limit(ask):
     assert "hung" in doc["cells"][-1]["error"]["message"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["packing=on fault=foreign_key", "packing=on block_mask=off dtype=bfloat16"])
 def test_digests_first_find_the_divergence_that_whole_tensors_find(ask, fault):
     whole = ask(fault, plan={"capture_level": "full"})["cells"][-1]

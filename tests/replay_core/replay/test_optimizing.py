@@ -25,6 +25,7 @@ def stepped(demo, out, step=0, flags="logits=whole", **plan):
     return workbench.replay(chosen, out, Here())
 
 
+@pytest.mark.long
 def test_the_first_update_of_a_run_is_replayed_bitwise(demo, tmp_path):
     doc = stepped(demo, tmp_path / "out")
     cell = doc["cells"][-1]
@@ -35,18 +36,21 @@ def test_the_first_update_of_a_run_is_replayed_bitwise(demo, tmp_path):
     assert cell["optimizer"]["update_norm"] > 0
 
 
+@pytest.mark.long
 def test_the_held_model_is_as_it_was_after_a_step(demo, tmp_path):
     first = stepped(demo, tmp_path / "a")["cells"][-1]
     again = stepped(demo, tmp_path / "b")["cells"][-1]
     assert first["loss"]["micros"] == again["loss"]["micros"]
 
 
+@pytest.mark.long
 def test_a_later_step_says_that_the_moments_are_not_the_trainers(demo, tmp_path):
     cell = stepped(demo, tmp_path / "out", step=1)["cells"][-1]
     assert "moments start from zero" in cell["optimizer"]["stated"]
     assert cell["recorded_params"]["bitwise"] is False
 
 
+@pytest.mark.long
 def test_another_learning_rate_leaves_other_weights(demo, tmp_path):
     cell = stepped(demo, tmp_path / "out", optimizer="adamw,lr=1e-3,beta2=0.95")["cells"][-1]
     assert cell["recorded_params"]["bitwise"] is False

@@ -25,6 +25,7 @@ def backward(demo, out, flags="", **plan):
     return workbench.replay({**base, "flags": Flags.parse(flags).to_mapping(), **plan}, out, Here())
 
 
+@pytest.mark.long
 def test_a_recorded_grpo_step_is_replayed_bitwise_loss_and_gradients(demo, tmp_path):
     doc = backward(demo, tmp_path / "out", "logits=whole", micros=MICROS)
     cell = doc["cells"][-1]

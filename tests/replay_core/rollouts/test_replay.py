@@ -36,6 +36,7 @@ def digests(dump: Path) -> dict[tuple[str, str], Any]:
     return {(line["file"], field["name"]): field for line in lines for field in line["fields"]}
 
 
+@pytest.mark.long
 def test_training_driven_by_the_record_is_the_recorded_training_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def read(records: list[Record]) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
     return sorted(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", FILES)
 def test_every_form_of_a_genuine_batch_gives_the_same_samples_diagnosis_and_verdicts(path: str, tmp_path: Path) -> None:
     samples = largest(path)
@@ -122,6 +123,7 @@ def some_samples(draw: st.DrawFn) -> list[TokensOfSample]:
     return made
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(some_samples())
 def test_any_batch_reads_the_same_in_every_form(

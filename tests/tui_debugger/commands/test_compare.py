@@ -220,6 +220,7 @@ def test_an_output_that_cannot_be_written_does_not_cost_the_answer(compare: Call
     assert "cannot be written" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("form", "code"), [("--jsonl", 130), ("--json", 1), ("--all", 1)])
 def test_a_reader_that_leaves_early_is_no_verdict(form: str, code: int, tmp_path: Path):
     """Of a stream nobody has the whole answer; a finished one keeps its code."""

@@ -87,6 +87,7 @@ def record(
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_path: Path) -> None:
     answer = record(tmp_path, PLAIN, "--gradients", "0.weight", "--params", "bias", cold=True)
     assert answer.returncode == 0, answer.stderr
@@ -126,6 +127,7 @@ def test_sampling_is_counted_not_recorded_and_models_get_roles(tmp_path: Path) -
     assert RolloutReplay(tmp_path / "dump").steps == [0, 1]
 
 
+@pytest.mark.long
 def test_the_environments_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
@@ -225,6 +227,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ends", "status"), [(signal.SIGINT, 9), (signal.SIGTERM, 143)])
 def test_a_script_that_is_told_to_end_ends_in_its_own_time(ends: signal.Signals, status: int, tmp_path: Path) -> None:
     """Ctrl-C goes to both processes, as a terminal sends it; SIGTERM to the first alone."""
@@ -245,6 +248,7 @@ def test_a_script_that_is_told_to_end_ends_in_its_own_time(ends: signal.Signals,
     assert open_run(tmp_path / "dump").steps() == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_ranks_that_torchrun_starts_record_side_by_side_and_one_speaks_for_all(tmp_path: Path) -> None:
     script = """
 import torch, torch.distributed as dist

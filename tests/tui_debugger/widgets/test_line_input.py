@@ -16,6 +16,7 @@ def _together(app: RldbgApp, *keys: str) -> None:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "line"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.style import Style
@@ -37,6 +38,7 @@ def test_bars_never_leave_their_width(values: list[float], width: int) -> None:
     assert 0 < bars(values, (), width, paint).cell_len <= width
 
 
+@pytest.mark.long
 @given(st.integers(0, 9_999))
 def test_a_single_spike_among_ten_thousand_values_is_seen(at: int) -> None:
     values = [0.1] * 10_000

@@ -53,6 +53,7 @@ def test_rules_of_a_file_say_the_same_afterwards(fault: Fault, limits: tuple[flo
     assert verdicts(rejudge(rejudge(before, rules), Tolerances())) == kept
 
 
+@pytest.mark.long
 @given(atol=st.floats(0, 0.1), rtol=st.floats(0, 0.1), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_atol_and_rtol_afterwards_are_never_more_lenient(atol: float, rtol: float, seed: int, tmp_path_factory):

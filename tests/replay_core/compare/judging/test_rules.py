@@ -15,7 +15,8 @@ from replay_core.compare.judging.judgement import asked, judge
 from replay_core.compare.judging.rules import BY_ID, RULES
 from replay_core.compare.judging.tolerance import DEFAULT, Exemption, Tolerances
 from replay_core.compare.judging.verdict import Context, Rounded, Verdict
-from replay_core.measure.pair import ColumnGains, PairFigures, figures
+from replay_core.measure.figures import ColumnGains, PairFigures
+from replay_core.measure.pair import figures
 
 MLP = Context(naming.meaning("layers.0.mlp.output"), "bfloat16", exact=False, name="layers.0.mlp.output")
 GRAD = replace(MLP, meaning=naming.meaning("grad.layers.0.mlp.up_proj.weight"))
@@ -51,7 +52,7 @@ def column_gain(x: float) -> Case:
     pair, context = of(a_RC(), 0.01 * turned(), MLP)
     gain = np.full(96, 0.01)
     gain[5] *= x
-    pair.columns = ColumnGains(gain, np.ones(96), np.full(96, 64.0))
+    pair.columns.gains = ColumnGains(gain, np.ones(96), np.full(96, 64.0))
     return pair, context
 
 
@@ -61,7 +62,7 @@ def samples(one: Callable[[np.ndarray], None]) -> Case:
     d = 0.03 * -np.expm1(a)
     one(d)
     pair, context = of(a, d, LOGP, logprobs=True)
-    pair.row_sample = np.repeat(np.arange(6), 40)
+    pair.rows.sample = np.repeat(np.arange(6), 40)
     return pair, context
 
 

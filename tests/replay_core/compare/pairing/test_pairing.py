@@ -46,6 +46,7 @@ def agreed(compared: Comparison) -> None:
     assert compared.samples_alone == 0
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), lengths=LENGTHS)
 def test_a_batch_in_any_order_layout_and_grouping_is_the_same(data: st.DataObject, lengths: list[tuple[int, int]]):
@@ -59,6 +60,7 @@ def test_a_batch_in_any_order_layout_and_grouping_is_the_same(data: st.DataObjec
         assert sum(row.figures.compared for row in rows if row.figures) >= sum(response for _, response in lengths)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), lengths=LENGTHS)
 def test_a_planted_change_is_found_in_its_sample_at_its_position(data: st.DataObject, lengths: list[tuple[int, int]]):
@@ -81,6 +83,7 @@ def test_a_planted_change_is_found_in_its_sample_at_its_position(data: st.DataOb
         assert row.value_b == pytest.approx(row.value_a - 7)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), lengths=st.lists(st.tuples(st.integers(2, 5), st.integers(3, 6)), min_size=3, max_size=6))
 def test_a_changed_token_id_is_found_where_it_stands_and_not_taken_for_another_sample(

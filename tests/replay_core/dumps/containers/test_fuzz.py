@@ -33,6 +33,7 @@ def fuzzed(kinds: list[str], count: int, folder: Path) -> None:
         assert report["refused"] > 0, kind
 
 
+@pytest.mark.long
 def test_fifty_damaged_files_of_every_container(tmp_path: Path) -> None:
     fuzzed([kind for kind in CONTAINERS if kind != "parquet" or find_spec("pyarrow")], 50, tmp_path)
 
