@@ -15,7 +15,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import OnEvent, Partial, Progress, Runner, ignore
+from replay_core.jobs import IMPORTING, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Every pair of genuine dumps of the repository that two people would hold against each other, by its paths in `tests/data`."""
+"""Every pair of genuine dumps of the repository that one would hold against each other: paths in `tests/data`."""
 
 from __future__ import annotations
 

@@ -144,8 +144,8 @@ def lines(
     health: Health, problems: Sequence[Mapping[str, Any]], opened: Collection[str] = (), *, beside: str = ""
 ) -> list[Line]:
     """What is wrong, worst first: findings with what is downstream folded under them, problems met while reading,
-    and what could not be looked at. `opened` are the folds that are open. `beside`: two are compared, of which this alone
-    is diagnosed.
+    and what could not be looked at. `opened` are the folds that are open. `beside`: two are compared, of which this
+    alone is diagnosed.
     """
     downstream: dict[str, list[FindingEntry]] = {}
     for one in health.findings:

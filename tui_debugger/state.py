@@ -295,8 +295,8 @@ class State:
 
     @property
     def of_two(self) -> str:
-        """Whose diagnosis stands beside a comparison: of two that are open `A`'s, of a replay's the recording's. Clean is
-        then no word for what was compared. Empty where nothing is."""
+        """Whose diagnosis stands beside a comparison: of two that are open `A`'s, of a replay's the recording's. Clean
+        is then no word for what was compared. Empty where nothing is."""
         if self.opened.b is not None:
             return "A"
         return "the recording" if self.tensors.comparison is not None and not self.tensors.shows_record else ""

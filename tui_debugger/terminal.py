@@ -51,6 +51,14 @@ def toggle_mouse(app: App[Any]) -> bool:
     return bool(driver._mouse)
 
 
+def is_behind(app: App[Any]) -> bool:
+    """Whether the terminal has not taken yet what was drawn before (a slow link, output stopped by ctrl+s)."""
+    writer = getattr(app._driver, "_writer_thread", None)  # none where nothing is drawn; textual has no public name
+    if writer is None or not writer.is_alive():
+        return False
+    return writer._queue.qsize() > 0 or not select.select([], [writer.fileno()], [], 0)[1]
+
+
 def speaks_utf8() -> bool:
     """Whether the locale says that the terminal shows UTF-8; a bare C locale (a container, an old cron) does not."""
     said = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")

@@ -421,3 +421,11 @@ async def test_where_a_matrix_without_tokens_is_worst_is_said_whole_and_a_number
         await press(app, pilot, "2")
         assert "[151935,4095]" in screen(app)
         assert "[]" not in screen(app)
+
+
+async def test_no_name_is_cut_while_what_both_sides_have_alike_takes_its_cells() -> None:
+    answer = document("comparison")
+    name = "layers.0.self_attn.inputs.position_embeddings.0"
+    answer["tensors"][1]["name"] = name
+    async with opened(A, B, engine=ScriptedEngine(compare=answer), size=(200, 60)) as (app, _):
+        assert name in screen(app)

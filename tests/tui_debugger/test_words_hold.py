@@ -21,6 +21,7 @@ from tui_debugger.app import RldbgApp
 from tui_debugger.panes.findings import FindingsPane
 from tui_debugger.panes.steps import StepsPane
 
+
 def _lines(pane: StepsPane | FindingsPane) -> list[str]:
     return [pane.line(row, 200).plain.strip() for row in range(pane.count)]
 

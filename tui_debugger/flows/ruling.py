@@ -33,14 +33,15 @@ class Refereeing:
         return self.state.replay.model is None and self.state.cell is None and not (noted and all(noted))
 
     async def rule(self) -> RulingDocument | None:
-        """Rule what is compared, with the weights that each dump notes, else those of the flags pane; None where nothing
-        is compared or it failed, which is said."""
+        """Rule what is compared, with the weights that each dump notes, else those of the flags pane; None where
+        nothing is compared or it failed, which is said."""
         state, comparison = self.state, self.state.tensors.comparison
         if comparison is None:
             return None
         params: dict[str, Any] = {**state.opened.scope.params()}
-        for side, run in (("a", state.opened.a), ("b", state.opened.b)):
-            params[side] = comparison[side]["path"]
+        sides = (("a", state.opened.a, comparison["a"]["path"]), ("b", state.opened.b, comparison["b"]["path"]))
+        for side, run, path in sides:
+            params[side] = path
             noted = state.cell is not None or (run is not None and run["models"])
             params[f"weights_{side}"] = None if noted else state.replay.model
         ruling: RulingDocument | None = await self._errands.guard(

@@ -52,14 +52,14 @@ class TelemetryPane(VerticalScroll, can_focus=True):
             data = gpu or [sample.host_mib for sample in state.job.samples]
             name = "gpu" if gpu else "host"
             phase = f"\n{state.job.busy.unit or state.job.busy.what}" if state.job.busy is not None else ""
+            span = f"{fmt.mib(min(data))} to {fmt.mib(max(data))}"
             self._now.put(
                 Text.assemble(
                     f"{fmt.seconds(last.elapsed_s)}   ",
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
-                    (f"{phase}\n{name} memory over {fmt.seconds(last.elapsed_s)}: {fmt.mib(min(data))} to {fmt.mib(max(data))}",
-                     paint(self, "muted")),
+                    (f"{phase}\n{name} memory over {fmt.seconds(last.elapsed_s)}: {span}", paint(self, "muted")),
                     no_wrap=True,
                 )
             )  # fmt: skip

@@ -37,6 +37,17 @@ _OWN = (("shape", 20), ("dtype", 8), ("value", 14), ("tokens", 9))
 _SPARE = ("value", "tokens")
 
 
+def _fitting(wanted: list[tuple[str, int]], room: int) -> list[tuple[str, int]]:
+    """Of (column, cells) as many, from the first, as there is room for."""
+    taken = []
+    for name, size in wanted:
+        if room < size + 1:
+            break
+        room -= size + 1
+        taken.append((name, size))
+    return taken
+
+
 class TensorRows(Rows):
     """The list itself. Columns leave as the pane narrows; verdict and name stay."""
 
@@ -70,7 +81,7 @@ class TensorRows(Rows):
             places = (self._cell(self._rows[index], "worst") for index in self._shown[:_MEASURED])
             self._worst = min(20, max(map(len, places), default=0))
         named = (len(fmt.safe(self._rows[index].name)) for index in self._shown[:_MEASURED])
-        self._named = min(30, max(named, default=30))
+        self._named = min(60, max(named, default=30))
         here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
             {state.opened.a["path"]} if state.opened.a else set()
         )
@@ -91,21 +102,17 @@ class TensorRows(Rows):
 
     def _columns(self, width: int) -> list[tuple[str, int]]:
         """The columns that fit behind verdict and name."""
-        room = width - (11 + self._named if self._comparing else 2 + 20)
-        if self._comparing:
-            wanted = [("rel l2", 9), ("max |d|", 9), ("worst", max(7, self._worst)), ("shape", 14), ("dtype", 10)]
-            if self._with_key:
-                figures = sum(size + 1 for _, size in wanted[:3])
-                wanted.insert(0, ("where", max(7, min(self._where, room - figures - 1))))
-        else:
-            wanted = list(self._own)
-        taken = []
-        for name, size in wanted:
-            if room < size + 1:
-                break
-            room -= size + 1
-            taken.append((name, size))
-        return taken
+        if not self._comparing:
+            return _fitting(self._own, width - 2 - 20)
+        # Figures come before the ends of long names, and these before what the two have alike.
+        room = width - 11 - min(30, self._named)
+        figures = [("rel l2", 9), ("max |d|", 9), ("worst", max(7, self._worst))]
+        if self._with_key:
+            taken = sum(size + 1 for _, size in figures)
+            figures.insert(0, ("where", max(7, min(self._where, room - taken - 1))))
+        figures = _fitting(figures, room)
+        room = width - 11 - self._named - sum(size + 1 for _, size in figures)
+        return [*figures, *_fitting([("shape", 14), ("dtype", 10)], room)]
 
     def _measured_columns(self, rows: list[TensorRow]) -> list[tuple[str, int]]:
         widest = {name: max((len(fmt.safe(self._cell(row, name))) for row in rows), default=0) for name, _ in _OWN}

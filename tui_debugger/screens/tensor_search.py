@@ -30,6 +30,7 @@ class TensorSearch:
         self._stage.come_to_front()
         if state.tensors.shows_record:
             state.tensors.show_comparison(state.tensors.comparison, None)
+            self._stage.redraw(Part.RUNS)
         if self._session.ruling.made is None and self._session.ruling.lacks_weights:
             self._requests.ask_model(self._rule_with, "Weights to rule with: the model of both sides")
             return
@@ -58,6 +59,7 @@ class TensorSearch:
         self._stage.come_to_front()
         if state.tensors.shows_record:
             state.tensors.show_comparison(state.tensors.comparison, None)
+            self._stage.redraw(Part.RUNS)
         index, apart = state.tensors.first(), [step for step in state.opened.steps.diverging if step is not None]
         if index is None and apart:
             self._requests.go_to_step(apart[0])
@@ -103,7 +105,7 @@ class TensorSearch:
         else:
             self._stage.say(NEXT)
             return
-        self._stage.redraw(Part.TENSORS, Part.ANSWER)
+        self._stage.redraw(Part.TENSORS, Part.ANSWER, Part.RUNS)
         self._stage.work(self._session.looking.inspect(), "inspect")
 
     def do_strip(self, direction: str) -> None:

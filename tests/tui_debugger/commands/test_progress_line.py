@@ -1,4 +1,4 @@
-"""The line on standard error while a command works: it is there before the job says anything, and gone before the answer."""
+"""The line on standard error while a command works: there before the job says anything, gone before the answer."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ RUNS = (
     "native/ddp", "native/fsdp2", "prime_rl/token_exports", "roll_critic/fp32_sharedhead", "faults/zero_std_all_groups",
     "trl/base",
 )  # fmt: skip
+
+
 @pytest.fixture
 def both(capsys: pytest.CaptureFixture[str]) -> Any:
     """The text and the document of one command, which ended with one exit code."""
