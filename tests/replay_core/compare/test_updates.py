@@ -14,8 +14,8 @@ from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 
 OPTIMIZER = {"kind": "adamw", "lr": 5e-3, "eps": 1e-8}
-#: Softmax does not see what all keys have in common: where they are hardly rotated, the gradient of a key's bias is what
-#: rounding leaves of zero.
+#: Softmax does not see what all keys have in common: where they are hardly rotated, the gradient of a key's bias is
+#: what rounding leaves of zero.
 UNSEEN = "model.layers.0.self_attn.k_proj.bias"
 
 
