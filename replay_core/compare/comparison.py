@@ -244,6 +244,8 @@ class _Work:
                 side.load()
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
+            if facing.a.is_engine != facing.b.is_engine:
+                (facing.a if facing.a.is_engine else facing.b).as_trainer()
         if self._renames is not None:
             of_a = [(name, ref) for facing in facings for (name, _), (_, ref) in facing.a.tensors.items()]
             names_of_a = {ref.name: name for name, ref in of_a} | {name: name for name, _ in of_a}
