@@ -105,7 +105,5 @@ def _cut(ref: TensorRef, start: int, size: int) -> TensorRef | None:
             strides, step = (step, *strides), step * length
     item, shape = ITEMSIZE[ref.dtype], (*ref.shape[:-1], size)
     last = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
-    made = replace(
-        where, offset=where.offset + start * strides[-1] * item, nbytes=(last + 1) * item, strides=strides
-    )
+    made = replace(where, offset=where.offset + start * strides[-1] * item, nbytes=(last + 1) * item, strides=strides)
     return ref.with_(shape=shape, digest=None, source=made)

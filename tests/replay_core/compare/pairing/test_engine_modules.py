@@ -201,7 +201,11 @@ def test_an_engines_modules_meet_a_trainers_one_by_one(weights: Path, trained: P
     compared = compare_runs(open_run(trained), open_run(_served(weights, tmp_path / "b")))
     met = {row.name for row in compared.tensors if row.a is not None and row.b is not None and row.figures is not None}
     assert met >= MEETING
-    near = {row.name: row.figures.total.rel_l2 for row in compared.tensors if row.name in MEETING and row.figures is not None}
+    near = {
+        row.name: row.figures.total.rel_l2
+        for row in compared.tensors
+        if row.name in MEETING and row.figures is not None
+    }
     assert max(near.values()) < 0.03, "the same numbers, but for bf16 and other kernels"
 
 
