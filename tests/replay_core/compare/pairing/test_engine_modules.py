@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,7 +18,6 @@ from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 
 LENGTHS = (14, 9, 17)
-Tensor = torch.Tensor
 
 
 class _Linear(nn.Module):
