@@ -51,8 +51,8 @@ class _Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bounds: list[int]) -> Tensor:
         out = torch.empty_like(q)
         for start, end in pairwise(bounds):
-            one = [x[start:end].transpose(0, 1)[None].float() for x in (q, k, v)]
-            mixed = functional.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)
+            queries, keys, values = (x[start:end].transpose(0, 1)[None].float() for x in (q, k, v))
+            mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             out[start:end] = mixed[0].transpose(0, 1).to(q.dtype)
         return out.flatten(1)
 
