@@ -103,6 +103,31 @@ fully_shard(policy, mesh=mesh)
 )
 
 
+PPO = """
+prompts = torch.tensor([tok(f"{a}+{a * 7}=")["input_ids"] for a in range(2, 6)])
+policy = model(); critic = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 1))
+reference = model().requires_grad_(False)
+optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (policy, critic)]
+for step in range(3):
+    ids = policy.generate(prompts, min_new_tokens=4, max_new_tokens=4, do_sample=True)
+    with torch.no_grad():
+        old, ref = (one(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                    for one in (policy, reference))
+        returns = critic(ids)[:, :-1, 0] + (ids[:, 1:] % 3).float() - 0.1 * (old - ref)
+    for epoch in range(2):
+        for half in (slice(0, 2), slice(2, 4)):
+            values = critic(ids[half])[:, :-1, 0]
+            logits = policy(input_ids=ids[half]).logits[:, :-1]
+            logps = logits.log_softmax(-1).gather(-1, ids[half, 1:, None])[..., 0]
+            advantages = (returns[half] - values).detach(); ratio = (logps - old[half]).exp()
+            (torch.max(-advantages * ratio, -advantages * ratio.clip(0.8, 1.2)).mean() / 2).backward()
+            ((values - returns[half]).pow(2).mean() / 2).backward()
+        for optimizer in optimizers:
+            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+            optimizer.step(); optimizer.zero_grad()
+"""
+
+
 @dataclass(frozen=True)
 class Drive:
     """A trainer's own code: what it is called, the packages whose versions count, its script, how many processes."""
@@ -122,6 +147,7 @@ DRIVES = (
     Drive("accelerate, two ranks", ("accelerate",), ACCELERATE, 2),
     Drive("DistributedDataParallel, two ranks", ("torch",), DDP, 2),
     Drive("FSDP2 (fully_shard), two ranks", ("torch",), FSDP2, 2),
+    Drive("a PPO loop, actor and critic", ("torch", "transformers"), PPO),
 )
 
 TEXT = f"""# Trainers that were driven
@@ -139,8 +165,9 @@ recorded logits or log-probabilities are from the replay's. *Backward*: losses a
 REST = """
 Not driven here, so nothing is claimed of recording them: verl, OpenRLHF, slime, miles, SkyRL, NeMo-RL, prime-rl, AReaL,
 ROLL, open-instruct, ms-swift, torchtitan. What these write themselves opens, as far as files of their own writers lie
-in [tests/data](../tests/data/README.md). A loss that is a plain function of the script (DPO, a PPO loop) is recorded
-as a number and cannot be formed again: `--backward` says so.
+in [tests/data](../tests/data/README.md). A loss that is a plain function of the script (a PPO loop) is recorded as a
+number and cannot be formed again: `--backward` says so. A gradient of several ranks together is not held to the replay
+of one of them.
 """
 
 

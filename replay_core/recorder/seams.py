@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 #: Given to a listener of calls: module, positional arguments, keyword arguments, output.
@@ -135,6 +135,26 @@ def hard_exit(before: Callable[[], None], guard: Guard) -> None:
         original(status)
 
     os._exit = _exit  # type: ignore[assignment]
+
+
+def trained_by(loss: Any, roots: Mapping[Any, str], roles: list[str]) -> str | None:
+    """The role of the model whose weights a loss has gradients for, the first of `roles` (those called with gradients)
+    where they are several's; None where none was called.
+
+    With one role there is nothing to look for. With more, the loss's graph is walked to the weights it ends in.
+    """
+    if len(roles) < 2:
+        return roles[0] if roles else None
+    owner = {id(weight): role for root, role in roots.items() for weight in root.parameters()}
+    waiting, seen, found = [loss.grad_fn], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.add(owner.get(id(getattr(node, "variable", None))))
+        waiting += [inner for inner, _ in node.next_functions]
+    return next((role for role in roles if role in found), roles[-1])
 
 
 def _compiling(torch: Any) -> Callable[[], bool]:

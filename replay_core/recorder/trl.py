@@ -231,6 +231,22 @@ def _loss(trainer: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def preference_loss(trainer: Any) -> dict[str, Any]:
+    """DPOTrainer's loss as a replay forms it; of one that it cannot form, the name alone."""
+    kinds = list(getattr(trainer, "loss_types", None) or [getattr(trainer, "loss_type", "sigmoid")])
+    odd = [
+        name
+        for name, usual in (("f_divergence_type", "reverse_kl"), ("ld_alpha", None), ("use_weighting", False),
+                            ("label_smoothing", 0.0), ("precompute_ref_logps", False), ("aux_loss_enabled", False),
+                            ("use_liger_kernel", False))
+        if (getattr(trainer, name, usual) or usual) != usual
+    ]  # fmt: skip
+    if kinds != ["sigmoid"] or (getattr(trainer, "loss_weights", None) or [1.0]) != [1.0] or odd:
+        return {"kind": " with ".join(["+".join(map(str, kinds)), *odd])}
+    # Its batches have no labels to be counted, so transformers divides by the micro-batches of a step.
+    return {"kind": "dpo", "beta": float(trainer.beta), "divisor": float(trainer.args.gradient_accumulation_steps)}
+
+
 def _tokens(trainer: Any, inputs: dict[str, Any]) -> float | None:
     """What a micro-batch's sum over tokens is divided by; None where the loss is a mean."""
     kind, micros = getattr(trainer, "loss_type", None), trainer.args.gradient_accumulation_steps

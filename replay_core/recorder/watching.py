@@ -1,8 +1,10 @@
 """Recording a script that knows nothing of it: what torch's own hooks can see, and what they could not.
 
 `rldbg record -- python train.py`, or RLDBG_RECORD=dir where rldbg is installed, starts here, before the script's first
-line. An optimizer step ends a step. Of each
-step are recorded the inputs of every outermost model call (`batch_inputs`), its outputs where they are small
+line. An optimizer step ends a step; where a script trains on what it sampled, the next sampling does, and the optimizer
+steps between are its mini-batches. A micro-batch is the number of a role's model call within the step: the policy's and
+the reference's call on one batch have one number.
+Of each step are recorded the inputs of every outermost model call (`batch_inputs`), its outputs where they are small
 (`modules`), the value of every backward (`loss`), the gradient's norm before clipping (`gradient`) and after
 (`optimizer`), the gradients and parameters asked for, and the weights that compute it, of a small model or if
 asked for.
@@ -25,6 +27,7 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from replay_core.errors import RequestError
+from replay_core.objectives.likelihood import divided_by
 from replay_core.recorder import hooks, seams
 from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
@@ -58,6 +61,7 @@ def start() -> None:
         "torch": watch.begin,
         "transformers.trainer": watch.take_trainer,
         "trl.trainer.grpo_trainer": watch.take_trl,
+        "trl.trainer.dpo_trainer": watch.take_dpo,
     }
     sys.meta_path.insert(0, _AfterImport(watched))
 
@@ -124,7 +128,22 @@ class _Watch:
         self._trained_on: set[str] = set()
         #: Where the actor's weights came from, and their size in GiB: it may be gone when that is said.
         self._actor: tuple[str | None, float] = (None, 0.0)
-        self._number = self._calls = self._micro = self._losses = 0
+        #: The loss that the model gave for its labels, the labels that count, what is divided by; and the loss that a
+        #: backward began at, which may be another.
+        self._likelihood: tuple[Any, Any, float | None] | None = None
+        self._began: tuple[Any, tuple[Any, Any, float | None]] | None = None
+        #: The loss as a replay forms it, where a trainer that is known says so; the completions of its batch.
+        self._loss_flags: dict[str, Any] | None = None
+        self._completions: Any = None
+        #: The prompts sampled from since the last training call, and whether this step trains on what came of them.
+        self._prompts: Any = None
+        self._trains_on_samples = False
+        self._minibatch = 0
+        #: Of each role: its calls, its last call with gradients, the micro-batches that have a loss.
+        self._calls_of: Counter[str] = Counter()
+        self._graded: dict[str, int] = {}
+        self._lost_of: dict[str, set[int]] = {}
+        self._number = self._calls = 0
         self._ended = False
         self._scaled: tuple[weakref.ref[Any], Any, Any] | None = None
         self._seen: Counter[str] = Counter()
@@ -179,6 +198,25 @@ class _Watch:
 
         module.Trainer.training_step = training_step
 
+    def take_dpo(self, module: Any) -> None:
+        """TRL's DPOTrainer: what its loss is made of beside the two models' calls, which the general hooks see."""
+        from replay_core.recorder.trl import preference_loss
+
+        original = module.DPOTrainer._compute_loss
+
+        @functools.wraps(original)
+        def compute_loss(trainer: Any, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+            self._guard(self._told_preference, preference_loss, trainer, inputs)
+            try:
+                return original(trainer, model, inputs, *more, **named)
+            finally:
+                self._completions = None
+
+        module.DPOTrainer._compute_loss = compute_loss
+
+    def _told_preference(self, described: Callable[[Any], dict[str, Any]], trainer: Any, inputs: Any) -> None:
+        self._loss_flags, self._completions = described(trainer), inputs.get("completion_mask")
+
     def _told_tokens(self, trainer: Any, number: Any) -> None:
         if number is not None:
             across = getattr(trainer.args, "average_tokens_across_devices", False)
@@ -219,9 +257,10 @@ class _Watch:
     def _call(self, torch: Any, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() and _is_sampling():
             self._unseen["calls while sampling"] += 1
+            self._sampled(hooks.named_arguments(module, args, kwargs).get("input_ids"))
             return
         self._open()
-        self._finish_step()
+        self._after_optimizers()
         given = hooks.recordable(hooks.named_arguments(module, args, kwargs))
         if not _is_masked(given) and hasattr(hooks.bare(module), "config"):
             given["attention_mask"] = torch.ones_like(given["input_ids"])  # without one, every slot is attended to
@@ -233,18 +272,49 @@ class _Watch:
         if module not in self._roots:
             self._meet(module, {"batch_inputs": given, "modules": outputs})
         step = self._current()
-        micro, self._micro = self._micro, self._micro + 1
         role = self._roots[module]
+        micro = self._calls_of[role]
+        self._calls_of[role] += 1
+        if self._completions is not None and self._completions.shape == getattr(given.get("input_ids"), "shape", None):
+            given["completion_mask"] = self._completions
         if torch.is_grad_enabled():
+            self._graded[role] = micro
+            if role == "actor":
+                self._train_on(given)
             self._keep_weights(module, role, step)
             self._trained_on.update({"input_ids", "labels"} & given.keys())
             if self._tokens is not None and "labels" in given:
                 given["tokens_of_step"] = self._tokens
+            loss = outputs.get("forward.output.loss")
+            if "labels" in given and loss is not None:
+                self._likelihood = loss.detach(), (given["labels"] != -100).sum().detach(), self._tokens
         self._calls += 1
         self._seen["model calls"] += 1
-        step("batch_inputs", given, micro=micro, role=role)
+        place: dict[str, Any] = {"micro": micro, "role": role, "minibatch": self._optimizer_step()}
+        step("batch_inputs", given, **place)
         if outputs:
-            step("modules", outputs, micro=micro, role=role)
+            step("modules", outputs, **place)
+
+    def _sampled(self, ids: Any) -> None:
+        """A sampler reads its prompts: what trained on the samples before is over."""
+        if getattr(ids, "ndim", 0) == 2 and ids.shape[1] > 1:
+            if self._stepped:
+                self._finish_step()
+            self._prompts = ids
+
+    def _train_on(self, given: Mapping[str, Any]) -> None:
+        """Whether the first training call since a sampling begins with prompts that were sampled from: then one step is
+        all that is trained on them, whatever the optimizer steps.
+        """
+        ids: Any = given.get("input_ids")
+        prompts, self._prompts = self._prompts, None
+        if prompts is None or "labels" in given or getattr(ids, "ndim", 0) != 2 or ids.shape[1] <= prompts.shape[1]:
+            return
+        begun = ids[:, : prompts.shape[1]]
+        self._trains_on_samples = bool((begun[:, None] == prompts[None].to(ids.device)).all(-1).any(-1).all())
+
+    def _optimizer_step(self) -> int | None:
+        return self._minibatch if self._trains_on_samples else None
 
     def _meet(self, module: Any, records: Mapping[str, Mapping[str, Any]]) -> None:
         """A model called for the first time: give it a role, and say what recording it will take."""
@@ -263,7 +333,8 @@ class _Watch:
         if self._roots[module] == "actor":
             size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
             self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
-            recorder.note(flags=computed_as(model, self._autocast))
+            said = {} if self._loss_flags is None else {"loss": self._loss_flags}
+            recorder.note(flags={**computed_as(model, self._autocast), **said})
         recorder.note(model=model, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
         if len(self._roots) == 1 and seams.rank_now() == 0:
             from replay_core.recorder.forecast import Forecast
@@ -300,14 +371,15 @@ class _Watch:
             return
         self._open()
         if any(stepped() is optimizer for stepped in self._stepped):
-            self._finish_step()
+            self._after_optimizers()
         step = self._current()
+        minibatch = self._optimizer_step()
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self._clipped & set(map(id, weights)):
             for role, (named, micro) in self._by_role(weights).items():
                 norm = hooks.norm(weight.grad for weight in named.values())
                 if norm is not None:
-                    step("optimizer", {"clipped_grad_norm": norm}, role=role, micro=micro)
+                    step("optimizer", {"clipped_grad_norm": norm}, role=role, micro=micro, minibatch=minibatch)
             self._clipped.difference_update(map(id, weights))
         else:
             self._record_gradients(weights)
@@ -315,7 +387,7 @@ class _Watch:
             for role, (named, micro) in self._by_role(weights).items():
                 params: dict[str, Any] = {}
                 self._chosen(params, "param", self._params, named, "--params")
-                step("param", params, role=role, micro=micro)
+                step("param", params, role=role, micro=micro, minibatch=minibatch)
 
     def _record_gradients(self, weights: list[Any]) -> None:
         step = self._current()
@@ -329,7 +401,7 @@ class _Watch:
                 fields["grad_norm"] = norm
             self._chosen(fields, "grad", self._gradients, gradients, "--gradients")
             if fields:
-                step("gradient", fields, role=role, micro=micro)
+                step("gradient", fields, role=role, micro=micro, minibatch=self._optimizer_step())
 
     def _by_role(self, weights: list[Any]) -> dict[str, tuple[dict[str, Any], int | None]]:
         """The weights of an update by the role of the model they are in and their names there, and the update's number
@@ -355,15 +427,33 @@ class _Watch:
         if self._trainer is None and self._step is not None:
             self._stepped.append(weakref.ref(optimizer))
 
+    def _after_optimizers(self) -> None:
+        """The model is called again: the step is over, or one of its optimizer steps."""
+        if not self._trains_on_samples:
+            self._finish_step()
+        elif self._stepped:
+            self._minibatch += 1
+            self._stepped.clear()
+            self._clipped.clear()
+
     def _finish_step(self) -> None:
         if self._stepped and self._step is not None and self._recorder is not None:
             self._recorder.end_step(self._step)
             self._seen["steps"] += 1
+            if self._trains_on_samples:
+                self._seen["optimizer steps on samples"] += self._minibatch + 1
             self._number, self._step = self._number + 1, None
-            self._calls = self._micro = self._losses = 0
-            self._stepped.clear()
-            self._gradients_of.clear()
-            self._clipped.clear()
+            self._calls = self._minibatch = 0
+            self._trains_on_samples = False
+            for known in (
+                self._stepped,
+                self._gradients_of,
+                self._clipped,
+                self._calls_of,
+                self._graded,
+                self._lost_of,
+            ):
+                known.clear()
 
     def _loss_scaled(self, loss: Any, scaled: Any, scale: Any) -> None:
         self._scaled = (weakref.ref(scaled), loss.detach(), scale)
@@ -375,6 +465,7 @@ class _Watch:
         if not self._calls:
             # No call told where the last step ended: the model is called within what was compiled.
             self._finish_step()
+        role = seams.trained_by(loss, self._roots, sorted(self._graded)) or "actor"
         fields = {"loss": loss}
         if self._scaled is not None:
             scaled, unscaled, scale = self._scaled
@@ -382,10 +473,15 @@ class _Watch:
             fields["loss_scale"] = scale
             self._scaled = None
         self._seen["losses"] += 1
-        # Two losses after one call (a policy's and a critic's) have a number each.
-        micro = max(self._micro - 1, self._losses)
-        self._losses, self._micro = micro + 1, max(self._micro, micro + 1)
-        self._current()("loss", fields, micro=micro)
+        if self._likelihood is not None:
+            self._began, self._likelihood = (loss.detach(), self._likelihood), None
+        # Two losses after one call have a number each.
+        known = self._lost_of.setdefault(role, set())
+        micro = self._graded.get(role, 0)
+        micro = micro if micro not in known else max(*known, self._calls_of[role] - 1) + 1
+        known.add(micro)
+        self._calls_of[role] = max(self._calls_of[role], micro + 1)
+        self._current()("loss", fields, micro=micro, role=role, minibatch=self._optimizer_step())
 
     def _end(self) -> None:
         if self._process == os.getpid() and not self._ended:
@@ -440,11 +536,30 @@ class _Watch:
             if name
             else f"with weights you name (--model); --checkpoints keeps each step's ({size:.1f} GiB)"
         )
-        if "labels" in self._trained_on:
-            _say(f"rldbg replay {self._directory} --step {self._number - 1} --backward runs a step again, {weights}")
+        line = f"rldbg replay {self._directory} --step {self._number - 1}"
+        foreign = self._foreign_loss()
+        formed = "labels" in self._trained_on and foreign is None
+        if self._loss_flags is not None:
+            formed = len(self._loss_flags) > 1
+        if formed:
+            _say(f"{line} --backward runs a step again, {weights}")
+            return
+        _say(f"{line} runs its forwards again, {weights}")
+        if self._loss_flags is not None:
+            _say(f"its loss ({self._loss_flags['kind']}) is recorded as a number; --backward cannot form it")
+        elif foreign is not None:
+            began, given = foreign
+            _say(f"--backward cannot form its loss: it is {began:.4g} where the model gave {given:.4g} for the labels")
         else:
-            _say(f"rldbg replay {self._directory} --step {self._number - 1} runs its forwards again, {weights}")
             _say("its loss is a plain function's: with recorder.step(n) as record: record('loss', advantages=...)")
+
+    def _foreign_loss(self) -> tuple[float, float] | None:
+        """The last loss that a backward began at, and what the model gave, where one is no part of the other."""
+        if self._began is None:
+            return None
+        loss, (given, marked, tokens) = self._began
+        began, gave = float(loss), float(given)
+        return (began, gave) if divided_by(gave, began, int(marked), tokens) is None else None
 
 
 class _Late:

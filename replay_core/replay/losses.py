@@ -7,24 +7,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.objectives import kl, policy_loss, reductions, value_loss
+from replay_core.objectives import kl, policy_loss, preference, reductions, value_loss
 from replay_core.objectives.arrays import library
 from replay_core.replay import spec
 
-KINDS = ("grpo", "ppo", "nll", "value")
+KINDS = ("grpo", "ppo", "nll", "dpo", "value")
 KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 REDUCTIONS = ("token_mean", "sequence_mean", "token_sum")
 #: A critic's loss is reduced the way its framework does it.
 VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)
-_NUMBERS = {**dict.fromkeys(("clip_low", "clip_high", "kl", "value_clip", "dual_clip", "divisor", "tokens"), float)}
+_NUMBERS = {
+    **dict.fromkeys(("clip_low", "clip_high", "kl", "value_clip", "dual_clip", "divisor", "tokens", "beta"), float)
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The clipped policy-gradient loss of GRPO and PPO and its KL term; what the labels leave of the likelihood; or
-    PPO's value loss, of a critic.
+    """The clipped policy-gradient loss of GRPO and PPO and its KL term; what the labels leave of the likelihood; DPO's
+    loss of pairs; or PPO's value loss, of a critic.
 
-    kind: grpo and ppo are one formula; nll is the negative log-likelihood of the labels; value is the critic's.
+    kind: grpo and ppo are one formula; nll is the negative log-likelihood of the labels; dpo is of rows of which the
+        first half was chosen and the second rejected, pair by pair; value is the critic's.
+    beta: how far DPO's policy may leave its reference.
     divisor: what a trainer divides each micro-batch's loss by: the micro-batches of a step.
     value_clip: how far a value may leave the recorded one; 0 does not clip. A critic's reduction is its framework's.
     kl: coefficient of the penalty against the reference; 0 takes none.
@@ -43,6 +47,7 @@ class Loss:
     value_clip: float = 0.2
     dual_clip: float = 0.0
     divisor: float = 1.0
+    beta: float = 0.0
 
     def __post_init__(self) -> None:
         reductions_ = VALUE_REDUCTIONS if self.kind == "value" else REDUCTIONS
@@ -52,6 +57,12 @@ class Loss:
                     f"a loss has no {name} {getattr(self, name)!r}", expected=" | ".join(choices),
                     found=str(getattr(self, name)),
                 )  # fmt: skip
+
+        if (self.kind == "dpo") != (self.beta > 0):
+            raise RequestError(
+                "beta is how far DPO's policy may leave its reference: above 0, and no other loss has it",
+                expected="dpo,beta=0.1, or grpo,kl=0.1", found=f"{self.kind},beta={self.beta:g}",
+            )  # fmt: skip
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Loss:
@@ -85,6 +96,9 @@ class Loss:
         over += f", divided by {self.divisor:g}" if self.divisor != 1 else ""
         if self.kind == "nll":
             return f"NLL: the negative log-likelihood of the labels, {over}"
+        if self.kind == "dpo":
+            parts = f", divided by {self.divisor:g}" if self.divisor != 1 else ""
+            return f"DPO: chosen against rejected, beta {self.beta:g}, mean over pairs{parts}"
         clip = f"ratio clipped to -{self.clip_low:g}/+{self.clip_high:g}{self._dual()}"
         return f"{self.kind.upper()}: {clip}{penalty}, {over}"
 
@@ -111,6 +125,8 @@ class Loss:
         """
         if self.kind == "nll":
             return {"token_loss": -logprobs_BT * mask_BT, "loss": self._reduced(-logprobs_BT, mask_BT)}
+        if self.kind == "dpo":
+            return self._of_pairs(logprobs_BT, ref_BT, mask_BT)
         ratio_BT = policy_loss.ratio(logprobs_BT, old_BT)
         token_loss_BT = policy_loss.clipped(ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high)
         if self.dual_clip:
@@ -129,6 +145,16 @@ class Loss:
             )
         kl_loss = self._reduced(KL_ESTIMATORS[self.kl_estimator](logprobs_BT, ref_BT), mask_BT)
         return {**answer, "kl_loss": kl_loss, "loss": pg_loss + self.kl * kl_loss}
+
+    def _of_pairs(self, logprobs_BT: Any, ref_BT: Any, mask_BT: Any) -> dict[str, Any]:
+        if ref_BT is None or len(logprobs_BT) % 2:
+            raise RequestError(
+                "DPO's loss is of pairs and their reference's log-probabilities",
+                expected="an even number of rows, chosen first, and ref_logprobs or a call of role ref on them",
+                found=f"{len(logprobs_BT)} rows, {'no' if ref_BT is None else 'with'} reference log-probabilities",
+            )
+        each_P = preference.dpo((logprobs_BT * mask_BT).sum(-1), (ref_BT * mask_BT).sum(-1), beta=self.beta)
+        return {"loss": each_P.mean() if self.divisor == 1 else each_P.mean() / self.divisor}
 
     def _reduced(self, values_BT: Any, mask_BT: Any) -> Any:
         whole = self._summed(values_BT, mask_BT)

@@ -63,13 +63,18 @@ def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[
     names = COMPARABLE.get(plan.role or key.role or "actor", COMPARABLE["actor"])
     found: list[RecordedTokens] = []
     notes: list[str] = []
+    if key.minibatch and "policy_logprobs" in names and run.models:
+        names = tuple(name for name in names if name != "policy_logprobs")
+        notes.append(
+            f"{key.minibatch} optimizer steps of this step came before: the weights kept of it are older, so its own "
+            "log-probabilities are not held to the replay"
+        )
     temperature = plan.temperature or replayed.batch.temperature or 1.0
     for record in [*records_of(run, key), *_of_the_step(run, key)]:
         for ref in _tensors(record, notes):
-            name, said = _name(ref), ref
-            if name == "logits" and names[0] == "policy_logprobs":
-                name, said = names[0], _of_next_tokens(ref, replayed, temperature) or ref
-            if name not in names or any(known.name == name for known in found) or not ref.is_readable or ref.is_text:
+            name = "policy_logprobs" if (name := _name(ref)) == "logits" else name
+            said = said_of_tokens(ref, replayed, temperature, name) if name in names else None
+            if said is None or any(known.name == name for known in found):
                 continue
             placed = placed_in(said, record, replayed)
             if placed is not None:
@@ -88,6 +93,16 @@ def _name(ref: TensorRef) -> str:
     """The canonical name; of what a recorded model call returned, that of the value itself."""
     inner = ref.name.removeprefix("forward.output.")
     return naming.canonical(inner) if inner != ref.name else ref.canonical or naming.canonical(ref.name)
+
+
+def said_of_tokens(ref: TensorRef, replayed: RecordedBatch, temperature: float, name: str) -> TensorRef | None:
+    """A tensor that is, or of which are made, the values of that canonical name; None where it is another."""
+    known = _name(ref)
+    if not ref.is_readable or ref.is_text or known not in (name, "logits"):
+        return None
+    if known == name:
+        return ref
+    return (_of_next_tokens(ref, replayed, temperature) or ref) if name == "policy_logprobs" else None
 
 
 def _of_next_tokens(ref: TensorRef, replayed: RecordedBatch, temperature: float) -> TensorRef | None:
@@ -223,6 +238,7 @@ def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | 
     """
     place_ = (key.step, key.rank, key.role)
     mine = [one for one in run.records if (one.key.step, one.key.rank, one.key.role) == place_]
+    mine = [one for one in mine if one.key.minibatch in (None, key.minibatch)]
     every = {one.key.micro for one in mine if one.key.micro is not None and one.key.stage in _TRAINED}
     ranks = {one.key.rank for one in run.records if (one.key.step, one.key.role) == (key.step, key.role)} - {None}
     whole = every <= set(micros) and len(ranks) < 2

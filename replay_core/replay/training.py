@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from replay_core import pages
 from replay_core.errors import RequestError, UnavailableError
 from replay_core.jobs import OnEvent, Progress
+from replay_core.objectives.likelihood import divided_by
 from replay_core.recorder import Recorder
 from replay_core.records import Run
 from replay_core.replay import attention, compiling, observing, optimizing, visibility
@@ -33,7 +34,7 @@ from replay_core.replay.model import LoadedModel
 from replay_core.replay.optimizing import Optimizer
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
-from replay_core.replay.recorded import placed_in, records_of
+from replay_core.replay.recorded import placed_in, records_of, said_of_tokens
 from replay_core.replay.run import described, log_phases
 
 
@@ -52,6 +53,10 @@ class _Micro:
     @property
     def is_labelled(self) -> bool:
         return "labels" in self.fields
+
+    @property
+    def is_paired(self) -> bool:
+        return "pairs" in self.fields
 
     def own(self, loss: Loss) -> Loss:
         """The step's loss with what is this micro-batch's own: the tokens it is a part of, what it was divided by."""
@@ -190,7 +195,9 @@ def _micro(
             labels = ref if name == "labels" and labels is None else labels
             if ref.is_readable and not ref.is_text and ref.numel == 1:
                 single.setdefault(ref.name, float(pages.array(ref).reshape(-1)[0]))
-    if fields[names[0]] is None and labels is not None and not plan.is_critic:
+    if (_settings(plan) or _said(run, "loss", plan) or {}).get("kind") == "dpo":
+        fields = {"pairs": None, "ref_logprobs": _of_reference(run, recorded, temperature)}
+    elif fields[names[0]] is None and labels is not None and not plan.is_critic:
         fields = {"labels": None}
     elif fields[names[0]] is None:
         raise RequestError(
@@ -204,7 +211,8 @@ def _micro(
     divisor: float | None = 1.0
     if "labels" in fields:
         marked = 0 if recorded.batch.response_BS is None else int(recorded.batch.response_BS[:, 1:].sum())
-        divisor = _divisor(single, marked, tokens)
+        given, began = single.get("forward.output.loss", 0.0), single.get("loss", 0.0)
+        divisor = divided_by(given, began, marked, tokens)
         if divisor is None:
             raise RequestError(
                 "the recorded loss is not what the labels' likelihood comes to: it was formed outside the model",
@@ -219,17 +227,17 @@ def _micro(
     return _Micro(plan.micro, recorded, cell, fields, tokens, divisor or 1.0)
 
 
-def _divisor(single: dict[str, float], marked: int, tokens: float | None) -> float | None:
-    """The whole number by which a trainer divided the loss that its model gave (gradient accumulation); None where the
-    backward began at another loss. 1 where a sum was divided by the step's `tokens`, of which `marked` are here.
-    """
-    given, began = single.get("forward.output.loss"), single.get("loss")
-    if not given or not began:
-        return 1.0
-    times = given / began
-    if tokens is not None:
-        return 1.0 if min(abs(times - 1), abs(times * marked / tokens - 1)) < 1e-3 else None
-    return float(round(times)) if times > 0.5 and abs(times - round(times)) < 1e-5 * times else None
+def _of_reference(run: Run, recorded: RecordedBatch, temperature: float) -> torch.Tensor | None:
+    """What a call of the reference model on the same tokens recorded, [B, S-1]; else the micro-batch's own field."""
+    key = recorded.key
+    for at in (replace(key, role="ref"), key):
+        for record in records_of(run, at):
+            for ref in record.tensors():
+                said = said_of_tokens(ref, recorded, temperature, "ref_logprobs" if at is key else "policy_logprobs")
+                placed = None if said is None else placed_in(said, record, recorded)
+                if placed is not None:
+                    return torch.from_numpy(recorded.chosen(placed[0])[:, :-1].astype(np.float32))
+    return None
 
 
 def _loss(
@@ -237,8 +245,8 @@ def _loss(
 ) -> dict[str, Any]:
     device = logprobs_BT.device
     given = {name: None if value is None else value.to(device) for name, value in micro.fields.items()}
-    if micro.is_labelled:
-        return loss.value(logprobs_BT, None, None, None, mask_BT)
+    if micro.is_labelled or micro.is_paired:
+        return loss.value(logprobs_BT, None, given.get("ref_logprobs"), None, mask_BT)
     if "returns" in given:
         old_values_BT = given["values"]
         if old_values_BT is None:

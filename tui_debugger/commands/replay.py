@@ -178,8 +178,8 @@ def _plan(
 def _several(
     path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None, role: str | None
 ) -> list[int] | None:
-    """The micro-batches whose gradients a backward replay adds up: those asked for, else all of the step that a
-    backward began from.
+    """The micro-batches whose gradients a backward replay adds up: those asked for, else all that a backward began from
+    before the step's first optimizer step, which are those that its weights computed.
     """
     run = open_run(path)
     first = next((record.key.step for record in run.records), None)
@@ -189,6 +189,8 @@ def _several(
     mine = [record.key for record in known if record.key.rank in (None, *ranks[:1])]
     trained = {key.micro for key in mine if key.stage == "loss"} - {None}
     numbers = {key.micro for key in mine if key.micro is not None and (micro is None or micro.has(key.micro))}
+    if micro is None:
+        numbers -= {key.micro for key in mine if key.minibatch}
     chosen = sorted(numbers & trained if trained and micro is None else numbers)
     return chosen if len(chosen) > 1 or (chosen and micro is None) else None
 

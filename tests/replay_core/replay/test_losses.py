@@ -46,3 +46,14 @@ def test_the_recorded_tokens_of_a_step_divide_a_sum():
     assert (loss.reduction, loss.tokens) == ("token_sum", 661)
     assert "token sum / 661 tokens" in sentence
     assert resolve({"reduction": "token_mean"}, None, 661)[0].reduction == "token_mean"
+
+
+def test_dpos_loss_is_of_pairs_chosen_first():
+    logps = np.log(np.array([[0.5, 0.5], [0.25, 0.25]]))
+    ref = np.log(np.array([[0.25, 0.5], [0.25, 0.5]]))
+    mask = np.ones((2, 2))
+    found = Loss(kind="dpo", beta=0.5, divisor=2.0).value(logps, None, ref, None, mask)
+    # Log-ratios log 2 of the chosen and -log 2 of the rejected: sigmoid(0.5 * 2 log 2) = 2/3.
+    assert found["loss"] == pytest.approx(-np.log(2 / 3) / 2)
+    with pytest.raises(RequestError, match="pairs"):
+        Loss(kind="dpo", beta=0.1).value(logps, None, None, None, mask)

@@ -47,6 +47,29 @@ for step in range(2):
     optimizer.zero_grad()
 """
 
+PPO = """
+import torch
+from replay_core.demo.policy import build_policy
+actor, critic = build_policy(0), torch.nn.Sequential(torch.nn.Embedding(64, 8), torch.nn.Linear(8, 1))
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.5) for one in (actor, critic)]
+prompts = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+for step in range(2):
+    ids = actor.generate(prompts, min_new_tokens=3, max_new_tokens=3, do_sample=False)
+    with torch.no_grad():
+        actor(input_ids=ids)
+        returns = critic(ids)[..., 0] + 1
+    for epoch in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for rows in (slice(0, 2), slice(2, 4)):
+            values = critic(ids[rows])[..., 0]
+            logps = actor(input_ids=ids[rows]).logits.log_softmax(-1)[..., 0]
+            (-logps.mean()).backward()
+            (values - returns[rows]).pow(2).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+"""
+
 TRL = """
 import sys
 sys.path.insert(0, {root!r})
@@ -123,8 +146,36 @@ def test_sampling_is_counted_not_recorded_and_models_get_roles(tmp_path: Path) -
     assert "calls while sampling (6)" in answer.stderr
     run = open_run(tmp_path / "dump")
     inputs = [(r.key.step, r.key.micro, r.key.role) for r in run.records if r.key.stage == "batch_inputs"]
-    assert inputs == [(0, 0, "ref"), (0, 1, "actor"), (1, 0, "ref"), (1, 1, "actor")]
+    assert inputs == [(0, 0, "actor"), (0, 0, "ref"), (1, 0, "actor"), (1, 0, "ref")]
     assert RolloutReplay(tmp_path / "dump").steps == [0, 1]
+
+
+@pytest.mark.long
+def test_a_step_of_a_loop_that_trains_on_its_samples_is_all_that_trains_on_them(tmp_path: Path) -> None:
+    answer = record(tmp_path, PPO, "--gradients", "*lm_head*")
+    assert answer.returncode == 0, answer.stderr
+    run = open_run(tmp_path / "dump")
+    assert not run.problems
+    assert run.steps() == [0, 1]
+    losses = [
+        (r.key.role, r.key.micro, r.key.minibatch) for r in run.records if (r.key.step, r.key.stage) == (1, "loss")
+    ]
+    # The actor's first call of a step, without gradients, scores what was sampled; the critic's too.
+    assert sorted(losses, key=str) == [
+        (role, 1 + micro, micro // 2) for role in ("actor", "critic") for micro in range(4)
+    ]
+    gradients = [r for r in run.records if (r.key.step, r.key.stage) == (1, "gradient")]
+    assert {(r.key.role, r.key.minibatch) for r in gradients} == {(a, m) for a in ("actor", "critic") for m in (0, 1)}
+    fields = {r.key.role: [ref.name for ref in r.tensors()] for r in gradients}
+    assert "grad.lm_head.weight" in fields["actor"]
+    assert "grad.lm_head.weight" not in fields["critic"]
+    # Held to the weights of the step's first optimizer step: a later mini-batch is said to be of other weights.
+    plan = {"dump": str(run.path), "step": 1, "model": "checkpoint", "flags": {}}
+    first = workbench.replay({**plan, "micro": 1}, tmp_path / "first", Here())
+    assert first["cells"][-1]["recorded"][0]["verdict"] in ("SAME", "CLOSE")
+    later = workbench.replay({**plan, "micro": 3}, tmp_path / "later", Here())
+    assert not later["cells"][-1]["recorded"]
+    assert any("1 optimizer steps of this step came before" in note for note in later["notes"])
 
 
 @pytest.mark.long
@@ -178,8 +229,7 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     assert "--backward runs a step again, with the weights of every step" in answer.stderr
     run = open_run(tmp_path / "dump")
     step = run.steps()[-1]
-    # The reference model's call stands before the actor's.
-    plan = {"dump": str(run.path), "step": step, "micro": 1, "micros": [1], "backward": True, "model": "checkpoint"}
+    plan = {"dump": str(run.path), "step": step, "micro": 0, "micros": [0], "backward": True, "model": "checkpoint"}
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
     assert cell["recorded_training"]["agrees"], cell["recorded_training"]["sentence"]
     assert cell["recorded"][0]["field"] == "forward.output.logits"
@@ -273,3 +323,42 @@ dist.destroy_process_group()
     assert answer.stderr.count("a step with one call of the model takes about") == 1
     assert answer.stderr.count("not seen:") == 1
     assert "no model was recorded" not in answer.stderr
+
+
+DPO = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.replay_core.recorder.test_trl import model, tokenizer
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+pairs = [{{"prompt": f"{{a}}+{{a}}=", "chosen": f"{{a + a}}", "rejected": f"{{a}}"}} for a in range(8)]
+tokens = tokenizer()
+tokens.padding_side = "right"
+DPOTrainer(
+    model=model(), ref_model=model(), train_dataset=Dataset.from_list(pairs), processing_class=tokens,
+    args=DPOConfig(output_dir="out", max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+                   save_strategy="no", report_to=[], use_cpu=True, bf16=False, disable_tqdm=True, learning_rate=1e-2,
+                   loss_type="{loss}"),
+).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_step_of_trls_dpo_is_replayed_to_its_recorded_loss_and_gradients(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed")
+    answer = record(tmp_path, DPO.format(root=str(ROOT), loss="sigmoid"), "--gradients", "*", cold=True)
+    assert "--step 1 --backward runs a step again" in answer.stderr
+    run = open_run(tmp_path / "dump")
+    assert not run.problems
+    plan = {"dump": str(run.path), "step": 1, "micro": 0, "micros": [0, 1], "backward": True, "model": "checkpoint"}
+    cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
+    assert cell["recorded"][0]["verdict"] in ("SAME", "CLOSE")
+    training = cell["recorded_training"]
+    assert (training["agrees"], training["losses"], training["gradients"]) == (True, 2, 15), training["sentence"]
+
+
+@pytest.mark.slow
+def test_a_preference_loss_that_no_replay_forms_is_said_when_the_run_ends(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed")
+    answer = record(tmp_path, DPO.format(root=str(ROOT), loss="ipo"), cold=True)
+    assert "its loss (ipo) is recorded as a number; --backward cannot form it" in answer.stderr
