@@ -311,14 +311,16 @@ def place(pair: Pair, answer: Answer) -> str:
     module = naming.module_of(name)
     if name.startswith(where.first()) or (module in where.modules and not naming.is_module_tensor(name)):
         return "right"
-    order = [ref.canonical or ref.name for record in open_run(pair.a).records for ref in record.tensors()
+    order = [ref.canonical or ref.name for record in open_run(pair.a if pair.case.side == "a" else pair.b).records
+             for ref in record.tensors()
              if record.key.stage == "modules"]  # fmt: skip
     spots = [at for at, one in enumerate(order) if one.startswith(where.first())]
     said = next((at for at, one in enumerate(order) if one == name or naming.module_of(one) == name), None)
     if said is None:
         return "late" if naming.meaning(name).phase > naming.Phase.MODULES else "early"
     if not spots:
-        return "early"
+        # A fused kernel calls no such module: the one around it answers for it.
+        return "right" if any(one.startswith(f"{name}.") for one in where.modules) else "early"
     return "early" if said < spots[0] else "late"
 
 

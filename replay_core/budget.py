@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -52,6 +53,8 @@ class Budget:
     values_left: int = field(init=False)
     seconds: float = field(init=False)
     payments: int = field(init=False, default=0)
+    #: What the process's limit of memory was, where this reading lowered it.
+    memory_before: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         raised = factor()
@@ -93,8 +96,13 @@ _is_limited = False
 
 def factor() -> float:
     """What `RLDBG_BUDGET` multiplies every limit by."""
+    return _factor(os.environ.get(OPTION, "1"))
+
+
+@cache
+def _factor(text: str) -> float:
     try:
-        return max(1.0, float(os.environ.get(OPTION, "1")))
+        return max(1.0, float(text))
     except ValueError:
         return 1.0
 
@@ -118,7 +126,8 @@ def reading(path: Path | str) -> Iterator[None]:
     began, took = time.thread_time(), _took.get(file, 0.0)
     budget = _now.budget = Budget(file, stored_bytes(path))
     budget.seconds -= took
-    memory = _limited(budget.stored) if _is_limited else None
+    if file not in _took:
+        _limit_memory(budget)
     try:
         check_time(budget)
         budget.seconds += began
@@ -129,8 +138,8 @@ def reading(path: Path | str) -> Iterator[None]:
     finally:
         _now.budget = outer
         _took[file] = took + max(0.0, time.thread_time() - began - FREE_SECONDS)
-        if memory is not None:
-            _set_limit(memory)
+        if budget.memory_before is not None:
+            _set_limit(budget.memory_before)
 
 
 def check_time(budget: Budget) -> None:
@@ -154,6 +163,8 @@ def _clock(budget: Budget, count: int) -> None:
     budget.payments += 1
     if budget.payments % _UNTIMED and count < 1 << 12:
         return
+    if budget.memory_before is None:
+        _limit_memory(budget)
     if time.thread_time() > budget.seconds:
         budget.seconds = -1.0
         check_time(budget)
@@ -224,19 +235,24 @@ def _process_limit(hard: int) -> int:
     return limit if hard < 0 else min(limit, hard)
 
 
-def _limited(stored: int) -> int | None:
-    """Lower the process's limit for a file of `stored` bytes; what it was. None where that cannot be done."""
+def _limit_memory(budget: Budget) -> None:
+    """Lower the process's limit until the reading ends, where that can be done.
+
+    The first reading of a file does it at once, a later one at its first payment that counts: asking the kernel costs
+    more than one row of a table of thirty thousand.
+    """
+    if not _is_limited:
+        return
     with suppress(ImportError, OSError, ValueError, IndexError):
         import resource
 
         with open("/proc/self/statm", "rb") as statm:
             held = int(statm.read().split()[5]) * resource.getpagesize()
         before = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        asked = held + int((FLOOR_MEMORY + BYTES_PER_BYTE * stored) * factor())
+        asked = held + int((FLOOR_MEMORY + BYTES_PER_BYTE * budget.stored) * factor())
         if before < 0 or asked < before:
             _set_limit(asked)
-            return before
-    return None
+            budget.memory_before = before
 
 
 def _set_limit(nbytes: int) -> None:

@@ -311,11 +311,15 @@ _blocks = _Blocks()
 
 
 def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | None:
-    """Whether two tensors of one dtype and shape hold the same bytes; None when files cannot be asked that.
+    """Whether two tensors of one dtype and shape hold the same bytes; None where that cannot be asked.
 
     Raises:
         DumpError: the bytes of one cannot be read.
     """
+    if isinstance(a.source, Inline) and isinstance(b.source, Inline):
+        # A log is made of numbers: to measure two that are the same costs twenty times as much.
+        alike = a.dtype == b.dtype and a.shape == b.shape and not a.is_text
+        return alike and array(a).tobytes() == array(b).tobytes()
     if not (isinstance(a.source, FileBytes) and isinstance(b.source, FileBytes)):
         return None
     if a.source.strides is not None or b.source.strides is not None:

@@ -82,6 +82,8 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
     repeated: list[str] = []
     seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     micros: dict[tuple[Any, ...], Batch] = {}
+    #: What a second file of them would hold: asked by content, as one file may hold ten thousand records.
+    held: dict[Any, list[Batch]] = defaultdict(list)
     known: list[tuple[bool, Batch]] = []
     for record in records:
         try:
@@ -105,11 +107,14 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
         ids = _sample_ids(record) if record.key.rank else None
         if ids and seen[family] and ids <= seen[family]:
             continue  # a tensor-parallel twin
-        twin = next((part for part in parts[family] if _is_copy(rows, part)), None)
+        content = _content(rows)
+        twin = next((part for part in held[content] if part.held.record.path != record.path), None) if content else None
         if twin is not None:
             again, first = record.path.name, twin.held.record.path.name
             repeated.append(f"{again} holds the same {len(rows)} samples as {first}: counted once")
             continue
+        if content:
+            held[content].append(rows)
         seen[family] |= _sample_ids(record) or set()
         parts[family].append(rows)
         if tokens and record.key.micro is not None:
@@ -123,19 +128,15 @@ def _pack(rows: Batch) -> tuple[int, int] | None:
     return rows.layout.shape if rows.layout is not None and rows.layout.shape[0] == 1 else None
 
 
-def _is_copy(rows: Batch, other: Batch) -> bool:
-    """Whether two files that name neither step nor stage hold the same fields of the same samples.
+def _content(rows: Batch) -> Any:
+    """The fields and samples of a file that names neither step nor stage: what a copy of it holds too. None of others.
 
     Where a stage is known, the same samples come again on purpose: in every epoch, and on tensor-parallel ranks.
     """
-    a, b = rows.held.record, other.held.record
-    if a.key.stage != "tensors" or a.path == b.path or rows.digests is None:
-        return False
-    return _shapes(a) == _shapes(b) and rows.has_tokens and rows.digests == other.digests
-
-
-def _shapes(record: Record) -> set[tuple[Any, ...]]:
-    return {(ref.name, ref.shape) for ref in record.tensors()}
+    record = rows.held.record
+    if record.key.stage != "tensors" or rows.digests is None or not rows.has_tokens:
+        return None
+    return record.key.role, frozenset((ref.name, ref.shape) for ref in record.tensors()), tuple(rows.digests)
 
 
 def _sample_ids(record: Record) -> set[Any] | None:

@@ -16,7 +16,7 @@ from typing import Any
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
+from replay_core.dumps.json_rows import Row, decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
@@ -163,25 +163,26 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int | None, dict[str, Any]]]:
     """The rows of a step, each with its line where the file is one of lines."""
     if path.suffix == ".jsonl":
-        rows = rows_by_place(path, STEP_FIELDS)
-        problems += rows.problems
-        chosen = [rows.rows[i] for i in _positions(path).get(key.step, [])]
-        return [(row.number, value) for row in chosen for value in decoded(path, (row,), problems)]
-    history = _kept_history(path)
-    return [(None, history[i]) for i in _positions(path).get(key.step, [])]
-
-
-@kept_while_unchanged(4)
-def _kept_history(path: Path) -> list[dict[str, Any]]:
-    return _history(path, [])
+        chosen, told = _steps_rows(path)
+        problems += told
+        return [(row.number, value) for row in chosen.get(key.step, ()) for value in decoded(path, (row,), problems)]
+    return [(None, row) for row in _steps_history(path).get(key.step, ())]
 
 
 @kept_while_unchanged(8)
-def _positions(path: Path) -> dict[int | None, list[int]]:
-    """Step -> positions of its rows: a file may hold a step for every row."""
-    if path.suffix == ".jsonl":
-        return _numbered([_first(row.places) for row in rows_by_place(path, STEP_FIELDS).rows], path, None)
-    return _numbered([_step(row) for row in _kept_history(path)], path, None)
+def _steps_rows(path: Path) -> tuple[dict[int | None, list[Row]], tuple[Problem, ...]]:
+    """Step -> its lines, and what is wrong with any: a file may hold a step for every row."""
+    found = rows_by_place(path, STEP_FIELDS)
+    numbered = _numbered([_first(row.places) for row in found.rows], path, None)
+    return {step: [found.rows[i] for i in positions] for step, positions in numbered.items()}, found.problems
+
+
+@kept_while_unchanged(4)
+def _steps_history(path: Path) -> dict[int | None, list[dict[str, Any]]]:
+    """Step -> its rows of one document."""
+    history = _history(path, [])
+    numbered = _numbered([_step(row) for row in history], path, None)
+    return {step: [history[i] for i in positions] for step, positions in numbered.items()}
 
 
 DIALECT = Dialect("metrics", "names", any_of(_files), index, read, grows=r"\.jsonl?$")

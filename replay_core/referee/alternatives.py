@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,45 +12,43 @@ from replay_core.referee import attending, changes
 from replay_core.referee.arithmetic import TrueTensor
 from replay_core.referee.hypotheses import Hypothesis
 from replay_core.referee.shadow import Claim, Shadow
+from replay_core.referee.weights import Checkpoint
 
 #: Epsilons, rotary bases and window factors that models and engines use.
-_EPSILONS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-12, 0.0)
+EPSILONS = ("variance_epsilon", "eps", "epsilon")
+_USED_EPSILONS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-12, 0.0)
 _BASES = (1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)
 _FACTORS = (0.5, 2.0, 4.0, 8.0)
 _RANKS = (2, 4, 8)
 
 
-def alternatives(shadow: Shadow, claim: Claim, others: Mapping[str, Any]) -> Iterator[Hypothesis]:
-    """Everything that is tried on the owner of a claim. `others`: name -> state dict of other weights that the side may
-    have run with."""
+def alternatives(shadow: Shadow, claim: Claim, others: Sequence[Checkpoint]) -> Iterator[Hypothesis]:
+    """Everything that is tried on the owner of a claim. `others`: weights that the side may have run with."""
     if claim.kind == "logprobs":
         yield from _logprobs(shadow, claim)
         return
     module = shadow.module(claim.owner)
-    own = {
-        f"{claim.owner}.{part}": part
-        for part, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    }
-    for name, state in others.items():
+    for other in others:
         # Rounded as the side rounded its own.
         values = {
-            part: value.to(getattr(module, part).dtype)
-            for path, part in own.items()
-            if part in module._parameters and (value := _like(state, path)) is not None
+            part: value
+            for part, parameter in module.named_parameters(recurse=False)
+            if (value := other.like(f"{claim.owner}.{part}", parameter)) is not None
         }
         if any(not torch.equal(value, getattr(module, part)) for part, value in values.items()):
-            yield Hypothesis(name, changes.parameters(values))
+            yield Hypothesis(other.name, changes.parameters(values))
             # Between the two: an average, a sync that was cut short.
             for part in (0.5, 0.1, 0.01):
                 mixed = {key: torch.lerp(getattr(module, key).float(), value.float(), part).to(value.dtype)
                          for key, value in values.items()}  # fmt: skip
-                yield Hypothesis(f"{part:g} of the way to {name}", changes.parameters(mixed))
+                yield Hypothesis(f"{part:g} of the way to {other.name}", changes.parameters(mixed))
     yield from _neighbours(shadow, module, claim)
-    for setting in ("variance_epsilon", "eps", "epsilon"):
+    for setting in EPSILONS:
         value = getattr(module, setting, None)
         if isinstance(value, float):
-            yield from (Hypothesis(f"{setting} {one:g} instead of {value:g}", changes.attribute(setting, one))
-                        for one in dict.fromkeys((*_EPSILONS, value * 10, value / 10)) if one != value)  # fmt: skip
+            for one in dict.fromkeys((*_USED_EPSILONS, value * 10, value / 10)):
+                if one != value:
+                    yield Hypothesis(f"{setting} {one:g} instead of {value:g}", changes.attribute(setting, one))
     if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
         yield from _rotary(module)
     if claim.kind == "norm":
@@ -333,11 +331,6 @@ def _children(module: Any, claim: Claim) -> Iterator[Hypothesis]:
 
 def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _like(state: Mapping[str, torch.Tensor], path: str) -> torch.Tensor | None:
-    """A weight of a state dict, whatever wraps its name."""
-    return next((value for name, value in state.items() if name == path or name.endswith(f".{path}")), None)
 
 
 def _grid(weight: torch.Tensor, steps: int, *, per_row: bool) -> torch.Tensor:

@@ -101,6 +101,20 @@ def _moved(
     return moved if is_usable else None
 
 
+def is_quietly(yard: Yardstick, moved: torch.Tensor) -> bool:
+    """Whether an error that is no larger than noise has a hypothesis in it: alpha is 1, and surely not 0.
+
+    Noise in the direction of a move has alpha 0 with a deviation of 1/|G|.
+    """
+    toward = moved[yard.rows] / yard.sigma
+    power = float(toward.square().sum())
+    sure = _SURE * (1 if yard.claim.dtype != torch.float32 else limits.FLOAT32)
+    if power < sure * sure:
+        return False
+    alpha = float((yard.error / yard.sigma * toward).sum()) / power
+    return abs(alpha - 1) < _ALPHA and alpha * power**0.5 > sure
+
+
 def held(one: Hypothesis, yard: Yardstick, before: ErrorFigures, moved: torch.Tensor) -> Tried | None:
     """A hypothesis that moves the truth by `moved` [rows, C] against the error; None where it moves nothing."""
     z, toward = yard.error / yard.sigma, moved / yard.sigma

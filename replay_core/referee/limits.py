@@ -29,7 +29,7 @@ _LIMITS = {
     "rank": (1.7, 2.0),
 }
 #: Sums in float32 are where its errors come from, and their order is the kernel's own.
-_FLOAT32 = 3.0
+FLOAT32 = 3.0
 #: Sums in float32 lean one way, all of them; a gain below this part is no gain.
 LEAST_GAIN = 2.0**-22
 #: What is SUSPECT before it is a BUG: this part of the limit.
@@ -39,7 +39,7 @@ SUSPECT = 0.85
 def most(statistic: str, kind: str, dtype: torch.dtype, noise: float, shape: torch.Size) -> float:
     """The most an error may have of a statistic and still be noise."""
     slack, least = _LIMITS[statistic]
-    wide = _FLOAT32 if dtype == torch.float32 else 1.0
+    wide = FLOAT32 if dtype == torch.float32 else 1.0
     return wide * max(slack * noise, least)
 
 

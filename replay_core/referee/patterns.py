@@ -33,17 +33,17 @@ class Pattern:
     error: torch.Tensor
 
 
-def pattern(yard: Yardstick, places: Places) -> Pattern | None:
-    """The simplest pattern that leaves noise; None where none does."""
+def pattern(yard: Yardstick, places: Places, ids: Sequence[int] | None = None) -> Pattern | None:
+    """The simplest pattern that leaves noise; None where none does. ids: of the tokens, where rows are looked up."""
     most = yard.error.numel() / 3
-    found = [one for one in _patterns(yard, places) if one.numbers <= most]
+    found = [one for one in _patterns(yard, places, ids) if one.numbers <= most]
     for one in sorted(found, key=lambda one: one.numbers):
         if yard.figures(one.error).excess < 1:
             return one
     return None
 
 
-def _patterns(yard: Yardstick, places: Places) -> Iterator[Pattern]:
+def _patterns(yard: Yardstick, places: Places, ids: Sequence[int] | None) -> Iterator[Pattern]:
     e, truth, sigma = yard.error, yard.truth.nan_to_num(0.0, 0.0, 0.0), yard.sigma
     if not e.numel():
         return
@@ -54,7 +54,7 @@ def _patterns(yard: Yardstick, places: Places) -> Iterator[Pattern]:
     yield Pattern(f"all of it times {1 + gain:.4g}, a scale", 1, gain * truth)
     yield Pattern("digits cut off instead of rounded", 0, _cut(truth, yard) - truth)
     yield from _moved_tokens(yard, places)
-    yield from _some_tokens(yard, places, z)
+    yield from _some_tokens(yard, places, ids, z)
     if channels > 1:
         yield from _some_channels(yard, z, along, power)
         if rows >= 8:
@@ -76,13 +76,16 @@ def _cut(truth: torch.Tensor, yard: Yardstick) -> torch.Tensor:
     return torch.where(over, near - truth.sign() * ulp(truth, dtype), near)
 
 
-def _some_tokens(yard: Yardstick, places: Places, z: torch.Tensor) -> Iterator[Pattern]:
+def _some_tokens(yard: Yardstick, places: Places, ids: Sequence[int] | None, z: torch.Tensor) -> Iterator[Pattern]:
     of_rows = z.square().mean(1).sqrt()
     wrong = of_rows > _WRONG * yard.bound("token")
     count = int(wrong.sum())
     if 0 < count <= max(1.0, _SOME * len(z)):
-        names = [places[int(yard.rows[row])] for row in wrong.nonzero()[:, 0].tolist() if yard.rows[row] < len(places)]
-        yield Pattern(_tokens(names), count * z.shape[1], torch.where(wrong[:, None], yard.error, 0.0))
+        rows = [row for row in yard.rows[wrong].tolist() if row < len(places)]
+        said = _tokens([places[row] for row in rows])
+        if ids is not None and len({ids[row] for row in rows}) <= 3:
+            said = f"the rows of tokens {', '.join(map(str, sorted({ids[row] for row in rows})))} in the embedding"
+        yield Pattern(said, count * z.shape[1], torch.where(wrong[:, None], yard.error, 0.0))
 
 
 def _tokens(names: Sequence[tuple[int, int]]) -> str:

@@ -34,6 +34,8 @@ class RuledClaim:
     row: tuple[int, int] | None
     recipe: str | None = None
     pattern: str | None = None
+    #: The hypothesis that is in an error no larger than noise.
+    quietly: str | None = None
 
     @property
     def rounding(self) -> str | None:
@@ -48,6 +50,8 @@ class RuledClaim:
     @property
     def what(self) -> str:
         """What in it stands out: the pattern that describes it, else by which statistic it does."""
+        if self.quietly is not None:
+            return "smaller than its rounding, but all in one direction"
         if self.pattern is not None:
             return self.pattern
         telling = self.figures.telling or "size"

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.records import Record, Run
 from replay_core.referee import limits
-from replay_core.referee.alternatives import alternatives
-from replay_core.referee.arithmetic import Noise, nearest
+from replay_core.referee.alternatives import EPSILONS, alternatives
+from replay_core.referee.arithmetic import Noise, exactly, nearest
+from replay_core.referee.changes import attribute, parameters
 from replay_core.referee.figures import Yardstick
-from replay_core.referee.hypotheses import HARMLESS, Tried, tried
+from replay_core.referee.hypotheses import HARMLESS, Tried, is_quietly, tried
 from replay_core.referee.patterns import pattern
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
 from replay_core.referee.shadow import Claim, Shadow
-from replay_core.referee.weights import differences, other_weights, side_model
+from replay_core.referee.weights import Checkpoint, all_of, differences, other_weights, side_model
 
 
 def rule(
@@ -72,17 +75,25 @@ def rule_side(
     shadow = Shadow(side.model.causal_lm, recorded, _temperature(recorded))
     noises = _claims(shadow, on_event, str(run.path))
     written = shadow.perturb(nearest)
+    others = other_weights(run, side.model.reference)
+    quiet = _quiet(shadow, others, on_event, str(run.path))
     for name, claim in shadow.claims.items():
         yard = Yardstick(claim, [run[name] for run in noises if name in run], written.get(name))
         one = _ruled(claim, yard, recorded)
         side.claims.append(one)
+        if one.ruling != "BUG":
+            one.quietly = next(
+                (what for what, moved in quiet.items() if name in moved and is_quietly(yard, moved[name])), None
+            )
+            one.ruling = "BUG" if one.quietly else one.ruling
         if one.ruling != "NOISE":
             is_first = side.first is one
-            others = other_weights(run, side.model.reference) if is_first else {}
             asked = (each for each in alternatives(shadow, claim, others) if is_first or each.harmless)
             _explain(side, one, tried(shadow, claim, yard, one.figures, asked))
             if side.first is one:
-                seen = pattern(yard, _places(recorded, claim))
+                places = _places(recorded, claim)
+                looked_up = recorded.ids_BL if claim.kind == "embedding" else None
+                seen = pattern(yard, places, None if looked_up is None else [int(looked_up[at]) for at in places])
                 one.pattern = None if seen is None else seen.words
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
@@ -100,6 +111,10 @@ def rule_side(
 
 def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
     """Clear a claim that a harmless recipe explains; keep the best hypotheses of the first that none does."""
+    if one.quietly is not None:
+        excess = one.figures.excess
+        side.hypotheses = side.hypotheses or [(one.quietly, True, excess, excess)]
+        return
     recipe = next((each for each in found if each.hypothesis.harmless and each.explains), None)
     if recipe is not None and one.figures.relative < HARMLESS:
         one.ruling, one.recipe = "NOISE", recipe.hypothesis.name
@@ -135,6 +150,26 @@ def _claims(shadow: Shadow, on_event: OnEvent, what: str, runs: int = limits.RUN
         on_event(Progress(number + 1, total, f"{what}: its rounding"))
         noises.append(shadow.perturb(Noise(number, limits.ACCUMULATION)))
     return noises
+
+
+def _quiet(
+    shadow: Shadow, others: Sequence[Checkpoint], on_event: OnEvent, what: str
+) -> dict[str, dict[str, torch.Tensor]]:
+    """How far every truth moves under what may be smaller than noise: other weights, another epsilon."""
+    model, found = shadow.causal_lm, {}
+    for number, other in enumerate(others):
+        on_event(Progress(number, len(others) + 1, f"{what}: {other.name}"))
+        with ExitStack() as stack:
+            for module, values in all_of(model, other):
+                stack.enter_context(parameters(values)(module))
+            found[other.name] = shadow.perturb(exactly)
+    settings = [(module, name) for module in model.modules() for name in EPSILONS
+                if isinstance(getattr(module, name, None), float)]  # fmt: skip
+    with ExitStack() as stack:
+        for module, name in settings:
+            stack.enter_context(attribute(name, 10 * getattr(module, name))(module))
+        found["an epsilon ten times as large (eps)"] = shadow.perturb(exactly)
+    return found
 
 
 def _ruled(claim: Claim, yard: Yardstick, recorded: Recorded) -> RuledClaim:

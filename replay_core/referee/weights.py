@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
+from replay_core import engine_names
 from replay_core.records import Run
 from replay_core.referee.recorded import Recorded
 from replay_core.replay import references
@@ -20,7 +21,7 @@ from replay_core.replay.plan import ReplayPlan
 
 _DTYPES = ("bfloat16", "float16", "float32")
 #: Other checkpoints that are tried.
-_OTHERS = 4
+_OTHERS = 3
 #: Settings of a config that say nothing of what is computed.
 _IDLE = (
     "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache",
@@ -68,22 +69,61 @@ def _said_dtype(run: Run) -> str | None:
     return said if said in _DTYPES else None
 
 
-def other_weights(run: Run, own: str) -> dict[str, dict[str, torch.Tensor]]:
-    """`weights of step N` -> their tensors, of the checkpoints that the dump notes beside a side's own (safetensors).
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Other weights that a side may have run with, read one by one: short name -> the file and the name in it."""
+
+    name: str
+    held: dict[str, tuple[Path, str]]
+
+    def like(self, path: str, own: torch.Tensor) -> torch.Tensor | None:
+        """What `own`, the parameter `path`, is here: under any wrapping of its name, experts stacked as it has them."""
+        stack = len(own) if own.ndim == 3 else None
+        made_of = engine_names.pieces(engine_names.short(path), self.held.__contains__, stack)
+        if not made_of or any(piece.of_stack for piece in made_of):
+            return None
+        parts: dict[int | None, list[torch.Tensor]] = {}
+        for piece in made_of:
+            file, name = self.held[piece.source]
+            with safe_open(file, framework="pt") as opened:
+                parts.setdefault(piece.expert, []).append(opened.get_tensor(name))
+        whole = [torch.cat(each) for each in parts.values()]
+        value = torch.stack(whole) if stack is not None and None not in parts else whole[0]
+        return value.to(own.dtype) if value.shape == own.shape else None
+
+
+def other_weights(run: Run, own: str) -> list[Checkpoint]:
+    """The checkpoints that the dump notes beside a side's own (safetensors), called `weights of step N`.
 
     The nearest first by their step, at most `_OTHERS`: which of them it was is asked, not whether a thousand fit.
     """
-    mine = next((step for step, reference in run.models.items() if Path(reference).resolve() == Path(own).resolve()), 0)
-    steps = sorted((step for step in run.models if step is not None), key=lambda step: abs(step - (mine or 0)))
-    found: dict[str, dict[str, torch.Tensor]] = {}
-    for step in steps:
-        files = sorted(Path(run.models[step]).glob("*.safetensors"))
-        if not files or Path(run.models[step]).resolve() == Path(own).resolve() or len(found) == _OTHERS:
+    folder = run.path if run.path.is_dir() else run.path.parent
+    places = {step: folder / reference for step, reference in run.models.items() if step is not None}
+    mine = next((step for step, place in places.items() if place.resolve() == Path(own).resolve()), 0)
+    found: list[Checkpoint] = []
+    for step in sorted(places, key=lambda step: abs(step - mine)):
+        if places[step].resolve() == Path(own).resolve() or len(found) == _OTHERS:
             continue
-        state: dict[str, torch.Tensor] = {}
-        for file in files:
-            state |= load_file(file)
-        found[f"weights of step {step}"] = state
+        held: dict[str, tuple[Path, str]] = {}
+        for file in sorted(places[step].glob("*.safetensors")):
+            with safe_open(file, framework="pt") as opened:
+                held |= {engine_names.short(name): (file, name) for name in opened.keys()}  # noqa: SIM118
+        if held:
+            found.append(Checkpoint(f"weights of step {step}", held))
+    return found
+
+
+def all_of(causal_lm: Any, other: Checkpoint) -> list[tuple[Any, dict[str, torch.Tensor]]]:
+    """(module, its parameters as the other checkpoint has them), of the modules where they differ."""
+    found = []
+    for name, module in causal_lm.named_modules():
+        values = {}
+        for part, own in module.named_parameters(recurse=False):
+            theirs = other.like(f"{name}.{part}", own)
+            if theirs is not None and not torch.equal(theirs, own):
+                values[part] = theirs
+        if values:
+            found.append((module, values))
     return found
 
 
