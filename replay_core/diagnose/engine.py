@@ -12,7 +12,7 @@ from replay_core.diagnose import rules as families
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Diagnosis, Finding, Skipped
-from replay_core.diagnose.merging import Chain, merged
+from replay_core.diagnose.merging import Chain, merged, weighed
 from replay_core.diagnose.rule import RULES, Rule, Skip
 from replay_core.errors import RequestError, RldbgError
 from replay_core.jobs import OnEvent, Progress, ignore
@@ -46,6 +46,7 @@ class _Looking:
     """What the rules of one id met: how often they looked, and why they could not."""
 
     looked: int = 0
+    steps: set[int | None] = field(default_factory=set)
     whys: dict[str, int] = field(default_factory=dict)
 
     def run(self, rule: Rule, subject: Any, has: Callable[[str], bool]) -> list[Finding]:
@@ -92,7 +93,10 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
         on_event(Progress(min(done, steps), steps, f"diagnosing {batch.name}"))
         for rule in chosen:
             if rule.scope == "batch":
-                found += _at_step(seen[rule.id].run(rule, batch, batch.has), batch)
+                looking, before = seen[rule.id], seen[rule.id].looked
+                found += _at_step(looking.run(rule, batch, batch.has), batch)
+                if looking.looked > before:
+                    looking.steps.add(batch.step)
     for rule in chosen:
         looking = seen[rule.id]
         if rule.scope == "case":
@@ -101,10 +105,12 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
             looking.whys["there is no log and no metrics"] = 1
         elif rule.scope == "signals":
             found += [one for log in case.signals.logs for one in looking.run(rule, log, log.has)]
+    varying = {rule.id for rule in chosen if rule.varies}
     checked = tuple(id for id, looking in seen.items() if looking.looked)
     skipped = tuple(Skipped(id, looking.why) for id, looking in seen.items() if not looking.looked)
     notes = (*(f"not read: {what}" for what in case.unreadable), *case.repeated, *case.run.notes)
-    return Diagnosis(tuple(chain().ranked(merged(found))), checked, skipped, tuple(dict.fromkeys(notes)))
+    told = [weighed(one, len(seen[one.id].steps), one.id in varying) for one in merged(found)]
+    return Diagnosis(tuple(chain().ranked(told)), checked, skipped, tuple(dict.fromkeys(notes)))
 
 
 def _at_step(found: list[Finding], batch: StepBatch) -> list[Finding]:

@@ -66,6 +66,13 @@ class Finding:
     """The steps that show it."""
     downstream_of: str | None = None
     """Id of the finding of an earlier link that explains this one; then it is no longer counted."""
+    looked: int = 0
+    """Steps that the rule looked at, 0 where it looks at no single ones."""
+
+    @property
+    def share(self) -> float:
+        """Share of the steps looked at that show it; 1 where the rule does not look step by step."""
+        return min(1.0, len(self.steps) / self.looked) if self.looked and self.steps else 1.0
 
 
 @dataclass(frozen=True, slots=True)

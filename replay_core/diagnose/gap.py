@@ -133,16 +133,50 @@ class Gap:
         """Whether another lag than 0 fits, and by far."""
         return self.lag.settled and self.lag.lag != 0
 
+    @cached_property
+    def never_less(self) -> bool:
+        """Whether the rollout gives no token less than the trainer does, beyond the noise of bf16. A temperature takes
+        from improbable tokens what it gives to others; a truncated distribution takes from none that can be sampled.
+        """
+        return float((self.d > 0.02).mean()) <= 0.01
+
+    @cached_property
+    def tempered_by(self) -> tuple[float, float]:
+        """(T, residual): the temperature that best makes the rollout's values of the trainer's, and the rms it leaves
+        over the rms of the difference. Of a distribution only the sampled token's p is known: p^(1/T) is held against
+        (1 - p)^(1/T), which is exact where one other token has the rest, as in a policy that has learnt something.
+        """
+        x, y = self._pair
+        x = np.minimum(x, -1e-7)
+        rest = np.log(-np.expm1(x))
+        before = max(float(np.sqrt((self.d * self.d).mean())), 1e-12)
+        left = [
+            (float(np.sqrt(((x / t - np.logaddexp(x / t, rest / t) - y) ** 2).mean())) / before, float(t))
+            for t in np.geomspace(0.3, 3.0, 47)
+        ]
+        residual, found = min(left)
+        return found, residual
+
     @property
     def is_tempered(self) -> bool:
         """Whether one gain explains most of the difference."""
         return (
             not self.is_shifted
+            and not (self.never_less and self.one_sided > 0.8 and self.residual > 0.3)
             and self.mean > DISAGREE
-            and abs(self.slope - 1) > 0.1
             and self.correlation > 0.9
-            and self.residual < 0.6
+            and self.gain is not None
         )
+
+    @property
+    def gain(self) -> float | None:
+        """The temperature of the rollout over the trainer's that explains the difference: by a line (an untrained
+        policy, whose other tokens are many), else by `tempered_by`; None where neither does.
+        """
+        if self.residual < 0.6:
+            return 1 / self.slope if abs(self.slope - 1) > 0.1 else None
+        found, left = self.tempered_by
+        return found if abs(found - 1) > 0.1 and left < 0.6 else None
 
     @cached_property
     def from_reference(self) -> float | None:
@@ -179,9 +213,20 @@ class Gap:
             and not self.is_stale
             and self.leak is None
             and -float(self.d.mean()) > 0.005
-            and self.one_sided > 0.9
-            and abs(self.slope - 1) <= 0.1
+            and self.never_less
+            # A token that is left alone has probability 1 on one side and nearly 1 on the other.
+            and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9
         )
+
+
+def unsampled(rollout: Column, trainer: Column, both_N: Array) -> Array:
+    """Tokens that count and that no engine sampled [N]: its log-probability is exactly 0, which is a probability of 1,
+    and the trainer finds them improbable. None where all are 0: a greedy engine, or none that says.
+    """
+    zero_N = both_N & (rollout.values_N == 0)
+    count = int(zero_N.sum())
+    improbable = count >= 2 and float(trainer.values_N[zero_N].mean()) < -1
+    return zero_N if improbable and count < 0.9 * both_N.sum() else np.zeros_like(both_N)
 
 
 def gap(batch: StepBatch) -> Gap:
@@ -192,6 +237,7 @@ def gap(batch: StepBatch) -> Gap:
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     both_N = batch.pair(rollout, trainer)
+    both_N = both_N & ~unsampled(rollout, trainer, both_N)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
     if not np.ptp(trainer.values_N[both_N]) > 0:
@@ -201,8 +247,9 @@ def gap(batch: StepBatch) -> Gap:
 
 #: How far apart clean and leaking samples are.
 APART = 5.0
-#: A leak moves what it touches by this much at least, in fp32 too.
-LEAKS = 1e-3
+#: A leak moves what it touches by this much at least, in fp32 too. Where packs are guessed among many ways to pack, by
+#: more than the noise of bf16, which alone looks like one way or another.
+LEAKS, LEAKS_BY_GUESS = 1e-3, 0.02
 #: One clean sample is chance among fewer than this.
 FEWEST_ALONE = 6
 #: A clean sample's mean |d| stays below this however noisy the precision.
@@ -222,13 +269,15 @@ def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] 
         for starts_B, how in _starts(batch, order, values_B):
             later_B = known_B & ~starts_B
             first_B = known_B & starts_B
-            if not later_B.any() or not first_B.any():
+            # One sample that is off is no pack.
+            if later_B.sum() < 2 or not first_B.any():
                 continue
             # Of two samples of equal tokens, records may disagree which is which: a first one may then be off, too.
             clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
             # A short later sample may see little of what it should not: a few may pass, the most may not.
             off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
-            apart = float(np.median(dirty)) > max(APART * clean, LEAKS)
+            least = LEAKS_BY_GUESS if "inferred" in how else LEAKS
+            apart = float(np.median(dirty)) > max(APART * clean, least)
             # Of those that agree, most are first ones: else something other than packing spares them.
             agree = values_B <= max(APART * clean, 1e-5)
             if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:

@@ -6,6 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from replay_core.diagnose.finding import LINKS, SEVERITIES, Diagnosis, Finding, Skipped
+from replay_core.diagnose.log_steps import severity_of
+
+#: Share of steps below which something is an odd step's.
+RARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,9 @@ class Chain:
         meet = not cause.steps or not other.steps or set(cause.steps) & set(other.steps) or cause.id in self.lasting
         # One rule may tell of a tensor and of the metric that follows from it.
         apart = cause.id != other.id or LINKS.index(cause.link) < LINKS.index(other.link)
-        return apart and bool(meet) and SEVERITIES.index(cause.severity) <= SEVERITIES.index(other.severity)
+        # One odd step of ten is no reason for what holds in eight.
+        odd = cause.share < RARE and other.share >= 0.5
+        return not odd and apart and bool(meet) and SEVERITIES.index(cause.severity) <= SEVERITIES.index(other.severity)
 
     def ranked(self, found: Iterable[Finding]) -> list[Finding]:
         """Every finding, those that another explains marked with its id: causes first, worse before milder, earlier
@@ -52,8 +58,9 @@ def _along(one: Finding) -> tuple[int, str]:
     return LINKS.index(one.link), one.id
 
 
-def _order(one: Finding) -> tuple[bool, int, int, str]:
-    return one.downstream_of is not None, SEVERITIES.index(one.severity), *_along(one)
+def _order(one: Finding) -> tuple[bool, int, int, int, str]:
+    often = 0 if one.share >= 0.5 else 1 if one.share >= RARE else 2
+    return one.downstream_of is not None, SEVERITIES.index(one.severity), often, *_along(one)
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
@@ -61,11 +68,37 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
     kept: dict[tuple[str, str], Finding] = {}
     for one in found:
         before = kept.setdefault((one.id, one.link), one)
-        worse = one if SEVERITIES.index(one.severity) < SEVERITIES.index(before.severity) else before
+        worse = one if _is_worse(one, before) else before
         # An info of step 3 is no warning of step 3.
         steps = {step for each in (before, one) if each.severity == worse.severity for step in each.steps}
-        kept[one.id, one.link] = replace(worse, steps=tuple(sorted(steps)))
+        looked = one.looked + before.looked if one is not before else one.looked
+        kept[one.id, one.link] = replace(worse, steps=tuple(sorted(steps)), looked=looked)
     return list(kept.values())
+
+
+def _is_worse(one: Finding, before: Finding) -> bool:
+    """The worst step's evidence stands for all: the more severe, else the one further past what was expected."""
+    if one.severity != before.severity:
+        return SEVERITIES.index(one.severity) < SEVERITIES.index(before.severity)
+    a, b = (each.evidence[0] if each.evidence else None for each in (one, before))
+    if a is None or b is None or a.name != b.name or not (a.expected or "").startswith(("<", ">")):
+        return False
+    if not isinstance(a.value, (int, float)) or not isinstance(b.value, (int, float)):
+        return False
+    return a.value > b.value if (a.expected or "").startswith("<") else a.value < b.value
+
+
+def weighed(one: Finding, looked: int, varies: bool) -> Finding:
+    """A merged finding with how many of the steps looked at show it. One that varies from step to step is an error in
+    half of them, a warning in a quarter, else worth knowing.
+    """
+    if looked < 2 or not one.steps:
+        return one
+    bad = len(one.steps)
+    severity = one.severity
+    if varies:
+        severity = max(severity, severity_of(bad, looked), key=SEVERITIES.index)
+    return replace(one, severity=severity, looked=looked)
 
 
 def together(named: Sequence[tuple[str, Diagnosis]]) -> Diagnosis:

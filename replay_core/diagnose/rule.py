@@ -45,7 +45,8 @@ class Rule:
     `needs` are canonical names and words of a batch (scope batch) or signals and events (scope signals) without which
     the rule is skipped; an entry `a|b` is met by either. `explains` are ids further down the chain that this finding
     makes look broken. A mistake that `lasts` is one of a setting or a line of code, made in every step, whether or not
-    a step shows it clearly. `explain` is the function's docstring: formula, threshold, what is normal.
+    a step shows it clearly. What `varies` is normal in single steps: it is told by the share of steps that show it.
+    `explain` is the function's docstring: formula, threshold, what is normal.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Rule:
     needs: tuple[str, ...]
     explains: tuple[str, ...]
     lasts: bool
+    varies: bool
     source: str
     check: Check
     explain: str
@@ -74,7 +76,7 @@ RULES: dict[tuple[str, Scope], Rule] = {}
 
 def rule(
     id: str, title: str, *, link: str, scope: Scope, source: str, needs: tuple[str, ...] = (),
-    explains: tuple[str, ...] = (), lasts: bool = False,
+    explains: tuple[str, ...] = (), lasts: bool = False, varies: bool = False,
 ) -> Callable[[Check], Check]:  # fmt: skip
     """Register a rule.
 
@@ -97,7 +99,7 @@ def rule(
                     raise ValueError(f"rule {id}: nothing of scope {scope} is called {name!r}; needs may be {known}")
         if not check.__doc__:
             raise ValueError(f"rule {id}: a rule explains itself, and {check.__name__} has no docstring")
-        RULES[id, scope] = Rule(id, title, link, scope, needs, explains, lasts, source, check, check.__doc__)
+        RULES[id, scope] = Rule(id, title, link, scope, needs, explains, lasts, varies, source, check, check.__doc__)
         return check
 
     return register

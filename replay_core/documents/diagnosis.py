@@ -50,6 +50,8 @@ class FindingEntry(TypedDict):
     source: str
     where: PlaceEntry
     steps: list[int]
+    looked: int
+    """Steps that the rule looked at; 0 where it does not look step by step."""
     echo_of: str | None
     """Id of the finding of an earlier link that explains this one."""
 

@@ -60,5 +60,6 @@ def _finding(one: Finding) -> FindingEntry:
         "source": one.source,
         "where": cast("PlaceEntry", asdict(one.where)),
         "steps": list(one.steps),
+        "looked": one.looked,
         "echo_of": one.downstream_of,
     }

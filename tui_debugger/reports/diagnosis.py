@@ -49,7 +49,7 @@ def headline(doc: DiagnosisDocument) -> str:
 
 
 def _finding(finding: FindingEntry) -> list[str]:
-    steps = _steps(finding["steps"])
+    steps = _steps(finding)
     lines = _wrapped(f"{finding['severity'].upper():<8}{finding['id']}  {finding['claim']}" + steps, "              ")
     for evidence in finding["evidence"][:PIECES]:
         value = evidence["value"]
@@ -66,11 +66,14 @@ def _finding(finding: FindingEntry) -> list[str]:
     return [*lines, "    next:  " + finding["next_step"]]
 
 
-def _steps(steps: list[int]) -> str:
+def _steps(finding: FindingEntry) -> str:
+    steps, looked = finding["steps"], finding["looked"]
     if not steps:
         return ""
+    if looked > 1 and len(steps) == looked:
+        return f"  [all {looked} steps]"
     shown = ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
-    return f"  [step {shown}]"
+    return f"  [step {shown}" + (f": {len(steps)} of {looked}]" if looked > 1 else "]")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

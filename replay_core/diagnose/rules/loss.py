@@ -7,8 +7,9 @@ it is 0 by construction, while its gradient is not.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +41,9 @@ class _MicroLoss:
     values_BT: Array
     mask_BT: Array
     width: int
+    update_tokens: int = 0
+    """Tokens and samples of all micro-batches of its optimizer step."""
+    update_samples: int = 0
 
 
 def reductions_of(
@@ -51,6 +55,12 @@ def reductions_of(
     yield "token-mean over the micro-batch", float(reductions.token_mean(values_BT, mask_BT))
     yield "seq-mean-token-mean over the micro-batch", float(reductions.sequence_mean(values_BT, mask_BT))
     yield "seq-mean-token-sum over the micro-batch", float(reductions.sequence_sum_mean(values_BT, mask_BT))
+    yield "token-sum over the tokens of the update", total / max(part.update_tokens, 1)
+    yield (
+        "seq-mean-token-mean over the samples of the update",
+        float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT) / max(part.update_samples, 1),
+    )
+    yield "seq-mean-token-sum over the samples of the update", total / max(part.update_samples, 1)
     yield "token-sum over the tokens of the step", total / max(step_tokens, 1)
     yield (
         "seq-mean-token-mean over the samples of the step",
@@ -90,7 +100,8 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
 
     The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
     micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update. An error where only
-    a denominator that counts padding does; a warning where none does. Skipped where `loss` alone is logged (it may hold
+    a denominator that counts padding does, or where one whole factor is all that is off (a world size, an
+    accumulation, a sign); a warning where none does. Skipped where `loss` alone is logged (it may hold
     KL and entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
@@ -115,6 +126,16 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("every logged loss is 0: all reductions agree")
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
+    turned = _turned(batch)
+    if turned is not None:
+        yield finding(
+            "error",
+            "the policy loss has the wrong sign: it is +A x ratio, and falls with the advantage",
+            place,
+            evidence=[shown("largest |token_loss - A x ratio| over its largest", turned, "token_loss is -A x ratio")],
+            cause="the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
+        )
+        return
     if agreed:
         order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
         name = min(agreed, key=order.index)
@@ -131,6 +152,82 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             next_step="rldbg diagnose --explain D28",
         )
         return
+    constant = _constant(parts)
+    states_constant = _kind(batch).startswith("dr")
+    if not states_constant:
+        mistaken = list(_mistaken(parts, place))
+        yield from mistaken
+        if mistaken:
+            return
+    if constant is not None:
+        yield finding(
+            "info",
+            f"{first.logged.name} is token-sum over a constant, {constant:g}",
+            place,
+            evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
+            cause="Dr. GRPO divides by the samples times the longest response; nothing is wrong",
+            next_step="rldbg diagnose --explain D28",
+        )
+        return
+    factor = _factor(parts, step_tokens, len(batch)) if exact else None
+    if factor is not None:
+        times, name = factor
+        yield finding(
+            "error",
+            f"{first.logged.name} is {_in_times(times)} what it should be as {name}",
+            place,
+            evidence=[
+                shown("logged / recomputed", times, "1", first.logged.record.path.name),
+                shown("micro-batches of this factor", len(parts)),
+            ],
+            cause="a factor too many: the world size (gradients are averaged over ranks already), or the number of "
+            "micro-batches (accumulation multiplied in, forgotten, or divided out twice)",
+        )
+        return
+    if not exact:
+        raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
+    worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
+    yield finding(
+        "warning",
+        f"{first.logged.name} is no known reduction of its tokens",
+        place,
+        evidence=[
+            shown(first.logged.name, first.logged.value, "; ".join(worst), first.logged.record.path.name),
+            shown("micro-batches", len(parts)),
+        ],
+        cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
+    )
+
+
+def _turned(batch: StepBatch) -> float | None:
+    """How far the recorded loss per token is from +A x ratio, over its largest, where that is next to nothing; else
+    None. (A loss of -A x log-probability has either sign.)
+    """
+    recorded, advantages = batch.columns.of("token_loss"), batch.columns.of("advantages")
+    if recorded is None or advantages is None or batch.trained_N is None:
+        return None
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        return None
+    both_N = batch.trained_N & recorded.said_N & advantages.said_N & known_N & (np.abs(ratio_N - 1) < 0.1)
+    loss_N, turned_N = recorded.values_N[both_N], (advantages.values_N * ratio_N)[both_N]
+    if both_N.sum() < 8 or not np.isfinite(loss_N).all() or not np.abs(turned_N).max(initial=0.0) > FLOOR:
+        return None
+    apart = float(np.abs(loss_N - turned_N).max() / np.abs(turned_N).max())
+    return apart if apart < 1e-3 else None
+
+
+def _kind(batch: StepBatch) -> str:
+    """The algorithm that the dump states, in lower case; empty where it states none."""
+    stated = batch.laid.flags.get("loss")
+    kind = stated.get("kind") if isinstance(stated, dict) else stated
+    return str(kind or "").lower()
+
+
+def _mistaken(parts: list[_MicroLoss], place: Where) -> Iterator[Finding]:
+    """A reduction that nobody means, where it agrees in every micro-batch."""
+    first = parts[0]
     for wrong, cause, value in _wrong(first):
         if _agree(value, first.logged.value) and all(
             any(_agree(other, part.logged.value) for what, _, other in _wrong(part) if what == wrong) for part in parts
@@ -146,19 +243,55 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
                 cause=cause,
             )
             return
-    if not exact:
-        raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
-    worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
-    yield finding(
-        "warning",
-        f"{first.logged.name} is no known reduction of its tokens",
-        place,
-        evidence=[
-            shown(first.logged.name, first.logged.value, "; ".join(worst), first.logged.record.path.name),
-            shown("micro-batches", len(parts)),
-        ],
-        cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
-    )
+
+
+def _constant(parts: list[_MicroLoss]) -> float | None:
+    """What every micro-batch's token sum is divided by, where it is one whole number of whole samples: the samples
+    times a length no response exceeds.
+    """
+    sums = [float(reductions.masked_sum(part.values_BT, part.mask_BT)) for part in parts]
+    found = {
+        round(total / part.logged.value, 2)
+        for total, part in zip(sums, parts, strict=True)
+        if abs(part.logged.value) > 100 * FLOOR
+    }
+    if not found or max(found) - min(found) > 2e-3 * abs(max(found)):
+        return None
+    constant = round(max(found))
+    longest = max(int(part.mask_BT.sum(1).max(initial=0)) for part in parts)
+    for count in (parts[0].update_samples, len(parts[0].values_BT)):
+        if (
+            abs(constant - max(found)) <= 1e-3 * constant
+            and constant % max(count, 1) == 0
+            and (constant / max(count, 1) >= longest)
+        ):
+            return float(constant)
+    return None
+
+
+#: Factors that a world size or an accumulation makes.
+_FACTORS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+
+
+def _factor(parts: list[_MicroLoss], step_tokens: int, step_samples: int) -> tuple[float, str] | None:
+    """The whole number, or one over one, by which every micro-batch's loss is off the same reduction; which one."""
+    heard = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
+    if len(heard) < 2:
+        return None
+    recomputed = [dict(reductions_of(part, step_tokens, step_samples, {})) for part in heard]
+    for name in recomputed[0]:
+        each = [one[name] for one in recomputed]
+        if any(abs(value) < FLOOR for value in each):
+            continue
+        ratios_of = [part.logged.value / value for part, value in zip(heard, each, strict=True)]
+        for times in (-1.0, *(float(number) for number in _FACTORS), *(1 / number for number in _FACTORS)):
+            if all(abs(ratio - times) <= 1e-3 * abs(times) for ratio in ratios_of):
+                return times, name
+    return None
+
+
+def _in_times(times: float) -> str:
+    return "-1 times (the sign is wrong)" if times < 0 else f"{times:g} times" if times > 1 else f"1/{1 / times:g} of"
 
 
 def _uneven(parts: list[_MicroLoss]) -> Finding | None:
@@ -214,7 +347,21 @@ def _parts(batch: StepBatch) -> tuple[list[_MicroLoss], bool]:
         if samples is None or not np.isfinite(scalar.value):
             continue
         parts.append(_dense(batch, scalar, token_N, np.array(samples)))
-    return parts, exact and certain
+    return _with_updates(parts), exact and certain
+
+
+def _with_updates(parts: list[_MicroLoss]) -> list[_MicroLoss]:
+    """Each part with the tokens and samples of its update: of all ranks, of one epoch and mini-batch."""
+    tokens: dict[tuple[int | None, int | None], int] = defaultdict(int)
+    samples: dict[tuple[int | None, int | None], int] = defaultdict(int)
+    for part in parts:
+        tokens[_update(part)] += int((part.mask_BT != 0).sum())
+        samples[_update(part)] += len(part.values_BT)
+    return [replace(part, update_tokens=tokens[_update(part)], update_samples=samples[_update(part)]) for part in parts]
+
+
+def _update(part: _MicroLoss) -> tuple[int | None, int | None]:
+    return part.logged.record.key.epoch, part.logged.record.key.minibatch
 
 
 def _place(scalar: Scalar) -> tuple[int | None, int | None]:

@@ -266,7 +266,7 @@ def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
 
 
 @rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
-      explains=("D07", "D09", "D17", "D19", "D28"), lasts=True,
+      explains=("D07", "D09", "D17", "D19", "D28", "D41"), lasts=True,
       source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "
       "unchanged")  # fmt: skip
 def padding_trained(batch: StepBatch) -> Iterator[Finding]:

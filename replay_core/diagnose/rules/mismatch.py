@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding
-from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap
+from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap, unsampled
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, listed, look_at, shown
+from replay_core.diagnose.stating import finding, listed, look_at, share, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
 _TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
@@ -71,31 +72,31 @@ def shifted(batch: StepBatch) -> Iterator[Finding]:
       source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
 def tempered(batch: StepBatch) -> Iterator[Finding]:
     """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
-    beside a trainer that does not divide its logits. An error where |slope - 1| > 0.1 at a correlation above 0.9
-    and a line takes away at least 40 % of the difference.
+    beside a trainer that does not divide its logits; where that does not fit, the temperature that makes
+    p^(1/T) / (p^(1/T) + (1 - p)^(1/T)) of the trainer's p. An error where T is off 1 by 0.1 at a correlation above 0.9
+    and takes away at least 40 % of the difference.
     """
     between = gap(batch)
     if not between.is_tempered:
         return
     place = batch.laid.where("rollout_logprobs", at=_worst(between))
-    stated = _temperature(batch)
+    stated, gain = _temperature(batch), given(between.gain)
     yield finding(
         "error",
-        f"rollout and trainer differ by a gain of {between.slope:.2f}: one of them is at another temperature",
+        f"rollout and trainer are at different temperatures: {gain:.2f} explains their difference",
         place,
         evidence=[
-            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+            shown("temperature that explains it", gain, "0.9 to 1.1"),
+            shown("slope of rollout on trainer", between.slope),
             shown("correlation", between.correlation),
-            shown("temperature that explains it", 1 / between.slope),
             *([] if stated is None else [shown("temperature the dump states", stated)]),
             *_figures(between),
         ],
-        cause=f"the rollout was sampled at about T = {1 / between.slope:.2f} and the trainer's logits "
-        f"are not divided by it"
-        if between.slope > 1
-        else f"the trainer divides its logits by about T = {between.slope:.2f} and the engine returns "
-        f"raw log-probabilities",
-        next_step=batch.laid.replay_command(place, f"--temperature {1 / between.slope:.2f}"),
+        cause=f"the rollout was sampled at about T = {gain:.2f} and the trainer's logits are not divided by it"
+        if gain < 1
+        else f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw "
+        f"log-probabilities; or the rollout was sampled at T = {gain:.2f}",
+        next_step=batch.laid.replay_command(place, f"--temperature {gain:.2f}"),
     )
 
 
@@ -129,67 +130,92 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-@rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="batch",
-      needs=(*_BOTH, "ref_logprobs"),
-      explains=("D09", "D13", "D14", "D24", "D31"), lasts=True,
-      source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
-def stale(batch: StepBatch) -> Iterator[Finding]:
-    """mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03: what was sampled agrees with the
-    reference, the initial weights, and not with the policy. An error.
-    """
-    between = gap(batch)
-    reference = between.from_reference
-    if reference is None:
-        raise Skip("the reference says nothing of the compared tokens")
-    if not between.is_stale:
-        return
-    place = batch.laid.where("rollout_logprobs", at=_worst(between))
-    yield finding(
-        "error",
-        "the rollout was sampled by the initial weights, not by the policy that is trained",
-        place,
-        evidence=[shown("mean |rollout - ref|", reference, f">= {0.2 * between.mean:.4g}"), *_figures(between)],
-        cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
-        next_step=batch.laid.replay_command(place, "--model POLICY --model INITIAL --against rollout_logprobs"),
-    )
+@dataclass(frozen=True, slots=True)
+class _StepGap:
+    """What one step tells of the engine's weights."""
+
+    step: int | None
+    mean: float
+    from_reference: float | None
+    is_stale: bool
+    version: float | None
+    place: Where
+    command: str
 
 
-@rule("D12", "the mismatch jumps from one step to the next", link="rollout_logprobs", scope="case",
-      source="trl#5312: .015 -> .201 within a run")  # fmt: skip
-def jumps(case: Case) -> Iterator[Finding]:
-    """mean |trainer - rollout| of every step beside the median of the steps before it: 5 times that, and above 0.03,
-    and not back below it later, is an error. Two steps at least.
-    """
-    means: list[tuple[int, float]] = []
+def _step_gaps(case: Case) -> Iterator[_StepGap]:
+    """Steps whose mismatch has no cause that shows in one step, and does not stand beside importance weights."""
     for batch in case.batches():
+        if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")) or batch.has("is_weights"):
+            continue
         try:
-            if batch.step is not None and batch.has("rollout_logprobs") and batch.has("trainer_logprobs"):
-                between = gap(batch)
-                if between.is_shifted or between.is_tempered or between.is_truncated or between.leak:
-                    continue
-                means.append((batch.step, between.mean))
+            between = gap(batch)
         except Skip:
             continue
-    if len(means) < 2:
-        raise Skip("needs rollout and trainer log-probabilities of two steps")
-    for number in range(1, len(means)):
-        before = float(np.median([mean for _, mean in means[:number]]))
-        step, now = means[number]
+        if between.is_shifted or between.is_tempered or between.is_truncated or between.leak:
+            continue
+        place = batch.laid.where("rollout_logprobs", at=_worst(between))
+        command = batch.laid.replay_command(place, "--model POLICY --model INITIAL --against rollout_logprobs")
+        known = versions(batch)
+        version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
+        yield _StepGap(batch.step, between.mean, between.from_reference, between.is_stale, version, place, command)
+
+
+@rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
+      explains=("D09", "D13", "D14", "D24", "D31"), lasts=True,
+      source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
+def stale(case: Case) -> Iterator[Finding]:
+    """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
+    step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
+    times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error.
+
+    Silent where importance weights are recorded or weight versions advance: such a run is off-policy on purpose (D31).
+    Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
+    the trainer's own forward that differs (D09).
+    """
+    every = list(_step_gaps(case))
+    if not every:
+        raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
+    known = [one.version for one in every if one.version is not None]
+    if len(set(known)) > 1:
+        raise Skip("weight versions advance: the engine gets new weights, however late")
+    parted = [one for one in every if one.mean > DISAGREE]
+    bad = [one for one in parted if one.is_stale]
+    first = every[0]
+    begins = first.step is not None and first.step <= 1
+    own = begins and first.mean > max(DISAGREE, 0.3 * float(np.median([one.mean for one in parted or every])))
+    if bad and not own and bad[-1] is every[-1] and 2 * len(bad) >= len(parted):
+        worst = max(bad, key=lambda one: one.mean)
+        yield finding(
+            "error",
+            "the rollout was sampled by the initial weights, not by the policy that is trained",
+            worst.place,
+            evidence=[
+                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+                shown("steps that show it", share(len(bad), len(every))),
+            ],
+            cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
+            next_step=worst.command,
+            steps=[one.step for one in bad if one.step is not None],
+        )
+        return
+    for number in range(2, len(every)):
+        before, now = float(np.median([one.mean for one in every[:number]])), every[number]
         floor = max(DISAGREE, JUMP * before)
-        if now >= floor and all(later >= floor for _, later in means[number:]):
+        if now.step is not None and all(later.mean >= floor for later in every[number:]):
             yield finding(
                 "error",
-                f"rollout and trainer part at step {step}: {now:.3g} nats per token after {before:.3g}",
+                f"rollout and trainer part at step {now.step}: {now.mean:.3g} nats per token after {before:.3g}",
+                now.place,
                 evidence=[
-                    shown(f"mean |d| at step {step}", now, f"< {floor:.3g}"),
+                    shown(f"mean |d| at step {now.step}", now.mean, f"< {floor:.3g}"),
                     shown("median of the steps before", before),
-                    shown("mean |d| at the last step", means[-1][1]),
+                    shown("mean |d| at the last step", every[-1].mean),
                 ],
                 cause="from here on the engine samples with weights that are no longer updated",
-                next_step="rldbg replay RUN --model POLICY --model INITIAL --against rollout_logprobs".replace(
-                    "RUN", str(case.run.path)
-                ),
-                steps=tuple(step for step, _ in means[number:]),
+                next_step=now.command,
+                steps=[one.step for one in every[number:] if one.step is not None],
             )
             return
 
@@ -273,12 +299,45 @@ def leaking(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
+@rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*_BOTH, "mask"),
+      explains=("D09", "D12", "D14", "D24"), lasts=True,
+      source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
+def never_sampled(batch: StepBatch) -> Iterator[Finding]:
+    """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
+    engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error. (Of top-p or a
+    greedy engine, 0 is a token that was left alone; the trainer then finds it probable.)
+    """
+    rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
+    both_N = batch.pair(rollout, trainer)
+    alien_N = unsampled(rollout, trainer, both_N)
+    if not alien_N.any():
+        return
+    if gap(batch).is_shifted:
+        raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
+    at = int(np.flatnonzero(alien_N)[0])
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    holders = int((batch.flat.count(alien_N) > 0).sum())
+    yield finding(
+        "error",
+        f"{int(alien_N.sum())} tokens are in the loss that no engine sampled",
+        batch.laid.where(name, at=at),
+        evidence=[
+            shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
+            shown("samples that hold them", share(holders, len(batch))),
+            shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
+        ],
+        cause="tool output or a part of the prompt is left in the loss mask: the engine was given these tokens",
+    )
+
+
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
-      explains=("D24",),
+      explains=("D14", "D15", "D24"),
       source="NeMo-RL docs (mean e^|d| > 1.05, KL error 1e-3); miles CI 0.03; slime CI 0.1")  # fmt: skip
 def disagree(batch: StepBatch) -> Iterator[Finding]:
-    """mean |d| > 0.03, mean e^|d| > 1.05 or k3 > 1e-3 is a warning, mean |d| > 0.1 an error; bf16 engines beside fp32
-    trainers are at about 0.005, MoE ones near 0.06. Silent where D08, D10, D11, D12 or D16 name the cause.
+    """mean |d| > 0.03 is a warning, > 0.1 an error; mean e^|d| > 1.05 or k3 > 1e-3 alone is worth saying: few tokens do
+    it, as where a mixture of experts routes them differently. bf16 engines beside fp32 trainers are at about 0.005, MoE
+    ones near 0.06. Silent where D08, D10, D11 or D16 name the cause; info where the run is off-policy on purpose:
+    importance weights are recorded, or weight versions behind the step.
 
     The cause is told by where the difference lies: at the first response tokens (another prompt: chat template), in
     left-padded samples only (positions, mask), in few samples, or evenly (precision, kernels, parallelism).
@@ -286,13 +345,14 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
     between = gap(batch)
     multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
     bad = between.mean > DISAGREE or between.multiplier > multiplier or between.k3 > k3
-    named = between.is_shifted or between.is_tempered or between.is_stale or between.is_truncated
+    named = between.is_shifted or between.is_tempered or between.is_truncated
     if not bad or named or between.leak is not None:
         return
     cause, told = _cause(batch, between)
+    mild = between.mean <= DISAGREE or _is_off_policy(batch)
     place = batch.laid.where(between.trainer.name, at=_worst(between))
     yield finding(
-        "error" if between.mean > BADLY else "warning",
+        "info" if mild else "error" if between.mean > BADLY else "warning",
         f"engine and trainer disagree by {between.mean:.3g} nats per token",
         place,
         evidence=[
@@ -309,25 +369,20 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
+def _is_off_policy(batch: StepBatch) -> bool:
+    """Whether the batch is older than the policy on purpose: importance weights, or versions behind the step."""
+    if batch.has("is_weights"):
+        return True
+    known = versions(batch)
+    if known is None or batch.step is None or np.isnan(known[1]).all():
+        return False
+    return float(np.nanmax(known[1])) < batch.step
+
+
 def _cause(batch: StepBatch, between: Gap) -> tuple[str, list[Evidence]]:
     """The cause that the place of the differences tells, and the figures that tell it."""
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)
-    if between.correlation < 0.3:
-        return (
-            "the two are about different tokens or different models: they do not even rise and fall together",
-            [shown("correlation at lag 0", between.correlation, "> 0.9")],
-        )
-    head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
-    early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
-    late_N = between.both_N & ~early_N
-    if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
-        early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
-        if early > 3 * late:
-            return (
-                "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
-                [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
-            )
     pads_B = batch.laid.left_pads_B
     if pads_B is not None and (pads_B == 0).any() and (pads_B > 0).any():
         flush, padded = between.by_sample_B[pads_B == 0], between.by_sample_B[pads_B > 0]
@@ -338,17 +393,45 @@ def _cause(batch: StepBatch, between: Gap) -> tuple[str, list[Evidence]]:
                     "left padding is attended to, or counted in the positions: samples without padding agree",
                     [shown("mean |d| without left padding", clean), shown("mean |d| with left padding", off)],
                 )
-    share = float((between.by_sample_B > DISAGREE).mean())
-    if share < 0.5 and len(batch) >= 4:
+    head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
+    early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
+    late_N = between.both_N & ~early_N
+    if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
+        early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
+        if early > 3 * late:
+            return (
+                "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
+                [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
+            )
+    if between.correlation < 0.3:
+        return (
+            "the two are about different tokens or different models: they do not even rise and fall together (another "
+            "prompt, such as a doubled BOS or another template; other weights)",
+            [shown("correlation at lag 0", between.correlation, "> 0.9")],
+        )
+    often = float((between.by_sample_B > DISAGREE).mean())
+    if often < 0.5 and len(batch) >= 4:
         return (
             "few samples are off and the others agree: their weights' version, adapter or inputs "
             "(images, tools) differ",
-            [shown("share of samples above 0.03", share)],
+            [shown("share of samples above 0.03", often)],
+        )
+    if between.mean > BADLY and between.from_reference is not None and between.from_reference < 0.2 * between.mean:
+        return (
+            "the trainer's own forward is off: the rollout agrees with the reference, the trainer with neither. "
+            "Dropout left on (train mode) looks like this; so do positions and masks of padding",
+            [shown("mean |rollout - ref|", between.from_reference), shown("share of samples above 0.03", often)],
+        )
+    if between.mean > BADLY:
+        return (
+            "too much for precision: weights of another version, dropout left on in the trainer's forward, or an "
+            "engine that is quantised",
+            [shown("share of samples above 0.03", often)],
         )
     return (
         "precision or kernels: bf16 against fp32, another attention or MoE kernel, tensor parallelism; or weights one "
         "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
-        [shown("share of samples above 0.03", share)],
+        [shown("share of samples above 0.03", often)],
     )
 
 

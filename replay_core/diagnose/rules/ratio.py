@@ -152,10 +152,8 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     """
     ratio_N, known_N, source = ratios(batch)
     weights = ratio_N[known_N]
-    flags = batch.laid.flags.get("loss")
-    clips = flags if isinstance(flags, dict) else {}
-    low, high = 1 - float(clips.get("clip_low", 0.2)), 1 + float(clips.get("clip_high", 0.2))
-    outside = float(((weights < low) | (weights > high)).mean())
+    # Not the run's own range: GSPO clips half of its sequences at 3e-3 on purpose (arXiv 2507.18071, section 5).
+    outside = float((np.abs(weights - 1) > 0.2).mean())
     largest = float(weights.max())
     squares = float((weights * weights).sum())
     effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
@@ -165,11 +163,11 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
     yield finding(
         "error" if outside > MOSTLY_CLIPPED else "warning",
-        f"the policy is far from the one that sampled: {outside:.0%} of tokens are outside the clip range",
+        f"the policy is far from the one that sampled: {outside:.0%} of tokens have a ratio outside 0.8 to 1.2",
         place,
         evidence=[
             shown("largest ratio", largest, "<= 10", source),
-            shown("share outside the clip range", outside, "<= 0.2"),
+            shown("share outside 0.8 to 1.2", outside, "<= 0.2"),
             shown("effective sample size", effective, ">= 0.5"),
         ],
         cause="the learning rate is too high, a batch is used for too many updates, or it is too old",

@@ -22,8 +22,6 @@ from replay_core.objectives import kl
 MOVED = 1e-4
 #: What no resumed run explains: about 0.8 per token is another chat template; above 1 another model.
 OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
-#: A KL that later mini-batches of the first step explain: a k3 of 1e-2 is a mean |policy - ref| of about 0.14.
-UPDATED = 1e-2
 K3_FLOOR = -1e-6
 #: Steps of a k1 mean before its sign means anything, and the share of them that must be negative.
 K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
@@ -71,9 +69,10 @@ def reference_moved(case: Case) -> Iterator[Finding]:
 def first_kl(log: RunLog) -> Iterator[Finding]:
     """Before the first update policy and reference are one model: KL is 0.
 
-    Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 1e-2 a warning, over
-    1e-4 info: later mini-batches of a first step have been updated already, and bf16 kernels differ. With an on-policy
-    step (clip fraction and policy KL both 0) over 1e-4 is a warning. Only where the log numbers its steps from 0 or 1.
+    Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
+    1e-4 info: later mini-batches and epochs of a first step have been updated already, and bf16 kernels differ. With an
+    on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning. Silent where a tenth of the first step's
+    tokens are clipped already: its own updates moved it. Only where the log numbers its steps from 0 or 1.
     """
     if log.is_counted:
         raise Skip("the log does not number its steps: its first line need not be the first step")
@@ -87,7 +86,10 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     on_policy = all(
         (p := log.at(name, point.step)) is not None and p.value == 0 for name in ("clip_fraction", "policy_kl")
     )
-    mild = value <= UPDATED and not on_policy
+    clip = log.at("clip_fraction", point.step)
+    if clip is not None and clip.value > 0.1:
+        raise Skip("the first step's own updates moved the policy: a tenth of its tokens and more are clipped")
+    mild = value <= OTHER_PROMPT and not on_policy
     yield finding(
         "error" if value > OTHER_MODEL else "info" if mild else "warning",
         f"KL to the reference is {point.value:.3g} at the first step",

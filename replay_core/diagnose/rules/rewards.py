@@ -19,8 +19,9 @@ from replay_core.diagnose.stating import finding, look_at, share, shown
 EQUAL = 1e-6
 #: What the rounding of a mean becomes where it is divided by no more than the epsilon of verl and TRL.
 ROUNDING = 2**-22 / 1e-6
-#: Share of groups without a spread from which the batch is mostly wasted (miles advisory).
-MOSTLY = 0.5
+#: Share of groups without a spread from which it is worth saying (miles advisory), and from which the batch is wasted:
+#: healthy runs on right-or-wrong rewards have half of their groups solved or failed whole (docs/evidence.md#diagnosis).
+MANY, MOSTLY = 0.5, 0.75
 
 
 def spreads(batch: StepBatch) -> tuple[Array, Array]:
@@ -69,11 +70,12 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
 
 
 @rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",
-      needs=("rewards|advantage", "group|advantage"),
+      needs=("rewards|advantage", "group|advantage"), varies=True,
       explains=("D02", "D03", "D04", "D23", "D28", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Iterator[Finding]:
-    """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.5 and more a warning.
+    """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.75 and more a warning, 0.5 info;
+    by the share of steps that show it (half of them, a quarter, fewer).
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
     advantages of it. Silent where equal rewards still have advantages (a critic, or the batch, is the baseline).
@@ -85,7 +87,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
         return
     equal_G, compared_G = _equal(batch)
     total, count = int(compared_G.sum()), int(equal_G.sum())
-    if not total or count / total < MOSTLY or _has_other_baseline(batch, equal_G):
+    if not total or count / total < MANY or _has_other_baseline(batch, equal_G):
         return
     rewards_B = given(batch.reward_B)
     everywhere = count == total
@@ -99,11 +101,13 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     )
     place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
     yield finding(
-        "error" if everywhere else "warning",
+        "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
         claim,
         place,
         evidence=[
-            shown("share of groups without a spread", count / total, "< 0.5", f"rewards and groups of {batch.name}"),
+            shown(
+                "share of groups without a spread", count / total, f"< {MOSTLY}", f"rewards and groups of {batch.name}"
+            ),
             shown("smallest reward", float(np.nanmin(rewards_B))),
             shown("largest reward", float(np.nanmax(rewards_B))),
         ],
@@ -135,7 +139,7 @@ def _all_zero(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D03", "rewards differ between groups, never within one", link="rewards", scope="batch",
-      needs=("rewards", "group"),
+      needs=("rewards", "group"), varies=True,
       explains=("D01", "D02", "D04", "D23", "L01"),
       source="trl#3857")  # fmt: skip
 def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
@@ -199,9 +203,9 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
     Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages,
-    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.5 and more a
-    warning. Rewards that differ over the batch but in no group are D03's. A small reward std is fine: advantages are
-    normalised.
+    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.75 and more a
+    warning, of 0.5 info. Rewards that differ over the batch but in no group are D03's. A small reward std is fine:
+    advantages are normalised.
     """
     yield from _said_by_trainer(log)
     known, dead = _dead_steps(log)
@@ -219,11 +223,12 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             steps=steps_of(alike),
         )
     partly = [step.frac_zero for step in known if step.frac_zero is not None]
-    if partly and not dead and median_low(partly) >= MOSTLY:
-        worst = max(known, key=lambda step: step.frac_zero or 0)
+    if partly and not dead and median_low(partly) >= MANY:
+        worst, most = max(known, key=lambda step: step.frac_zero or 0), median_low(partly) >= MOSTLY
         yield finding(
-            "warning",
-            "half of the groups or more have no difference in reward: they teach nothing",
+            "warning" if most else "info",
+            f"{'most groups' if most else 'half of the groups or more'} have no difference in reward: they teach "
+            "nothing",
             worst.point.where("frac_zero_std"),
             evidence=numbers(frac_zero_std=worst.frac_zero, reward_std=worst.group_std),
             cause="prompts too easy or too hard for this policy: all completions of a group are right, or all are "

@@ -50,9 +50,9 @@ def a_constant_judge(batch: Fields) -> None:
 
 
 @fault("D01", "warning")
-def half_of_the_groups_solved(batch: Fields) -> None:
+def most_groups_solved(batch: Fields) -> None:
     scores = rewards(batch)
-    scores[:8] = 1
+    scores[:12], scores[12:] = 1, [0, 1, 0, 1]
     set_rewards(batch, scores)
     set_advantages(batch, grpo(scores, GROUPS))
 

@@ -384,4 +384,4 @@ def test_uneven_micro_batches_over_the_tokens_of_the_step_are_right(tmp_path: Pa
     finding = of(look(_two_micros(tmp_path / "run", (40, 4), over_step=True), "D28"), "D28")
     assert finding is not None
     assert finding.severity == "info"
-    assert "tokens of the step" in finding.claim
+    assert "tokens of the update" in finding.claim
