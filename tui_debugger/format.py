@@ -190,7 +190,7 @@ def worst(token: Mapping[str, Any] | None, index: Mapping[str, Any] | None) -> s
     raw = where.get("raw_a")
     if token and (raw is None or where.get("sample") is not None):
         return f"s{token['sample']} p{token['position']}"
-    return "" if raw is None else f"[{','.join(map(str, raw))}]"
+    return f"[{','.join(map(str, raw))}]" if raw else ""  # a number is at no index
 
 
 def error_line(error: RldbgError) -> str:
