@@ -111,7 +111,7 @@ def marks(run: Run) -> dict[int, list[int]]:
     for number, problem in enumerate(run.problems):
         by_path.setdefault(problem.where, []).append(number)
         line = problem.where.rpartition(":")
-        if line[2].isdigit():
+        if line[2].isdecimal():
             by_path.setdefault(line[0], []).append(number)
         if problem.key is not None:
             by_place.setdefault((problem.key.stage, problem.key.step), []).append(number)
