@@ -107,11 +107,10 @@ def _all_statistics(record: Record) -> dict[str, Statistics]:
     from replay_core.measure.statistics import statistics
 
     # A scalar that stands in the file's structure is shown itself; one that is a tensor's bytes is looked at.
-    scalar = [ref for ref in record.tensors() if ref.shape == () and isinstance(ref.source, Inline)]
     return {
         ref.name: statistics(ref)
         for ref in record.tensors()
-        if ref.is_readable and not ref.is_text and ref not in scalar
+        if ref.is_readable and not ref.is_text and not (ref.shape == () and isinstance(ref.source, Inline))
     }
 
 

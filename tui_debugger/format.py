@@ -113,7 +113,7 @@ def dotted(name: str, width: int) -> str:
     if len(name) <= width:
         return name
     parts = name.split(".")
-    layer = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    layer = next((i for i, part in enumerate(parts) if part.isdecimal()), 0)
     short = f"{parts[0]}…{'.'.join(parts[layer:])}" if layer > 1 else name
     return short if len(short) <= width else middle(short, width)
 

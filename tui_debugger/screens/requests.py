@@ -117,7 +117,7 @@ class Requests:
             return
 
         def go(text: str) -> None:
-            if not text.isdigit() or int(text) not in steps:
+            if not text.isdecimal() or int(text) not in steps:
                 self._stage.say(f"there is no step {text}: {steps[0]} to {steps[-1]}", "error")
                 return
             self.go_to_step(int(text))
