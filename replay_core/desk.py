@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents

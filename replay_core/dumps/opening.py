@@ -176,9 +176,6 @@ def _is_there(path: Path) -> bool:
 def _what_helps(path: Path) -> str:
     if _packed(path):
         return "compressed files are not read: unpack them first"
-    if path.is_dir() and (path / ".metadata").is_file():
-        turned = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} weights.pt"
-        return f"rldbg replay --model takes a torch.distributed.checkpoint; to look into it: {turned}"
     if path.is_dir() and not any(path.iterdir()):
         return f"rldbg --follow {path} waits for a trainer that writes there; rldbg record -- COMMAND records one"
     return "name the directory your framework wrote, or one of its files"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import replay_core
 from replay_core import pages
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
 from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
