@@ -20,7 +20,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "frameworks.md"
+DATA = ROOT / "tests" / "data"
 STEP = 2
+#: Of a line about a trainer.
+CELLS = 7
 
 HEAD = """
 import sys; sys.path.insert(0, ROOT)
@@ -164,10 +167,21 @@ recorded logits or log-probabilities are from the replay's. *Backward*: losses a
 """
 REST = """
 Not driven here, so nothing is claimed of recording them: verl, OpenRLHF, slime, miles, SkyRL, NeMo-RL, prime-rl, AReaL,
-ROLL, open-instruct, ms-swift, torchtitan. What these write themselves opens, as far as files of their own writers lie
-in [tests/data](../tests/data/README.md). A loss that is a plain function of the script (a PPO loop) is recorded as a
+ROLL, open-instruct, ms-swift, torchtitan. A loss that is a plain function of the script (a PPO loop) is recorded as a
 number and cannot be formed again: `--backward` says so. A gradient of several ranks together is not held to the replay
 of one of them.
+
+## What their own writers wrote
+
+The files of [tests/data](../tests/data/README.md), opened. *Known*: tensors whose name has a meaning to rldbg (tokens,
+masks, log-probabilities ...). *Unread*: tensors that are listed and cannot be read.
+
+| writer, version | files | opens as | records | tensors | known | unread | problems |
+|---|---|---|---|---|---|---|---|
+"""
+UNDRIVEN = """
+No file of their own writers is there of: miles (slime's format, opened by slime's reader), Weaver (closed source),
+ms-swift. torchtitan's checkpoints are torch.distributed.checkpoint's.
 """
 
 
@@ -238,7 +252,7 @@ def main() -> None:
     lines = []
     if PAGE.exists():
         known_lines = PAGE.read_text(encoding="utf-8").splitlines()
-        lines = [line for line in known_lines if line.startswith("| ") and not line.startswith("| trainer |")]
+        lines = [line for line in known_lines if line.count("|") == CELLS + 1 and not line.startswith(("| tr", "|-"))]
     for one in DRIVES:
         if wanted and not any(word in one.name for word in wanted):
             continue
@@ -247,7 +261,37 @@ def main() -> None:
         sys.stderr.write(line + "\n")
         same = [known for known in lines if known.split("|")[1:3] == line.split("|")[1:3]]
         lines = [line if known in same else known for known in lines] + ([] if same else [line])
-        PAGE.write_text(TEXT + "\n".join(lines) + "\n" + REST, encoding="utf-8")
+        PAGE.write_text(page(lines), encoding="utf-8")
+    PAGE.write_text(page(lines), encoding="utf-8")
+
+
+def page(lines: list[str]) -> str:
+    """The page: the trainers' lines, and the writers' as their files open now."""
+    return TEXT + "\n".join(lines) + "\n" + REST + "\n".join(_writers()) + "\n" + UNDRIVEN
+
+
+def _writers() -> list[str]:
+    """A line per row of the table in tests/data/README.md, of what opening its files says."""
+    from replay_core import naming
+    from replay_core.dumps import open_run
+
+    found = []
+    for row in (DATA / "README.md").read_text(encoding="utf-8").splitlines():
+        folder, version = ([*map(str.strip, row.split("|")), "", ""])[1:3]
+        head, _, rest = folder.partition("{")
+        within, _, tail = rest.partition("}")
+        names = [f"{head}{part}{tail}" for part in within.split(",")] if rest else folder.split(",")
+        paths = [DATA / name.strip().partition("*")[0] for name in names]
+        if not row.startswith("| ") or folder == "folder":
+            continue
+        for path in paths:
+            run = open_run(path)
+            refs = [ref for record in run.records for ref in record.tensors()]
+            known = sum((ref.canonical or ref.name) in naming.MEANINGS for ref in refs)
+            unread = sum(not ref.is_readable for ref in refs)
+            opened = [run.dialect, len(run.records), len(refs), known, unread, len(run.problems)]
+            found.append(_line([version, path.relative_to(DATA).as_posix(), *map(str, opened)]))
+    return found
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -43,20 +42,14 @@ FREE_SECONDS = 0.0005
 FLOOR_MEMORY = 256 << 20
 
 
-@dataclass(slots=True)
 class Budget:
     """What is left for one reading of one file of `stored` bytes."""
 
-    file: str
-    stored: int
-    bytes_left: int = field(init=False)
-    values_left: int = field(init=False)
-    seconds: float = field(init=False)
-    payments: int = field(init=False, default=0)
-    #: What the process's limit of memory was, where this reading lowered it.
-    memory_before: int | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
+    def __init__(self, file: str, stored: int) -> None:
+        self.file, self.stored = file, stored
+        self.payments = 0
+        #: What the process's limit of memory was, where this reading lowered it.
+        self.memory_before: int | None = None
         raised = factor()
         self.bytes_left = int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * raised)
         self.values_left = int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * raised)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import Answer, Job, OnEvent, Partial, ignore, is_coordinating
+from replay_core.jobs import IMPORTING, Answer, Job, OnEvent, Partial, ignore, is_coordinating
 from replay_core.records import RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -255,6 +255,8 @@ def _replay_job(params: dict[str, Any], on_event: OnEvent) -> ReplayDocument:
 
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
     from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
 
     return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
@@ -292,6 +294,7 @@ def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:
+    on_event(IMPORTING)
     from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
 
     return train_demo(Path(params["directory"]), on_event, fault=params.get("fault"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Dtype:
+class Dtype(NamedTuple):
     """One dtype that numpy and ml_dtypes can hold.
 
     itemsize: bytes of an element. code: what safetensors calls it. aliases: what configurations call it.

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import errno
 from enum import IntEnum
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -188,6 +187,8 @@ EXTRAS = {
 
 def missing_library(error: BaseException, what: str) -> UnavailableError | None:
     """What to say where `what` ended because a library of an extra is not installed; None for any other error."""
+    from importlib.util import find_spec
+
     library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if library not in EXTRAS:
         return None

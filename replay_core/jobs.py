@@ -53,6 +53,10 @@ class Progress:
     what: str
 
 
+#: What a job says before it imports torch: on a busy machine that takes longer than many a replay.
+IMPORTING = Progress(0, None, "importing torch and transformers")
+
+
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """A line something printed: the job itself, or the model it runs."""

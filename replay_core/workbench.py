@@ -15,7 +15,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import OnEvent, Partial, Progress, Runner, ignore
+from replay_core.jobs import IMPORTING, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -107,11 +107,10 @@ def _all_statistics(record: Record) -> dict[str, Statistics]:
     from replay_core.measure.statistics import statistics
 
     # A scalar that stands in the file's structure is shown itself; one that is a tensor's bytes is looked at.
-    scalar = [ref for ref in record.tensors() if ref.shape == () and isinstance(ref.source, Inline)]
     return {
         ref.name: statistics(ref)
         for ref in record.tensors()
-        if ref.is_readable and not ref.is_text and ref not in scalar
+        if ref.is_readable and not ref.is_text and not (ref.shape == () and isinstance(ref.source, Inline))
     }
 
 
@@ -551,6 +550,7 @@ def referee(
         missing.append((run, place, lacking(run, records, weights)))
     if any(why is not None for _, _, why in missing):
         return ruling_document(not_ruled(missing))
+    on_event(IMPORTING)
     from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
 
     return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event))

@@ -330,6 +330,11 @@ def a_wandb_record_of_empty_parts(folder: Path) -> Path:
     return _file(folder, "run-x.wandb", data)
 
 
+@maker
+def a_msgpack_that_claims_lists_of_lists(folder: Path) -> Path:
+    return _file(folder, "rollouts/step_1/rank_0.bin", b"\xdd\x00\x01\x00\x00" * 180_000).parents[2]
+
+
 def _varint(number: int) -> bytes:
     out = b""
     while number > 127:
@@ -469,6 +474,33 @@ def manifests_of_anything(folder: Path) -> Path:
         "incidents": [{"step": 1}],
     }
     _file(folder, "manifest.json", json.dumps(manifest).encode())
+    return folder
+
+
+@maker
+def a_manifest_nested_without_end(folder: Path) -> Path:
+    _native(folder)
+    flags: dict[str, Any] = {}
+    for _ in range(600):
+        flags = {"effective": flags}
+    manifest = {"format": "rldbg-dump", "schema_version": 1, "models": {}, "flags": flags}
+    _file(folder, "manifest.json", json.dumps(manifest).encode())
+    return folder
+
+
+@maker
+def a_manifest_of_very_many_models(folder: Path) -> Path:
+    _native(folder)
+    models = {str(step): f"../weights/{step}" for step in range(20_000)}
+    manifest = {"format": "rldbg-dump", "schema_version": 1, "models": models, "flags": {}}
+    _file(folder, "manifest.json", json.dumps(manifest).encode())
+    return folder
+
+
+@maker
+def an_index_of_broken_lines(folder: Path) -> Path:
+    _native(folder)
+    _file(folder, "index_rank0.jsonl", b"{\n" * 200_000)
     return folder
 
 

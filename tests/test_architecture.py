@@ -83,6 +83,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "ruling",
         )
     },
+    "replay_core.documents.version": (None, "the version that every document carries"),
     "replay_core.documents.reopening": (("read_document",), "a saved document, by the schema that commands use"),
     "replay_core.export.documents": (
         ("stamp", "check_place", "write_document"),

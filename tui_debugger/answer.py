@@ -34,7 +34,9 @@ def answer_of(state: State) -> fmt.Answer:
                 answer.facts.append(f"only {only}")
         return _of_every_step(_of_replay(answer, state), state)
     if state.job.busy:
-        return fmt.Answer("RUN", "muted", str(state.job.busy), [], [state.job.busy.how_long, _done_so_far(state)])
+        busy = state.job.busy
+        far = [busy.how_far] if busy.how_far else []
+        return fmt.Answer("RUN", "muted", busy.what, far, [busy.how_long, _done_so_far(state)])
     if state.job.trouble:
         return fmt.Answer(
             "ERROR", "missing", state.job.trouble, [], [state.job.trouble_help, "the log pane (4) has all of it"], True

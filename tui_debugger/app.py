@@ -16,8 +16,9 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.events import Event, Key
 from textual.screen import Screen
+from textual.worker import WorkerFailed
 
-from replay_core.errors import ExitCode
+from replay_core.errors import DumpError, ExitCode
 from tui_debugger import collecting, keymap, paths, remembered, terminal, theming
 from tui_debugger.actions import of_screen
 from tui_debugger.crash import write_crash
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from replay_core.documents.run import RunDocument
 
 _FATAL_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
+#: What a saved document of numbers and places that nobody wrote ends in, wherever it is drawn.
+_CONTENT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 #: How often a changed place is written, in seconds.
 _KEEP_S = 2.0
 
@@ -255,9 +258,15 @@ class RldbgApp(App[None]):
         if self._exception is None:
             self._exception = error
             self._exception_event.set()
-            self.crash_report = write_crash(error)
+            self.crash_report = None if self._is_saved_document_at_fault(error) else write_crash(error)
         self._return_code = int(ExitCode.INTERNAL)
         self._close_messages_no_wait()
+
+    def _is_saved_document_at_fault(self, error: BaseException | None) -> bool:
+        """Whether it is a saved document that cannot be drawn: it may say what its schema allows and nobody wrote."""
+        if isinstance(error, WorkerFailed):
+            error = error.error
+        return self.session.state.opened.snapshot is not None and isinstance(error, _CONTENT)
 
 
 def run_ui(
@@ -278,7 +287,8 @@ def run_ui(
     """Run the screen until the user leaves. The caller has checked that there is a terminal.
 
     Returns:
-        0; 70 after a crash; 128 + number after a signal; of a parity what its document means (1: they disagree).
+        0; 3 of a saved document that cannot be drawn; 70 after a crash; 128 + number after a signal; of a parity what
+        its document means (1: they disagree).
     """
     terminal.survive_broken_input()
     terminal.end_when_the_terminal_is_gone()
@@ -291,6 +301,14 @@ def run_ui(
     app.run(mouse=mouse and settings.mouse)
     code = app.return_code
     error = app._exception
+    if error is not None and app.crash_report is None and app._is_saved_document_at_fault(error):
+        said = DumpError(
+            "the saved document cannot be drawn", file=str(app.session.state.opened.snapshot),
+            expected="numbers and places as rldbg writes them", found=f"{type(error).__name__}: {str(error)[:200]}",
+            hint="write it again from its dumps; rldbg compare prints a saved comparison",
+        )  # fmt: skip
+        sys.stderr.write(f"error: {said}\n")
+        return int(said.exit_code)
     if error is not None:
         where = f"crash report: {app.crash_report}" if app.crash_report else "no crash report could be written"
         sys.stderr.write(f"rldbg stopped on a bug of its own: {type(error).__name__}: {error}\n{where}\n")

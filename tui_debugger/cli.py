@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 import replay_core
 from replay_core.budget import limit_process
 from replay_core.errors import ExitCode, RldbgError, failing_disk, missing_library
 from tui_debugger.commands import fail
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: Command -> the module that holds it. Imported when asked for: `ls` never pays for the screen.
 COMMANDS = {
@@ -63,6 +65,8 @@ class _Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         # The first word may be a path; beside one that is, bash would drop the commands.
         return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
 

@@ -113,7 +113,7 @@ def dotted(name: str, width: int) -> str:
     if len(name) <= width:
         return name
     parts = name.split(".")
-    layer = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    layer = next((i for i, part in enumerate(parts) if part.isdecimal()), 0)
     short = f"{parts[0]}…{'.'.join(parts[layer:])}" if layer > 1 else name
     return short if len(short) <= width else middle(short, width)
 
@@ -190,7 +190,7 @@ def worst(token: Mapping[str, Any] | None, index: Mapping[str, Any] | None) -> s
     raw = where.get("raw_a")
     if token and (raw is None or where.get("sample") is not None):
         return f"s{token['sample']} p{token['position']}"
-    return "" if raw is None else f"[{','.join(map(str, raw))}]"
+    return f"[{','.join(map(str, raw))}]" if raw else ""  # a number is at no index
 
 
 def error_line(error: RldbgError) -> str:

@@ -141,11 +141,11 @@ class Line:
 
 
 def lines(
-    health: Health, problems: Sequence[Mapping[str, Any]], opened: Collection[str] = (), *, of_pair: bool = False
+    health: Health, problems: Sequence[Mapping[str, Any]], opened: Collection[str] = (), *, beside: str = ""
 ) -> list[Line]:
     """What is wrong, worst first: findings with what is downstream folded under them, problems met while reading,
-    and what could not be looked at. `opened` are the folds that are open. `of_pair`: two runs are compared, of which
-    the first alone is diagnosed.
+    and what could not be looked at. `opened` are the folds that are open. `beside`: two are compared, of which this
+    alone is diagnosed.
     """
     downstream: dict[str, list[FindingEntry]] = {}
     for one in health.findings:
@@ -165,10 +165,10 @@ def lines(
         severity = str(problem.get("severity") or "warning")
         by_level[severity].append(Line("problem", str(problem.get("claim")), severity, str(problem.get("where") or "")))
     found = [line for level in SEVERITIES for line in by_level[level]]
-    return [*_state(health, by_level, of_pair), *found, *_skipped(health, opened)]
+    return [*_state(health, by_level, beside), *found, *_skipped(health, opened)]
 
 
-def _state(health: Health, by_level: Mapping[str, Sequence[Line]], of_pair: bool) -> list[Line]:
+def _state(health: Health, by_level: Mapping[str, Sequence[Line]], beside: str) -> list[Line]:
     if (health.doing and health.document is None) or health.trouble:
         return [Line("note", health.note(), "warning" if health.trouble else "info")]
     document = health.document
@@ -178,9 +178,9 @@ def _state(health: Health, by_level: Mapping[str, Sequence[Line]], of_pair: bool
         return [Line("note", health.note(), "warning")]
     if by_level["error"] or by_level["warning"]:
         return []
-    if of_pair:
-        # Clean is what it is called by whom nobody asked about B.
-        return [Line("note", f"A by itself: no warning and no error in {len(document['checked'])} rules")]
+    if beside:
+        # Clean is what it is called by whom nobody asked about the other.
+        return [Line("note", f"{beside} by itself: no warning and no error in {len(document['checked'])} rules")]
     return [Line("clean", f"no warning and no error in {len(document['checked'])} rules")]
 
 

@@ -37,6 +37,13 @@ class ParityView:
     """The scatter leaves out what no one reads."""
 
     @property
+    def awaited(self) -> str:
+        """What stands in place of the values until there are any."""
+        if self.request.get("recorded"):
+            return "What the two critics wrote is read; no critic is run. Their values stand here then."
+        return "Both critics run, each in a process of its own. Their values stand here once both have answered."
+
+    @property
     def batches(self) -> list[BatchEntry]:
         return self.document["batches"] if self.document else []
 
@@ -65,10 +72,10 @@ class ParityView:
             return int(self.failed)
         return int(ExitCode.INTERRUPTED) if self.runs else 0
 
-    def answer(self, busy: object = None) -> fmt.Answer:
+    def answer(self, busy: object = None, how_long: str = "ctrl+c cancels") -> fmt.Answer:
         """What the top of the screen says: whether the two agree where it counts, the cause, its sentence."""
         if self.runs:
-            return fmt.Answer("RUN", "muted", str(busy or "parity"), [], ["ctrl+c cancels; nothing is kept then"])
+            return fmt.Answer("RUN", "muted", str(busy or "parity"), [], [f"{how_long}; nothing is kept then"])
         document = self.document
         if document is None:
             return fmt.Answer("ERROR", "missing", self.why_failed or "no parity yet", [], ["the log (l) has all of it"])

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from replay_core.errors import DumpError
+from replay_core.errors import DumpError, RequestError
+from replay_core.replay.axes import Axes
 from tui_debugger import paths
 from tui_debugger.state import State
 from tui_debugger.steps_compared import ALONE
@@ -78,7 +79,17 @@ def read(path: Path) -> Document:
     document = read_document(path)
     if document.get("kind") not in KINDS:
         raise _unshown(path, str(document.get("kind")))
+    if document["kind"] == "replay" and document["matrix"]:
+        try:
+            Axes.parse(axes_text(document["matrix"]["axes"]))
+        except RequestError as error:
+            raise DumpError("the document is damaged", file=str(path), found=error.message) from None
     return document
+
+
+def is_number(text: str) -> bool:
+    """Whether a selection's text is one number, and none of hundreds of digits."""
+    return text.isdecimal() and len(text) < 19
 
 
 #: The parts of a record's key.

@@ -139,9 +139,14 @@ class Busy:
     now: float = 0.0
 
     def __str__(self) -> str:
+        return f"{self.what}: {self.how_far}" if self.how_far else self.what
+
+    @property
+    def how_far(self) -> str:
+        """What of it is done and left; empty where it says nothing of that."""
         if self.total:
-            return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{self._pace()}".rstrip()
-        return f"{self.what}: {self.unit}" if self.unit else self.what
+            return f"{self.done:,} of {self.total:,} {self.unit}{self._pace()}".rstrip()
+        return self.unit
 
     @property
     def how_long(self) -> str:
@@ -287,6 +292,14 @@ class State:
 
     def is_marked(self, kind: str, name: str) -> bool:
         return any(mark.kind == kind and mark.name == name for mark in self.marks)
+
+    @property
+    def of_two(self) -> str:
+        """Whose diagnosis stands beside a comparison: of two that are open `A`'s, of a replay's the recording's. Clean
+        is then no word for what was compared. Empty where nothing is."""
+        if self.opened.b is not None:
+            return "A"
+        return "the recording" if self.tensors.comparison is not None and not self.tensors.shows_record else ""
 
     @property
     def cell(self) -> CellEntry | None:

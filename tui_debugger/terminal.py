@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import functools
 import os
+import re
 import select
 import signal
 import threading
@@ -50,6 +51,14 @@ def toggle_mouse(app: App[Any]) -> bool:
     return bool(driver._mouse)
 
 
+def is_behind(app: App[Any]) -> bool:
+    """Whether the terminal has not taken yet what was drawn before (a slow link, output stopped by ctrl+s)."""
+    writer = getattr(app._driver, "_writer_thread", None)  # none where nothing is drawn; textual has no public name
+    if writer is None or not writer.is_alive():
+        return False
+    return writer._queue.qsize() > 0 or not select.select([], [writer.fileno()], [], 0)[1]
+
+
 def speaks_utf8() -> bool:
     """Whether the locale says that the terminal shows UTF-8; a bare C locale (a container, an old cron) does not."""
     said = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
@@ -71,10 +80,16 @@ _PLAIN = {
 }  # fmt: skip
 
 
+#: Signs that ASCII needs two of, and the blank beside them that gives its cell.
+_TWO = {"≤": "<=", "≥": ">=", "≠": "!="}
+_BESIDE_A_BLANK = re.compile("( ?)([≤≥≠]) | ([≤≥≠])")
+
+
 def plain(text: str) -> str:
     """The text in ASCII, as many cells wide as before."""
     if text.isascii():
         return text
+    text = _BESIDE_A_BLANK.sub(lambda found: f"{found[1] or ''}{_TWO[found[2] or found[3]]}", text)
     return "".join(char if char.isascii() else _PLAIN.get(char, "?" * cell_len(char)) for char in text)
 
 

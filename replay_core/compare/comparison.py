@@ -31,6 +31,7 @@ from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
+from replay_core.compare.updates import clear_updates
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
@@ -173,6 +174,8 @@ def compare_runs(
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     if not names:
         result.notes += tolerances.unmet(row.name for row in result.tensors)
+    if not exact:
+        clear_updates(result.tensors, a, b)
     result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
@@ -241,6 +244,8 @@ class _Work:
                 side.load()
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
+            if facing.a.is_engine != facing.b.is_engine:
+                (facing.a if facing.a.is_engine else facing.b).as_trainer()
         if self._renames is not None:
             of_a = [(name, ref) for facing in facings for (name, _), (_, ref) in facing.a.tensors.items()]
             names_of_a = {ref.name: name for name, ref in of_a} | {name: name for name, _ in of_a}

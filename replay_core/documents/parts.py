@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 T = TypeVar("T")
 
@@ -13,9 +13,6 @@ class Says:
     def __init__(self, **piece: Any) -> None:
         self.piece = piece
 
-
-#: Goes up when a key goes, or means something else; a new key leaves it (docs/documents.md).
-SCHEMA_VERSION: Final = 1
 
 Number = Annotated[
     float | Literal["nan", "inf", "-inf"],

@@ -11,6 +11,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from replay_core.dumps.boxes import laid_out
+from replay_core.dumps.containers.torch_rebuild import SHARDED
 from replay_core.dumps.peeking import class_of
 from replay_core.records import Parts, TensorRef, Unreadable
 
@@ -22,7 +24,8 @@ STRIDED = "_StridedShard"
 
 
 def is_dtensor(value: Any) -> bool:
-    return class_of(value) in (CLASS, _OLD_CLASS)
+    """Whether it is a rank's part of a tensor: a DTensor, or FSDP1's ShardedTensor."""
+    return class_of(value) in (CLASS, _OLD_CLASS, SHARDED)
 
 
 def holds_dtensor(tree: Any, depth: int = 0) -> bool:
@@ -35,6 +38,8 @@ def holds_dtensor(tree: Any, depth: int = 0) -> bool:
 def assembled(shards: Mapping[int, Any]) -> TensorRef:
     """The whole tensor from the DTensors of the ranks; unreadable, with the reason, where it cannot be had."""
     first = next(iter(shards.values()))
+    if class_of(first) == SHARDED:
+        return _of_sharded(shards)
     whole = _empty(first)
     for value in shards.values():
         local = value.get("local")
@@ -64,6 +69,34 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
         found = list(built.shape) if built is not None else "shards that do not fit each other"
         return whole.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(whole.shape)}"))
     return built.with_(copies=_copies(at, order, mesh, placements))
+
+
+def _of_sharded(shards: Mapping[int, Any]) -> TensorRef:
+    """A ShardedTensor from the ranks' shards, each of which says where it begins."""
+    first = next(iter(shards.values()))
+    pieces: dict[tuple[int, ...], TensorRef] = {}
+    for value in shards.values():
+        for shard in value.get("shards") or ():
+            state = _instance_state(shard)
+            start = _instance_state(state.get("metadata")).get("shard_offsets")
+            piece = state.get("tensor")
+            if (
+                not isinstance(piece, TensorRef)
+                or not isinstance(start, list)
+                or not all(type(n) is int for n in start)
+            ):
+                return TensorRef(
+                    "", "none", tuple(first["shape"]), Unreadable("a shard without its tensor or its place")
+                )
+            pieces[tuple(start)] = piece
+    return laid_out(pieces, first["shape"], str(first["dtype"]))
+
+
+def _instance_state(value: Any) -> dict[str, Any]:
+    state = value.get("state") if isinstance(value, dict) else None
+    if isinstance(state, (tuple, list)) and len(state) == 2:
+        state = state[1]  # a class with slots: (attributes, slots)
+    return state if isinstance(state, dict) else {}
 
 
 def laid_together(

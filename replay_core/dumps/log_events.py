@@ -16,54 +16,47 @@ KEPT = 200
 _FRAMES = 12
 _LONGEST = 2000
 
-_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+#: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
+_PATTERNS: tuple[tuple[str, str], ...] = (
     # torch's CUDA allocator, torch's CPU allocator, Ray's memory monitor, the kernel.
-    ("oom", re.compile(r"(?:CUDA|HIP|NPU|XPU) out of memory\. Tried to allocate")),
+    ("oom", r"(?:CUDA|HIP|NPU|XPU) out of memory\. Tried to allocate"),
     (
         "oom_host",
-        re.compile(
-            r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom[-_]kill|OOMKilled"
-            r"|[Oo]ut of memory: Killed process"
-        ),
+        r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom[-_]kill|OOMKilled"
+        r"|[Oo]ut of memory: Killed process",
     ),
     # A collective that a rank waited for in vain: torch's watchdog, NCCL's own results.
     (
         "nccl",
-        re.compile(
-            r"Watchdog caught collective operation timeout|[Ww]atchdog (?:thread terminated|got stuck)"
-            r"|Heartbeat monitor timed out|Some NCCL operations have failed or timed out|NCCL error[: ]"
-            r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work"
-        ),
+        r"Watchdog caught collective operation timeout|[Ww]atchdog (?:thread terminated|got stuck)"
+        r"|Heartbeat monitor timed out|Some NCCL operations have failed or timed out|NCCL error[: ]"
+        r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work",
     ),
     (
         "cuda_error",
-        re.compile(
-            r"(?:CUDA|HIP|NPU|XPU|cuDNN|cuBLAS)(?: kernel)?(?: driver)? error: |CUBLAS_STATUS_(?!SUCCESS)[A-Z]"
-            r"|[Dd]evice-side assert triggered|NVRM: Xid|CUDA error \d+"
-        ),
+        r"(?:CUDA|HIP|NPU|XPU|cuDNN|cuBLAS)(?: kernel)?(?: driver)? error: |CUBLAS_STATUS_(?!SUCCESS)[A-Z]"
+        r"|[Dd]evice-side assert triggered|NVRM: Xid|CUDA error \d+",
     ),
     # torchrun's agent, the shell, Python's fault handler, C++, Slurm; a word in a sentence is none of them.
     (
         "killed",
-        re.compile(
-            r"closing signal SIG[A-Z]+|Closing process \d+ via signal SIG|Received \d+ death signal"
-            r"|Signal \d+ \(SIG[A-Z]+\) received by PID|got signal: \d+|failed \(exitcode: -?\d+\)"
-            r"|\b(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Tt]erminated by|[Kk]illed by)(?: signal)?:? SIG[A-Z]{2,5}\b"
-            r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
-            r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
-            r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
-            r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
-            r"|slurmstepd: error: .*CANCELLED|srun: error: .*: (?:Killed|Terminated|Exited with exit code)"
-        ),
+        r"closing signal SIG[A-Z]+|Closing process \d+ via signal SIG|Received \d+ death signal"
+        r"|Signal \d+ \(SIG[A-Z]+\) received by PID|got signal: \d+|failed \(exitcode: -?\d+\)"
+        r"|\b(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Tt]erminated by|[Kk]illed by)(?: signal)?:? SIG[A-Z]{2,5}\b"
+        r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
+        r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
+        r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
+        r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
+        r"|slurmstepd: error: .*CANCELLED|srun: error: .*: (?:Killed|Terminated|Exited with exit code)",
     ),
-    ("recompile_limit", re.compile(r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)")),
-    ("recompile", re.compile(r"Recompiling function \S+ in ")),
-    ("graph_break", re.compile(r"Graph break (?:in user code|from|due to|:)|Graph Break Reason")),
+    ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
+    ("recompile", r"Recompiling function \S+ in "),
+    ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
     (
         "not_finite",
-        re.compile(r"grad_norm is not finite|Gradient overflow|found (?:NaN|Inf|nan|inf) in", re.IGNORECASE),
+        r"(?i)grad_norm is not finite|Gradient overflow|found (?:nan|inf) in",
     ),
-    ("traceback", re.compile(r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception)(?:\(\w+\))?: |^\W*EXC\b")),
+    ("traceback", r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception)(?:\(\w+\))?: |^\W*EXC\b"),
 )
 KINDS = tuple(kind for kind, _ in _PATTERNS)
 #: Of these a run dies, and the frames that led there are kept.
@@ -125,7 +118,7 @@ class Watch:
             return None
         if is_exception and self._inside.pop(line.stream):
             return None
-        kind = next((kind for kind, pattern in _PATTERNS if pattern.search(line.text)), None)
+        kind = next((kind for kind, pattern in _PATTERNS if re.search(pattern, line.text)), None)
         if kind is None and is_exception:
             kind = "traceback"
         if kind is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +14,7 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.budget import reading, spend_bytes
-from replay_core.dumps.containers.json_lines import read_object
+from replay_core.dumps.containers.json_lines import NAMED_LINES, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import MAX_RANKS, laid_together
@@ -104,10 +106,11 @@ def _told(facts: Any, part: str, which: str, why: str) -> list[str]:
 
 def _model_path(dump: Path, reference: str) -> str:
     """A relative reference is a directory inside the dump; a path that leads out of it stays a plain name."""
+    # Of most references there is no such directory, and asking that is a tenth of finding out where it would lead.
+    if os.path.isabs(reference) or "\0" in reference or not os.path.isdir(os.path.join(dump, reference)):
+        return reference
     inside = (dump / reference).resolve()
-    if not Path(reference).is_absolute() and inside.is_relative_to(dump.resolve()) and inside.is_dir():
-        return str(inside)
-    return reference
+    return str(inside) if inside.is_relative_to(dump.resolve()) else reference
 
 
 def _indexed(
@@ -122,6 +125,7 @@ def _indexed(
     names: dict[Path, tuple[str, ...]] = {}
     root = path.resolve()
     for index_file in sorted(path.glob("index_rank*.jsonl")):
+        wrong: Counter[str] = Counter()
         for number, line in _lines(index_file, problems):
             try:
                 entry = json.loads(line)
@@ -135,15 +139,18 @@ def _indexed(
                     continue
                 file = path / entry["file"]
                 fields = tuple(str(field["name"]) for field in entry["fields"])
-                is_inside = file.resolve().is_relative_to(root)
+                what = None if file.resolve().is_relative_to(root) else "points outside the dump; ignored"
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                problems.append(Problem(f"{index_file}:{number}", "unreadable index line; its file is read by name"))
+                what = "unreadable index line; its file is read by name"
+            if what is None:
+                keys[file], names[file] = key, fields
                 continue
-            if not is_inside:
-                problems.append(Problem(f"{index_file}:{number}", "points outside the dump; ignored"))
-                continue
-            keys[file] = key
-            names[file] = fields
+            wrong[what] += 1
+            if wrong[what] <= NAMED_LINES:
+                problems.append(Problem(f"{index_file}:{number}", what))
+        for what, count in wrong.items():
+            if count > NAMED_LINES:
+                problems.append(Problem(str(index_file), f"{count - NAMED_LINES:,} more lines: {what}"))
     return keys, names, bare
 
 

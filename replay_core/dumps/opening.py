@@ -13,6 +13,8 @@ from replay_core.budget import reading
 from replay_core.dumps import (
     areal,
     curves,
+    debug_tree,
+    distributed_checkpoint,
     grpo_events,
     listing,
     log_text,
@@ -33,6 +35,8 @@ from replay_core.dumps import (
     shards,
     skyrl,
     slime,
+    tensordict_folder,
+    torchlens,
     trl_inputs,
     unnamed,
     verl,
@@ -50,7 +54,8 @@ DIALECTS = in_order(
     [
         *(room.DIALECT for room in (
             native, native_below, nexrl, openrlhf, areal, verl, roll, slime, skyrl, sglang, msprobe, shards,
-            open_instruct, trl_inputs, grpo_events, weights, prime_rl,
+            open_instruct, trl_inputs, grpo_events, weights, prime_rl, distributed_checkpoint, tensordict_folder,
+            debug_tree, torchlens,
         )),
         *row_tables.DIALECTS,
         *(room.DIALECT for room in (metrics, curves, log_text, loose_rows, loose)),
@@ -171,9 +176,6 @@ def _is_there(path: Path) -> bool:
 def _what_helps(path: Path) -> str:
     if _packed(path):
         return "compressed files are not read: unpack them first"
-    if path.is_dir() and (path / ".metadata").is_file():
-        turned = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} weights.pt"
-        return f"rldbg replay --model takes a torch.distributed.checkpoint; to look into it: {turned}"
     if path.is_dir() and not any(path.iterdir()):
         return f"rldbg --follow {path} waits for a trainer that writes there; rldbg record -- COMMAND records one"
     return "name the directory your framework wrote, or one of its files"

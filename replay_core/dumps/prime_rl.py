@@ -22,6 +22,10 @@ from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 
+#: Micro-batches of one rank in one step; a run over thousands of sequences packs them into hundreds.
+MOST_BATCHES = 1 << 12
+#: Bytes of the least batch that holds a token: seven columns of at least one value.
+LEAST_BATCH = 14
 _EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
 _BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
 _EXPORT_NEEDS = frozenset({"micro_step", "token_ids", "trainer_logprobs"})
@@ -124,9 +128,9 @@ def _batch_count(file: Path) -> int:
         count = int.from_bytes(head[1 : 3 if first == 0xDC else 5], "big")
     else:
         raise DumpError("the file is no list of micro-batches", file=str(file), found=f"the first bytes {head!r}")
-    if not 0 < count <= size:
+    if not 0 < count * LEAST_BATCH <= size:
         raise DumpError("the file declares more micro-batches than it has bytes for", file=str(file), found=str(count))
-    if count > 1 << 16:
+    if count > MOST_BATCHES:
         raise DumpError("the file declares too many micro-batches", file=str(file), found=str(count))
     return count
 

@@ -197,12 +197,12 @@ def _others(path: Path) -> Iterator[dict[str, Any]]:
     """The files beside `path` whose names differ from it in the rank alone, the nearest ranks first."""
     stem, _, suffix = path.name.rpartition(".")
     head, _, own = stem.rpartition("_")
-    if not head or not own.isdigit():
+    if not head or not own.isdecimal():
         return
     beside = []
     for entry in path.parent.glob(f"{_escaped(head)}_*.{suffix}"):
         number = entry.stem[len(head) + 1 :]
-        if number.isdigit() and len(number) < 10 and entry != path:
+        if number.isdecimal() and len(number) < 10 and entry != path:
             beside.append((abs(int(number) - int(own)), entry))
     for _, entry in sorted(beside)[:_MAX_FILES]:
         try:

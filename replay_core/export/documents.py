@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import replay_core
 from replay_core import pages
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
 from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
@@ -111,7 +111,7 @@ def marks(run: Run) -> dict[int, list[int]]:
     for number, problem in enumerate(run.problems):
         by_path.setdefault(problem.where, []).append(number)
         line = problem.where.rpartition(":")
-        if line[2].isdigit():
+        if line[2].isdecimal():
             by_path.setdefault(line[0], []).append(number)
         if problem.key is not None:
             by_place.setdefault((problem.key.stage, problem.key.step), []).append(number)

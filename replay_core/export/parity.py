@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from replay_core import naming
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import first_divergence, stamp
 from replay_core.export.numbers import clean
 from replay_core.parity.correlation import Measures

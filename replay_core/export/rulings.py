@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from replay_core.documents.parts import SCHEMA_VERSION
 from replay_core.documents.ruling import RuledTensor, RulingDocument, RulingWord, SideRuling
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 from replay_core.weight_sync.arrival import SEVERITY, Destination, PartArrival, WeightSync

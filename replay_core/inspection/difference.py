@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay_core.compare.differences import difference
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from replay_core.compare import TensorVerdict, compare_runs
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RldbgError
 from replay_core.export import documents
 from replay_core.export.numbers import clean

@@ -2,6 +2,7 @@
 
 from replay_core.recorder.blackbox import BlackBox, GradNormSpike, non_finite, zero_advantage
 from replay_core.recorder.calls import Calls
+from replay_core.recorder.engine import record_forwards
 from replay_core.recorder.examination import rng_state
 from replay_core.recorder.forecast import Forecast
 from replay_core.recorder.recorder import Recorder, StepRecorder
@@ -22,6 +23,7 @@ __all__ = [
     "from_nexrl",
     "from_yaml",
     "non_finite",
+    "record_forwards",
     "record_weights",
     "rng_state",
     "zero_advantage",

@@ -75,7 +75,7 @@ def _neighbours(shadow: Shadow, module: Any, claim: Claim) -> Iterator[Hypothesi
         return
     parts = claim.owner.split(".")
     names = [".".join([*parts[:-1], child]) for child, _ in shadow.module(".".join(parts[:-1])).named_children()]
-    number = next((at for at, part in enumerate(parts) if part.isdigit()), None)
+    number = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
     if number is not None:
         names += [".".join([*parts[:number], str(int(parts[number]) + by), *parts[number + 1 :]]) for by in (-1, 1)]
     for name in names:

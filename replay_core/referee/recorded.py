@@ -49,6 +49,8 @@ class Recorded:
         self.run, self.place = run, place
         self._side = Side(records=list(records))
         self._side.load()
+        if self._side.is_engine:
+            self._side.as_trainer()
         self.modules: dict[str, TensorRef] = {}
         for (name, stage), (_, ref) in self._side.tensors.items():
             if stage == "modules" and naming.is_module_tensor(name) and ref.is_readable and not ref.is_text:

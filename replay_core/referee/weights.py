@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,23 @@ class Checkpoint:
     """Other weights that a side may have run with, read one by one: short name -> the file and the name in it."""
 
     name: str
+    place: Path
     held: dict[str, tuple[Path, str]]
+    #: The weights under the model's own names, where those of the files are others; filled when first needed.
+    _converted: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def convert(self, causal_lm: Any) -> None:
+        """Load the weights as the model's own class does, if its names are not those of the files (Mixtral's)."""
+        missing = (name for name, own in causal_lm.named_parameters() if self.like(name, own) is None)
+        if next(missing, None) is not None and (self.place / "config.json").is_file():
+            state = type(causal_lm).from_pretrained(self.place, dtype=next(causal_lm.parameters()).dtype).state_dict()
+            self._converted.update({engine_names.short(name): value for name, value in state.items()})
 
     def like(self, path: str, own: torch.Tensor) -> torch.Tensor | None:
         """What `own`, the parameter `path`, is here: under any wrapping of its name, experts stacked as it has them."""
+        converted = self._converted.get(engine_names.short(path))
+        if converted is not None:
+            return converted.to(own.dtype) if converted.shape == own.shape else None
         stack = len(own) if own.ndim == 3 else None
         made_of = engine_names.pieces(engine_names.short(path), self.held.__contains__, stack)
         if not made_of or any(piece.of_stack for piece in made_of):
@@ -109,13 +122,14 @@ def other_weights(run: Run, own: str) -> list[Checkpoint]:
             with safe_open(file, framework="pt") as opened:
                 held |= {engine_names.short(name): (file, name) for name in opened.keys()}  # noqa: SIM118
         if held:
-            found.append(Checkpoint(f"weights of step {step}", held))
+            found.append(Checkpoint(f"weights of step {step}", places[step], held))
     return found
 
 
 def all_of(causal_lm: Any, other: Checkpoint) -> list[tuple[Any, dict[str, torch.Tensor]]]:
     """(module, its parameters as the other checkpoint has them), of the modules where they differ."""
     found = []
+    other.convert(causal_lm)
     for name, module in causal_lm.named_modules():
         values = {}
         for part, own in module.named_parameters(recurse=False):

@@ -200,6 +200,7 @@ class BatchReplay:
         started = time.perf_counter()
         forwards = self.arrangement.forwards
         parts = []
+        self.on_event(Progress(0, len(forwards), what))  # a compiler takes minutes in the first
         for done, forward in enumerate(forwards, start=1):
             parts.append(self.forward(run, forward))
             self.on_event(Progress(done, len(forwards), what))

@@ -305,7 +305,7 @@ def _value(name: str, text: str) -> Any:
         return named(text)
     if text.lower() in ("all", "none", "auto"):
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise _wrong_value(name, text, flag.expected)
     return int(text)
 

@@ -202,6 +202,7 @@ def _model(
     flags, _ = attention.resolve(plan.flags)
     for note in resolve(plan, run)[1]:
         on_event(LogLine(note))
+    on_event(Progress(0, None, "loading the model"))
     started = time.perf_counter()
     with _failures_named("the model could not be loaded"):
         model, was_held = holder.model(replace(plan, flags=flags), run, recorded.batch)

@@ -109,6 +109,8 @@ def train(
         ran = observing.operators_alone(cell, compiling.plain)
     effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
     said = {"asked": plan.flags.to_mapping(), "effective": effective}
+    if optimizer is not None:
+        said["optimizer"] = optimizer[0].to_mapping()
     recorder = Recorder(plan.out, model=model.reference, flags=said)
     memory, started = PeakMemory(flags.device), time.perf_counter()
     seconds = {"forward_s": 0.0, "backward_s": 0.0}

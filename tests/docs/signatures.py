@@ -27,8 +27,22 @@ SIGNATURES: dict[str, dict[str, dict[str, list[str]]]] = {
             "trl/trainer/grpo_trainer.py::GRPOTrainer._calculate_rewards": [
                 "self", "inputs", "prompts", "completions", "completion_ids_list",
             ],
+            "trl/trainer/dpo_trainer.py::DPOTrainer._compute_loss": ["self", "model", "inputs", "return_outputs"],
         }
         for version in ("0.29.0", "1.16.0")
+    },
+    "vllm": {
+        "0.33.0": {
+            "vllm/entrypoints/llm.py::LLM.apply_model": ["self", "func"],
+            "vllm/v1/worker/worker_base.py::WorkerBase.apply_model": ["self", "fn"],
+            "vllm/v1/worker/gpu_worker.py::Worker.get_model": ["self"],
+        },
+    },
+    "sglang": {
+        "0.5.23": {
+            "sglang/srt/model_executor/hook_manager.py::register_forward_hooks": ["model", "hook_specs"],
+            "sglang/srt/model_executor/hook_manager.py::resolve_callable": ["path"],
+        },
     },
     "transformers": {
         "5.23.0": {

@@ -49,6 +49,19 @@ def test_a_small_file_that_asks_for_much_is_listed_or_refused_in_its_budget(tmp_
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MOST_MIB
 
 
+def test_what_is_wrong_with_very_many_lines_of_an_index_is_said_once(tmp_path: Path) -> None:
+    problems = open_run(MAKERS["an_index_of_broken_lines"](tmp_path)).problems
+    assert len(problems) < 10
+    assert any("more lines: unreadable index line" in problem.what for problem in problems)
+
+
+@pytest.mark.parametrize("name", ["a_manifest_nested_without_end", "a_msgpack_that_claims_lists_of_lists"])
+def test_a_document_of_what_claims_more_than_it_holds_is_made(tmp_path: Path, name: str) -> None:
+    """Or refused: what walks it does not end in its own stack."""
+    with suppress(RldbgError):
+        assert len(open_dump(MAKERS[name](tmp_path), headers=True)["records"]) <= 4096
+
+
 def test_a_budget_says_what_was_claimed_what_is_stored_and_what_raises_it(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(5000))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from textual._compositor import Compositor
+from textual.app import App
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,12 @@ def _unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
         compositor._dirty_regions.clear()
 
     monkeypatch.setattr(Compositor, "render_update", nothing)
+
+
+@pytest.fixture(autouse=True)
+def _lasting_toasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said is still there when the test looks: on a busy machine that is more than a toast's five seconds."""
+    monkeypatch.setattr(App, "NOTIFICATION_TIMEOUT", 600.0)
 
 
 @pytest.fixture

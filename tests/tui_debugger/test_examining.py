@@ -9,6 +9,7 @@ import pytest
 
 from tests.tui_debugger.driving import A, opened, press, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document
+from tui_debugger.panes.steps import StepsPane
 from tui_debugger.screens.examining import can_do, flags_of, parsed
 from tui_debugger.screens.logview import _around
 
@@ -147,3 +148,15 @@ async def test_arrows_walk_along_the_steps_of_a_trend() -> None:
     async with opened(A, engine=ScriptedEngine(diagnose=document("diagnosis_shifted"))) as (app, pilot):
         await press(app, pilot, "C", "left", "left", "right", "h")
         assert "· step 9 = " in screen(app)
+
+
+async def test_beside_a_replay_no_step_has_the_mark_of_a_clean_recording_and_nothing_is_called_clean() -> None:
+    async with opened(A) as (app, pilot):
+        steps = app.debugger.query_one(StepsPane)
+        assert any("✓" in steps.line(row, 40).plain for row in range(steps.count)), "a recording by itself has them"
+        await press(app, pilot, "r")
+        assert not any("✓" in steps.line(row, 40).plain for row in range(steps.count))
+        assert "CLEAN" not in screen(app)
+        assert "the recording by itself: no warning and no error in 33 rules" in screen(app)
+        await press(app, pilot, "v")
+        assert "✓ CLEAN no warning" in screen(app), "a record's own tensors are no comparison"

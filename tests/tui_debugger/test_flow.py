@@ -98,7 +98,7 @@ async def test_a_running_replay_is_shown_and_ctrl_c_cancels_it() -> None:
     engine.gate = asyncio.Event()
     async with opened(A, engine=engine) as (app, pilot):
         await pilot.press("r")
-        await until(pilot, lambda: "RUN  replaying padded, sdpa, float32: 0 of 4 rows" in screen(app))
+        await until(pilot, lambda: "RUN  replaying padded, sdpa, float32 · 0 of 4 rows" in screen(app))
         await until(pilot, lambda: "host 700 MiB" in screen(app) or "host 740 MiB" in screen(app))
         await pilot.press("q")
         assert app.is_running
@@ -406,3 +406,26 @@ async def test_d_leads_to_the_first_divergence_from_any_screen_and_esc_back_to_i
             await until(pilot, lambda name=name: getattr(app.screen, "KEYS_OF", "") == name, f"the {name} screen again")  # type: ignore[misc]
             await press(app, pilot, "escape")
             await until(pilot, lambda: "›" not in screen(app).splitlines()[0], "the trail is gone")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=str)
+async def test_where_a_matrix_without_tokens_is_worst_is_said_whole_and_a_number_has_no_place(
+    size: tuple[int, int],
+) -> None:
+    answer = document("comparison")
+    apart = [row for row in answer["tensors"] if row["verdict"] == "DIFF"]
+    for row, raw in ((apart[0], [151_935, 4095]), (apart[1], [])):
+        row["metrics"]["worst_token"] = None
+        row["index"] = {"sample": None, "position": None, "raw_a": raw, "raw_b": raw, "sample_b": None}
+    async with opened(A, B, engine=ScriptedEngine(compare=answer), size=size) as (app, pilot):
+        await press(app, pilot, "2")
+        assert "[151935,4095]" in screen(app)
+        assert "[]" not in screen(app)
+
+
+async def test_no_name_is_cut_while_what_both_sides_have_alike_takes_its_cells() -> None:
+    answer = document("comparison")
+    name = "layers.0.self_attn.inputs.position_embeddings.0"
+    answer["tensors"][1]["name"] = name
+    async with opened(A, B, engine=ScriptedEngine(compare=answer), size=(200, 60)) as (app, _):
+        assert name in screen(app)

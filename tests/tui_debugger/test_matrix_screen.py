@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+from replay_core.jobs import Job, OnEvent, Partial, Progress
 from tests.tui_debugger.driving import A, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.screens.matrix import MatrixScreen
@@ -107,3 +109,26 @@ async def test_esc_leads_from_a_cells_tensors_back_to_the_cell() -> None:
         assert isinstance(app.screen, MatrixScreen)
         assert app.session.state.replay.matrix.at == 6
         assert "› 6 ran" in screen(app)
+
+
+class _OneCell(ScriptedEngine):
+    """Its matrix has run one cell, and stands at the next."""
+
+    async def _replay(self, _job: Job, on_event: OnEvent) -> Any:
+        on_event(Progress(3, 3, "records written"))
+        on_event(Partial({"cell": document("matrix")["cells"][1]}))
+        await asyncio.Event().wait()
+
+
+async def test_a_matrix_that_runs_says_since_when_what_is_left_and_how_to_stop_and_no_count_of_the_cell_before() -> (
+    None
+):
+    async with opened(A, engine=_OneCell(), size=(80, 24)) as (app, pilot):
+        await pilot.press("m", "r")
+        await until(pilot, lambda: "1 of 9 cells" in screen(app))
+        head = "\n".join(screen(app).splitlines()[1:4])
+        assert "records written" not in head, "those were of the cell before"
+        assert "cell 2 starts" in head
+        await until(pilot, lambda: "s · ctrl+c cancels · about" in screen(app))
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)

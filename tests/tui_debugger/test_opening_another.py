@@ -14,7 +14,7 @@ async def test_a_path_that_is_no_dump_leaves_what_is_open_as_it_is() -> None:
     async with opened(A, B) as (app, pilot):
         before = screen(app).splitlines()[:4]
         await press(app, pilot, "o", *"/runs/mistyped", "enter")
-        assert any("/runs/mistyped" in toast for toast in toasts(app))
+        assert any("/runs/mistyped" in toast for toast in toasts(app)), toasts(app)
         app.clear_notifications()
         await press(app, pilot)
         assert screen(app).splitlines()[:4] == before

@@ -131,6 +131,21 @@ async def test_keys_go_on_while_critics_run_and_ctrl_c_ends_them() -> None:
         assert app.session.state.parity.exit_code != 0
 
 
+async def test_recorded_values_are_said_to_be_read_and_no_critic_to_run() -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    app = RldbgApp(engine=engine, parity=REQUEST)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "no critic is run" in screen(app))
+        assert "Both critics run" not in screen(app)
+        assert " s · ctrl+c cancels" in screen(app).replace(" ms ", " s ")
+        await pilot.press("5")
+        await until(pilot, lambda: "5 Worst" in screen(app))
+        assert "Both critics run" not in screen(app)
+        engine.gate.set()
+        await rest(app, pilot)
+
+
 async def test_an_exported_parity_opens_again(in_tmp: Path) -> None:
     async with opened(parity=REQUEST) as (app, pilot):
         await press(app, pilot, "e")

@@ -153,6 +153,38 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path, content: dict[str, Any], s
         snapshot.read(path)
 
 
+@pytest.mark.parametrize("values", [["eager", "eager"], ["eager"], ["\x1b[2J", 3]], ids=str)
+def test_a_matrix_of_axes_that_nobody_could_ask_for_is_damaged(tmp_path: Path, values: list[Any]) -> None:
+    saved = document("matrix")
+    saved["matrix"]["axes"] = {"attention": values}
+    with pytest.raises(DumpError, match="is damaged"):
+        snapshot.read(_saved(tmp_path, saved))
+
+
+@pytest.mark.parametrize("step", ["\u00b2", "9" * 5000], ids=["superscript", "digits"])
+async def test_a_selection_that_is_no_number_opens_on_the_divergence(tmp_path: Path, step: str) -> None:
+    saved = {**document("comparison"), "selection": {"step": step}}
+    async with opened(_saved(tmp_path, saved)) as (app, _):
+        assert app.is_running
+        assert app.debugger.stage.state.tensors.comparison is not None
+
+
+async def test_points_that_are_no_numbers_are_left_out_of_a_saved_scatter(tmp_path: Path) -> None:
+    saved = document("parity")
+    for number, value in enumerate(["nan", "inf", 1e308, -1e308]):
+        saved["batches"][0]["scatter"]["points"][number][0] = value
+    async with opened(_saved(tmp_path, saved)) as (app, _):
+        assert "A=B" in screen(app)
+
+
+async def test_a_saved_document_that_cannot_be_drawn_is_at_fault_and_not_the_screen(tmp_path: Path) -> None:
+    async with opened(_saved(tmp_path, document("comparison"))) as (app, _):
+        assert app._is_saved_document_at_fault(ValueError("of its content"))
+        assert not app._is_saved_document_at_fault(AssertionError("a bug"))
+    async with opened(A) as (app, _):
+        assert not app._is_saved_document_at_fault(ValueError("of a dump that was read"))
+
+
 def test_other_json_is_no_document(tmp_path: Path) -> None:
     assert not snapshot.is_document(_saved(tmp_path, {"step": 3, "loss": 0.1}))
     assert not snapshot.is_document(tmp_path / "none.json")

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from rich.segment import Segment
 from textual.color import Color
 
 from tests.builders import write_dump
+from tests.tui_debugger.driving import A, B, opened, screen, until
 from tests.tui_debugger.on_pty import OnPty
 from tui_debugger import terminal
 
@@ -136,6 +138,13 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
     for text in ("╭─ 2 Tensors ▸ ▂▄█", "2×12×64 → Δ ≠", "中文 ok", "naïve…"):
         assert terminal.plain(text).isascii()
         assert len(terminal.plain(text)) == cell_len(text)
+    # A sign that takes two letters has the cell of the blank beside it.
+    assert [terminal.plain(text) for text in ("|d| ≤ 1e-3", "p ≤3", "a ≠ b", "x≥y")] == [
+        "|d| <=1e-3",
+        "p<=3",
+        "a !=b",
+        "x>y",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -287,3 +296,53 @@ def test_a_terminal_that_vanishes_without_a_signal_ends_the_screen(tmp_path: Pat
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_terminal_that_takes_nothing_is_behind_until_it_has_taken_all() -> None:
+    from textual.drivers._writer_thread import WriterThread
+
+    master, slave = os.openpty()
+    with open(slave, "w") as file:
+        writer = WriterThread(file)
+        writer.start()
+        app: Any = SimpleNamespace(_driver=SimpleNamespace(_writer_thread=writer))
+        assert not terminal.is_behind(app)
+        writer.write("x" * 100_000)
+        end = time.monotonic() + 20
+        while not terminal.is_behind(app):
+            assert time.monotonic() < end
+        taken = 0
+        while taken < 100_000:
+            taken += len(os.read(master, 65_536))
+        while terminal.is_behind(app):
+            assert time.monotonic() < end
+        writer.stop()
+    os.close(master)
+    assert not terminal.is_behind(SimpleNamespace(_driver=None)), "nothing is drawn"  # type: ignore[arg-type]
+
+
+async def test_while_the_terminal_is_behind_nothing_is_drawn_and_then_once_what_the_keys_came_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind, drawn = [False], 0
+
+    async with opened(A, B) as (app, pilot):
+        display = app._display
+
+        def counted(*arguments: Any) -> None:
+            nonlocal drawn
+            drawn += 1
+            display(*arguments)
+
+        monkeypatch.setattr(app, "_display", counted)
+        monkeypatch.setattr(terminal, "is_behind", lambda _app: behind[0])
+        at = app.session.state.tensors.selected or 0
+        behind[0] = True
+        for _ in range(5):
+            await pilot.press("j")
+        assert (app.session.state.tensors.selected, drawn) == (at + 5, 0), "the keys go on"
+        behind[0] = False
+        await until(pilot, lambda: drawn, "what the keys came to")
+        row = app.session.state.tensors.row
+        assert row is not None
+        assert f"› {row.verdict}" in screen(app)

@@ -13,30 +13,13 @@ import pytest
 from replay_core import workbench
 from replay_core.records import Selection
 from tests.fixtures import FIXTURES
+from tests.genuine_pairs import LONG, QUICK
 from tests.tui_debugger.at_desk import DeskEngine
 from tests.tui_debugger.driving import opened, press, rest, screen, until
 from tui_debugger import format as fmt
 from tui_debugger.app import RldbgApp
 from tui_debugger.panes.findings import FindingsPane
 from tui_debugger.panes.steps import StepsPane
-
-PAIRS = (
-    ("nexrl/self_hosted_fp32", "nexrl/self_hosted_bf16"),
-    ("faults/healthy/batch.pt", "faults/nan_inf/batch.pt"),
-    ("faults/healthy/batch.pt", "faults/healthy/batch.dp"),
-)
-#: The other genuine pairs: two seconds each.
-MORE_PAIRS = (
-    ("nexrl/self_hosted_fp32", "nexrl/self_hosted_fp32"),
-    ("nexrl/seedtime/pt", "nexrl/seedtime/jsonl"),
-    ("sglang_dumper/baseline_sdpa_fp32", "sglang_dumper/target_eager_bf16"),
-    ("faults/healthy/batch.pt", "faults/temperature_mismatch/batch.pt"),
-    ("faults/healthy/batch.pt", "faults/packing_contaminated/batch.pt"),
-    ("grpo_notes/captured_1da2900_normal.pt", "grpo_notes/captured_547c4bf_normal.pt"),
-    ("roll_critic/fp32_sharedhead", "roll_critic/bf16_init0.01"),
-    ("openrlhf/input_dumps", "openrlhf/input_dumps"),
-    ("areal/single_controller_rollout", "areal/single_controller_rollout"),
-)
 
 
 def _lines(pane: StepsPane | FindingsPane) -> list[str]:
@@ -51,7 +34,7 @@ def _marks(app: RldbgApp) -> dict[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("a", "b"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE_PAIRS)], ids=lambda name: name
+    ("a", "b"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.long) for pair in LONG)], ids=lambda name: name
 )
 async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path) -> None:
     paths = FIXTURES / a, FIXTURES / b

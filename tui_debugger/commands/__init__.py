@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -152,36 +153,62 @@ def say(text: str) -> None:
 
 
 class ProgressLine:
-    """One line on standard error that says how far a job is; silent where nobody watches, and in its first second."""
+    """One line on standard error that says what a job does, how far it is and since when; silent where nobody watches,
+    and in its first second.
 
-    def __init__(self, *, verbose: bool = False) -> None:
+    `first`: what is done before the job says anything itself (names are read); the line then goes on by itself, too.
+    """
+
+    def __init__(self, first: str = "", *, verbose: bool = False) -> None:
         self._watched = sys.stderr.isatty()
         self._verbose = verbose
         self._began = time.monotonic()
         self._drawn = 0.0
         self._width = 0
+        self._said = first
+        self._ended, self._drawing = threading.Event(), threading.Lock()
+        if self._watched and first:
+            threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
+        if (context := click.get_current_context(silent=True)) is not None:
+            context.call_on_close(self.clear)  # an error is said on a line of its own
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, LogLine) and self._verbose:
-            self.clear()
+            self._erase()
             click.echo(safe(event.text, lines=True), err=True)
-        if not isinstance(event, Progress) or not self._watched:
-            return
+        if isinstance(event, Progress):
+            count = f"{event.done}/{event.total} " if event.total else f"{event.done} " if event.done else ""
+            self._said = f"{count}{safe(event.what)}"
+            self._draw()
+
+    def _go_on(self) -> None:
+        while not self._ended.wait(0.5):
+            self._draw()
+
+    def _draw(self) -> None:
         now = time.monotonic()
-        if now - self._began < 1 or now - self._drawn < 0.1:
+        if not self._watched or now - self._began < 1 or now - self._drawn < 0.1:
             return
-        self._drawn = now
-        total = f"/{event.total}" if event.total else ""
-        text = f"{event.done}{total} {safe(event.what)}  {now - self._began:.0f} s"[:78]
-        sys.stderr.write("\r" + text.ljust(self._width))
-        sys.stderr.flush()
-        self._width = len(text)
+        with self._drawing:
+            if self._ended.is_set():
+                return
+            self._drawn = now
+            text = f"{self._said}  {now - self._began:.0f} s"[:78]
+            sys.stderr.write("\r" + text.ljust(self._width))
+            sys.stderr.flush()
+            self._width = len(text)
+
+    def _erase(self) -> None:
+        with self._drawing:
+            if self._width:
+                sys.stderr.write("\r" + " " * self._width + "\r")
+                sys.stderr.flush()
+                self._width = 0
 
     def clear(self) -> None:
-        if self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
-            sys.stderr.flush()
-            self._width = 0
+        """Take the line away: what comes now is the answer."""
+        self._ended.set()
+        self._erase()
 
 
 __all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "say", "selectors", "step_selector"]

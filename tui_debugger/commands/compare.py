@@ -109,7 +109,7 @@ def command(
     if a is not None and len(given) == 1 and workbench.is_document(a):
         doc = _reopened(a, options)
     else:
-        progress, lines = ProgressLine(), _JsonLines() if jsonl else None
+        progress, lines = ProgressLine("" if jsonl else "reading names of files"), _JsonLines() if jsonl else None
         options["on_event"] = lines if lines else progress
         options["explain"] = explain
         options["on_row"] = lines.row if lines else None

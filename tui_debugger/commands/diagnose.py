@@ -56,7 +56,7 @@ def command(
         return 0
     if not paths:
         raise click.UsageError("diagnose needs a dump or a log")
-    progress = ProgressLine()
+    progress = ProgressLine("reading names of files")
     if paths == (_STDIN,):
         with _standard_input() as path:
             try:

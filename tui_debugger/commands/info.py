@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 import replay_core
-from replay_core.documents.parts import SCHEMA_VERSION
+from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from tui_debugger.commands import document_output, finish
 

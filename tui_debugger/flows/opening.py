@@ -122,7 +122,7 @@ class Opening:
             state.opened.a, state.opened.b = (snapshot.side_as_run(document, side) for side in ("a", "b"))
             state.opened.steps = StepsCompared.of_document(document)
             first = document["first_divergence"]
-            only = {name: int(value) for name, value in document["selection"].items() if value.isdigit()}
+            only = {name: int(value) for name, value in document["selection"].items() if snapshot.is_number(value)}
             state.opened.scope = Scope.of(only or (first and first["a_key"]) or {})
             state.tolerance = Tolerance.of_document(document)
             self._errands.changed(Part.RUNS)

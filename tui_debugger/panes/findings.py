@@ -35,7 +35,7 @@ class FindingsPane(Rows):
 
     def show(self, state: State) -> None:
         self._state = state
-        listed = lines(state.opened.health, state.findings(), self._opened, of_pair=state.opened.b is not None)
+        listed = lines(state.opened.health, state.findings(), self._opened, beside=state.of_two)
         counts = [sum(line.severity == level and not line.fold for line in listed if line.kind in _FOUND)
                   for level in ("error", "warning", "info")]  # fmt: skip
         parts = [f"{n} {word}" for n, word in zip(counts, ("error", "warning", "info"), strict=True) if n]

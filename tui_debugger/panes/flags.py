@@ -76,9 +76,9 @@ class FlagsPane(Rows):
             text.append("  n/a" if room < len(why) + 6 else f"  n/a: {why}", paint(self, "missing"))
         elif idle is not None and room > len(idle) + 3 and changed:
             text.append(f"   {idle}", paint(self, "muted"))
-        elif name == "attention" and used is not None:
+        elif name == "attention" and used is not None and room > 12:  # less would say nothing
             ran = str(used).replace("_scaled_dot_product_", "")
-            text.append(f"  ran {fmt.middle(ran, max(4, room - 6))}", paint(self, "muted"))
+            text.append(f"  ran {fmt.end(ran, room - 6)}", paint(self, "muted"))
         elif used is not None and not fmt.setting(used).startswith(fmt.setting(value)):
             text.append(f"   ran {fmt.setting(used)}", paint(self, "missing"))
         return text

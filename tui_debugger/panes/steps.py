@@ -98,7 +98,7 @@ class StepsPane(Rows):
 
     def show(self, state: State) -> None:
         """Draw the run; what is open stays open while only verdicts change."""
-        self._compared, self._is_pair = state.opened.steps, state.opened.b is not None
+        self._compared, self._is_pair = state.opened.steps, bool(state.of_two)
         self._marked = {mark.name for mark in state.marks if mark.kind == "record"}
         self._health = state.opened.health.at_steps()
         if state.opened.a is None:

@@ -27,23 +27,20 @@ class TelemetryPane(VerticalScroll, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__(id="telemetry")
+        # Who quits before the pane is whole leaves it without children: nothing here asks the tree for them.
+        self._now, self._cells_told = Lines(_EMPTY, id="telemetry-now"), Lines(id="telemetry-cells")
+        self._line = Sparkline([], id="telemetry-line")
+        self._line.display = False
 
     def compose(self) -> ComposeResult:
-        yield Lines(_EMPTY, id="telemetry-now")
-        yield Sparkline([], id="telemetry-line")
-        yield Lines(id="telemetry-cells")
+        yield from (self._now, self._line, self._cells_told)
 
     def on_mount(self) -> None:
-        self.query_one(Sparkline).display = False
         self._now.put(Text(_EMPTY, style=paint(self, "muted")))
-
-    @property
-    def _now(self) -> Lines:
-        return self.query_one("#telemetry-now", Lines)
 
     def show(self, state: State) -> None:
         """Draw what a sample changed: it comes every second, and lays out nothing."""
-        line = self.query_one(Sparkline)
+        line = self._line
         if line.display != (len(state.job.samples) > 1):
             line.display = len(state.job.samples) > 1
         if state.job.samples:
@@ -51,20 +48,20 @@ class TelemetryPane(VerticalScroll, can_focus=True):
             gpu = [sample.gpu_mib for sample in state.job.samples if sample.gpu_mib is not None]
             data = gpu or [sample.host_mib for sample in state.job.samples]
             name = "gpu" if gpu else "host"
-            phase = f" · {state.job.busy.unit or state.job.busy.what}" if state.job.busy is not None else ""
+            phase = f"\n{state.job.busy.unit or state.job.busy.what}" if state.job.busy is not None else ""
+            span = f"{fmt.mib(min(data))} to {fmt.mib(max(data))}"
             self._now.put(
                 Text.assemble(
                     f"{fmt.seconds(last.elapsed_s)}   ",
                     ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
-                    (f"\n{name} memory since it began, {fmt.mib(min(data))} to {fmt.mib(max(data))}{phase}",
-                     paint(self, "muted")),
+                    (f"{phase}\n{name} memory over {fmt.seconds(last.elapsed_s)}: {span}", paint(self, "muted")),
                     no_wrap=True,
                 )
             )  # fmt: skip
             line.data = data
-        self.query_one("#telemetry-cells", Lines).put(self._cells(state))
+        self._cells_told.put(self._cells(state))
 
     def _cells(self, state: State) -> Text:
         text = Text(no_wrap=True)

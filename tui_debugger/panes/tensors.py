@@ -31,8 +31,21 @@ _COMPARING = "Comparing. Tensors stand here as they are judged, in order of comp
 
 #: Rows that the width of a column is measured by.
 _MEASURED = 1_000
-#: Columns of a record's own tensors that not every record fills.
-_SPARE = (("value", 14), ("tokens", 9))
+#: Columns of a record's own tensors, and the most cells of each: what they do not take is left to the names. Not every
+#: record fills the last two.
+_OWN = (("shape", 20), ("dtype", 8), ("value", 14), ("tokens", 9))
+_SPARE = ("value", "tokens")
+
+
+def _fitting(wanted: list[tuple[str, int]], room: int) -> list[tuple[str, int]]:
+    """Of (column, cells) as many, from the first, as there is room for."""
+    taken = []
+    for name, size in wanted:
+        if room < size + 1:
+            break
+        room -= size + 1
+        taken.append((name, size))
+    return taken
 
 
 class TensorRows(Rows):
@@ -44,28 +57,31 @@ class TensorRows(Rows):
         self._shown: list[int] = []
         self._comparing = False
         self._with_key = False
-        self._where = 5
+        self._where, self._worst = 5, 7
         self._named = 30
         """Cells that names are given before any other column."""
         self._marked: set[str] = set()
-        self._filled: set[str] = set()
+        self._own: list[tuple[str, int]] = []
 
     def show(self, state: State) -> None:
         """Draw the list; while a comparison runs it only grows, and what stands there is not drawn again."""
         grows = state.tensors.live and state.tensors.rows is self._rows and state.tensors.shown is self._shown
         before = self._comparing, self._with_key, self._marked
-        if state.tensors.rows is not self._rows and state.tensors.shows_record:
-            # Columns that say nothing of any tensor leave their room to the names.
-            self._filled = {name for name, _ in _SPARE if any(self._cell(row, name) for row in state.tensors.rows)}
-        self._rows, self._shown = state.tensors.rows, state.tensors.shown
         self._comparing = not state.tensors.shows_record
+        if state.tensors.rows is not self._rows and not self._comparing:
+            self._own = self._measured_columns(state.tensors.rows[:_MEASURED])
+        self._rows, self._shown = state.tensors.rows, state.tensors.shown
         self.empty = _FILTERED if state.tensors.rows else _COMPARING if state.tensors.live else _NO_ROWS
         self._with_key = self._comparing and state.tensors.several_records
         if self._with_key:
             shown = (self._cell(self._rows[index], "where") for index in self._shown[:_MEASURED])
             self._where = max(map(len, shown), default=5)
+        if self._comparing:
+            # An index that is cut in its middle names another element.
+            places = (self._cell(self._rows[index], "worst") for index in self._shown[:_MEASURED])
+            self._worst = min(20, max(map(len, places), default=0))
         named = (len(fmt.safe(self._rows[index].name)) for index in self._shown[:_MEASURED])
-        self._named = min(30, max(named, default=30))
+        self._named = min(60, max(named, default=30))
         here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
             {state.opened.a["path"]} if state.opened.a else set()
         )
@@ -86,21 +102,25 @@ class TensorRows(Rows):
 
     def _columns(self, width: int) -> list[tuple[str, int]]:
         """The columns that fit behind verdict and name."""
-        room = width - (11 + self._named if self._comparing else 2 + 20)
-        if self._comparing:
-            wanted = [("rel l2", 9), ("max |d|", 9), ("worst", 7), ("shape", 14), ("dtype", 10)]
-            if self._with_key:
-                figures = sum(size + 1 for _, size in wanted[:3])
-                wanted.insert(0, ("where", max(7, min(self._where, room - figures - 1))))
-        else:
-            wanted = [("shape", 12), ("dtype", 6), *((name, size) for name, size in _SPARE if name in self._filled)]
-        taken = []
-        for name, size in wanted:
-            if room < size + 1:
-                break
-            room -= size + 1
-            taken.append((name, size))
-        return taken
+        if not self._comparing:
+            return _fitting(self._own, width - 2 - 20)
+        # Figures come before the ends of long names, and these before what the two have alike.
+        room = width - 11 - min(30, self._named)
+        figures = [("rel l2", 9), ("max |d|", 9), ("worst", max(7, self._worst))]
+        if self._with_key:
+            taken = sum(size + 1 for _, size in figures)
+            figures.insert(0, ("where", max(7, min(self._where, room - taken - 1))))
+        figures = _fitting(figures, room)
+        room = width - 11 - self._named - sum(size + 1 for _, size in figures)
+        return [*figures, *_fitting([("shape", 14), ("dtype", 10)], room)]
+
+    def _measured_columns(self, rows: list[TensorRow]) -> list[tuple[str, int]]:
+        widest = {name: max((len(fmt.safe(self._cell(row, name))) for row in rows), default=0) for name, _ in _OWN}
+        return [
+            (name, min(most, max(len(name), widest[name]) + 1))
+            for name, most in _OWN
+            if widest[name] or name not in _SPARE
+        ]
 
     def heading(self, width: int) -> Text:
         columns = self._columns(width)

@@ -87,7 +87,7 @@ class Examining:
             return True
         if verb != "replay":
             return False
-        numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdigit()}
+        numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdecimal()}
         index = self._session.looking.record_at(numbers) if numbers else None
         if index is not None:
             state.opened.scope = Scope.of(state.opened.a["records"][index]["key"])
@@ -167,7 +167,7 @@ def flags_of(options: Mapping[str, str]) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     if "packing" in options:
         flags["packing"] = options["packing"] != "off"
-    if options.get("rows-per-forward", "").isdigit():
+    if options.get("rows-per-forward", "").isdecimal():
         flags["rows_per_forward"] = int(options["rows-per-forward"])
     for name in ("logits", "attention", "compile", "dtype"):
         if options.get(name):

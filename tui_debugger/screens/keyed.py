@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.screen import Screen
 
-from tui_debugger import keymap
+from tui_debugger import keymap, terminal
 from tui_debugger.actions import Action
 from tui_debugger.state import Part
 
@@ -26,6 +26,12 @@ class KeyedScreen(Screen[None]):
         for binding in keymap.bindings(self.KEYS_OF, actions):
             for key in binding.key.split(","):
                 self._bindings.bind(key, binding.action, binding.description, show=False)
+
+    def _on_timer_update(self) -> None:
+        # Over a slow link every frame that waits is older than what the keys have done since: the next one drawn holds
+        # it all. Textual asks again at its own pace, and a full queue would stop the keys.
+        if not terminal.is_behind(self.app):
+            super()._on_timer_update()
 
     def doers(self) -> Iterable[object]:
         """Who may have a `do_<id>` for an action, the first asked first."""

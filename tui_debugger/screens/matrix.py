@@ -175,8 +175,12 @@ class MatrixScreen(Overlay):
         text = Text(no_wrap=True, overflow="ellipsis", end="")
         if matrix.runs:
             text.append(" RUN ", paint(self, "key"))
-            total = Axes.parse(matrix.axes).size + 1
-            text.append(f" {len(matrix.cells)} of {total} cells · {state.job.busy or 'starting'}")
+            done, total = len(matrix.cells), Axes.parse(matrix.axes).size + 1
+            text.append(f" {done} of {total} cells · {state.job.busy or 'starting'}")
+            if (busy := state.job.busy) is not None:
+                spent = busy.now - busy.began
+                left = f" · about {fmt.seconds(spent / done * (total - done))} left" if done else ""
+                text.append(f"\n {busy.how_long}{left}", paint(self, "muted"))
             return text
         if state.job.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))

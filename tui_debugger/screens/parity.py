@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from replay_core.documents.parity import BatchEntry, WorstValue
 
 _NUMBERS = {name: number for number, name in enumerate(PARITY_PARTS, 1)}
-_WAITING = "Both critics run, each in a process of its own. Their values stand here once both have answered."
 _NOTHING = "No values yet. The log (l) says what happened; r runs it again."
 
 
@@ -95,7 +94,7 @@ class ParitySheet(VerticalScroll, can_focus=True):
         width, height = max(20, self.size.width - 1), max(4, self.size.height)
         batch = self._view.batch
         if batch is None:
-            said = _WAITING if self._view.runs else _NOTHING
+            said = self._view.awaited if self._view.runs else _NOTHING
             body.update(Text(said, style=paint(self, "muted")))
         else:
             body.update(self.sheet(batch, width, height))
@@ -141,7 +140,7 @@ class WorstRows(Rows):
     def show(self, view: ParityView) -> None:
         batch = view.batch
         self._worst = batch["worst"] if batch else []
-        self.empty = "No token that counts differs." if batch else _WAITING if view.runs else _NOTHING
+        self.empty = "No token that counts differs." if batch else view.awaited if view.runs else _NOTHING
         self.border_subtitle = "enter: to the token" if self._worst else ""
         no_text = bool(self._worst) and all(one["text"] is None for one in self._worst)
         self.border_title = _title("worst") + (" · ids only: no tokenizer beside the dump" if no_text else "")
@@ -229,7 +228,8 @@ class ParityScreen(Overlay):
         for part in self.query(ParitySheet):
             part.show(view)
         self.query_one(WorstRows).show(view)
-        self.query_one(ParityAnswer).show(view.answer(state.job.busy))
+        busy = state.job.busy
+        self.query_one(ParityAnswer).show(view.answer(busy, busy.how_long) if busy else view.answer())
         self.query_one("#parity-title", Static).update(self._title_line())
         self.query_one(KeyBar).show("parity", state.job.busy is not None)
 

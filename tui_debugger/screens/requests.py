@@ -45,8 +45,8 @@ class Requests:
 
         self.ask_model(go)
 
-    def ask_model(self, then: Callable[[str], None]) -> None:
-        """Ask which model a replay loads: what the dump names, and the random ones, can be completed."""
+    def ask_model(self, then: Callable[[str], None], question: str = "Model to replay with") -> None:
+        """Ask which model a replay, or a ruling, loads: what the dump names, and the random ones, can be completed."""
         from replay_core.replay.architectures import ARCHITECTURES  # as late as the question
 
         run = self._state.opened.a
@@ -56,7 +56,7 @@ class Requests:
             *(f"random:{name}" for name in ARCHITECTURES),
         ]
         hint = "a directory, a cached hub id, or random:llama-tiny"
-        self._stage.ask("Model to replay with", hint, then, self._state.replay.model or "", path=True, known=known)
+        self._stage.ask(question, hint, then, self._state.replay.model or "", path=True, known=known)
 
     def do_tolerance(self) -> None:
         session = self._session
@@ -117,7 +117,7 @@ class Requests:
             return
 
         def go(text: str) -> None:
-            if not text.isdigit() or int(text) not in steps:
+            if not text.isdecimal() or int(text) not in steps:
                 self._stage.say(f"there is no step {text}: {steps[0]} to {steps[-1]}", "error")
                 return
             self.go_to_step(int(text))

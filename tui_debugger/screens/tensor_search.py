@@ -19,15 +19,30 @@ class TensorSearch:
         self._requests = requests
 
     def do_ruling(self) -> None:
-        """What a referee that has the weights says of the two."""
-        comparison = self._state.tensors.comparison
-        if comparison is None:
+        """What a referee that has the weights says of the two; it is asked once."""
+        state = self._state
+        if state.tensors.comparison is None:
             self._stage.say(NEXT)
             return
-        self._stage.work(self._rule(), "ruling")
+        if self._session.ruling.made is None and state.job.busy is not None:
+            self._stage.say(f"{state.job.busy} · ctrl+c cancels")
+            return
+        self._stage.come_to_front()
+        if state.tensors.shows_record:
+            state.tensors.show_comparison(state.tensors.comparison, None)
+            self._stage.redraw(Part.RUNS)
+        if self._session.ruling.made is None and self._session.ruling.lacks_weights:
+            self._requests.ask_model(self._rule_with, "Weights to rule with: the model of both sides")
+            return
+        self._stage.work(self._rule(), "job")
+
+    def _rule_with(self, model: str) -> None:
+        self._state.replay.model = model
+        self._stage.redraw(Part.FLAGS)
+        self._stage.work(self._rule(), "job")
 
     async def _rule(self) -> None:
-        ruled = await self._session.ruling.rule()
+        ruled = self._session.ruling.made or await self._session.ruling.rule()
         if ruled is None:
             return
         self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}")
@@ -44,6 +59,7 @@ class TensorSearch:
         self._stage.come_to_front()
         if state.tensors.shows_record:
             state.tensors.show_comparison(state.tensors.comparison, None)
+            self._stage.redraw(Part.RUNS)
         index, apart = state.tensors.first(), [step for step in state.opened.steps.diverging if step is not None]
         if index is None and apart:
             self._requests.go_to_step(apart[0])
@@ -89,7 +105,7 @@ class TensorSearch:
         else:
             self._stage.say(NEXT)
             return
-        self._stage.redraw(Part.TENSORS, Part.ANSWER)
+        self._stage.redraw(Part.TENSORS, Part.ANSWER, Part.RUNS)
         self._stage.work(self._session.looking.inspect(), "inspect")
 
     def do_strip(self, direction: str) -> None:

@@ -20,6 +20,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 #: What a point is about -> colour, glyph, glyph in ASCII. Of several in a cell the first named is drawn.
 REGIONS = {"response": ("key", "⣿", "o"), "valid": ("close", "+", "+"), "padding": ("padding", "×", "x")}
 _LABEL = 9
+_LARGEST = 1e300
 
 
 def scatter(widget: Widget, points: Sequence[Sequence[Any]], width: int, height: int, *, ascii: bool = False) -> Text:
@@ -29,6 +30,8 @@ def scatter(widget: Widget, points: Sequence[Sequence[Any]], width: int, height:
         points: [a, b, region].
     """
     text = Text(no_wrap=True)
+    # The difference of the two ends has to be a number too.
+    points = [point for point in points if all(abs(float(value)) < _LARGEST for value in point[:2])]
     if not points:
         return text.append("no point", paint(widget, "muted"))
     columns, rows = max(8, width - _LABEL - 1), max(4, height - 3)
@@ -96,7 +99,7 @@ def two_histograms(widget: Widget, histogram: ValueHistogram | None, width: int,
     """Differences b - a: of the tokens that count above, of the rest below, each on a scale of its own."""
     text = Text(no_wrap=True)
     muted = paint(widget, "muted")
-    if not histogram:
+    if not histogram or not histogram["edges"] or not histogram["counted"] or not histogram["others"]:
         return text.append("no difference is a number", muted)
     edges = [float(edge) for edge in histogram["edges"]]
     both = [(counted, histogram["counted"], "key"), ("the rest", histogram["others"], "padding")]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import naming, pages
+from replay_core.compare.pairing import engine_modules
 from replay_core.compare.pairing.by_name import renumbered
 from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
@@ -58,6 +59,18 @@ class Side:
             for ref in ordered:
                 self._take(record, ref)
             self._group(record, ordered)
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether its module tensors are those of an inference engine's modules."""
+        return engine_modules.is_engine(name for name, _ in self.tensors)
+
+    def as_trainer(self) -> None:
+        """Call an engine's module tensors what a trainer calls them."""
+        own = {(record.path, ref.name): self._of.get(id(ref)) for record, ref in self.tensors.values()}
+        self.tensors = engine_modules.as_trainers(self.tensors)
+        laid = ((id(ref), own[record.path, ref.name]) for record, ref in self.tensors.values())
+        self._of.update((number, batch) for number, batch in laid if batch is not None)
 
     def _take(self, record: Record, ref: TensorRef) -> None:
         stage = record.key.stage

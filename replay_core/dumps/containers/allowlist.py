@@ -61,9 +61,11 @@ _INERT = (
     "uuid.UUID",
     torch_.NESTED,
 )
-#: A distributed tensor's placement: never interpreted, so any class below these names is kept inert.
+#: A distributed tensor's placement, a checkpoint's metadata: never interpreted, so any class below these names is
+#: kept inert.
 _INERT_PREFIXES = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.device_mesh.",
-                   "torch.distributed._mesh_layout.")  # fmt: skip
+                   "torch.distributed._mesh_layout.", "torch.distributed._shard.", "torch.distributed.remote_device.",
+                   "torch.distributed.checkpoint.")  # fmt: skip
 
 
 def _ordered_dict(loading: Loading, args: tuple[Any, ...]) -> dict[Any, Any]:
@@ -122,6 +124,13 @@ def _slice(loading: Loading, args: tuple[Any, ...]) -> slice:
     if len(args) != 3 or not all(part is None or type(part) is int for part in args):
         raise loading.malformed("a slice of things that are not numbers")
     return slice(*args)
+
+
+def _attribute(loading: Loading, args: tuple[Any, ...]) -> Symbol:
+    """`getattr(class, name)`, how a class within a class is named: of one that is kept inert, another inert one."""
+    if len(args) != 2 or not isinstance(args[0], InertClass) or type(args[1]) is not str or not args[1].isidentifier():
+        raise Stranger("builtins.getattr").refusal(str(loading.region.path))
+    return InertClass(f"{args[0].name}.{args[1]}")
 
 
 def _device(loading: Loading, args: tuple[Any, ...]) -> str:
@@ -199,6 +208,7 @@ def _table() -> dict[str, Symbol]:
         "datetime.timezone": plain_values.a_timezone,
         "decimal.Decimal": plain_values.a_decimal,
         "fractions.Fraction": plain_values.a_fraction,
+        "builtins.getattr": _attribute,
         "builtins.range": plain_values.a_range,
         "builtins.xrange": plain_values.a_range,
         "_codecs.encode": _encode,

@@ -26,6 +26,8 @@ MAX_LINE = 1 << 30
 MAX_DOCUMENT = 1 << 28
 #: Damaged lines that are named one by one.
 NAMED_LINES = 5
+#: A description that is nested deeper ends in the stacks of whoever walks it.
+MAX_DEPTH = 64
 _BLOCK = 1 << 20
 
 NAN_NOTE = "bare NaN or Infinity, which strict JSON does not know, stands for itself"
@@ -187,7 +189,19 @@ def read_object(path: Path, what: str, limit: int) -> dict[str, Any]:
         raise DumpError(f"{what} is not JSON: {error}", file=str(path)) from None
     if not isinstance(document, dict):
         raise DumpError(f"{what} is not an object", file=str(path), found=type(document).__name__)
+    if not _is_shallow(document):
+        raise DumpError(f"{what} is nested too deeply", file=str(path), expected=f"at most {MAX_DEPTH} levels")
     return document
+
+
+def _is_shallow(document: Any) -> bool:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [one for values in inner for one in values if isinstance(one, (dict, list))]
+        if not level:
+            return True
+    return False
 
 
 def file_region(path: Path) -> Region:

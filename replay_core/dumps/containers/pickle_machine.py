@@ -23,6 +23,7 @@ from replay_core.dumps.containers.allowlist import TABLE, find_global
 from replay_core.dumps.containers.loading import InertClass, Loading, ShortBytes, Span, Stranger, Symbol
 from replay_core.dumps.containers.region import Region
 from replay_core.dumps.containers.tensor_shortcut import Memo, match_entries
+from replay_core.dumps.containers.torch_rebuild import place_text
 from replay_core.errors import RldbgError, UnsafeFileError
 from replay_core.records import TensorRef
 
@@ -146,6 +147,7 @@ class Machine:
             raise self.loading.malformed("the pickle sets items of something that is not a dictionary")
         keys = items[::2]
         if set(map(type, keys)) != _KEYS:
+            keys = [place_text(key) if type(key) is dict else key for key in keys]
             for key in keys:
                 self.check_key(key)
         target.update(zip(keys, items[1::2], strict=True))

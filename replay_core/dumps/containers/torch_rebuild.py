@@ -31,6 +31,8 @@ MAX_NDIM = 64
 _MAX_NUMEL = 2**62
 #: Tensor subclasses that keep plain tensors inside: kept as `{"__class__": …}` for the dialects to assemble.
 DTENSOR = "torch.distributed.tensor.DTensor"
+_INDEX = "torch.distributed.checkpoint.metadata.MetadataIndex"
+SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 NESTED = "torch.nested._internal.nested_tensor.NestedTensor"
 
 
@@ -183,7 +185,7 @@ def rebuild_from_type(loading: Loading, args: tuple[Any, ...]) -> Any:
     if not isinstance(function, Symbol) or isinstance(function, Stranger) or type(inner) is not tuple:
         raise loading.malformed("a tensor subclass without its function")
     ref = function.call(loading, inner)
-    if isinstance(cls, InertClass) and cls.name in (DTENSOR, NESTED):
+    if isinstance(cls, InertClass) and cls.name in (DTENSOR, NESTED, SHARDED):
         return _kept(loading, cls.name, inner, ref, state)
     if isinstance(cls, TensorClass):
         if state:
@@ -196,9 +198,13 @@ def rebuild_from_type(loading: Loading, args: tuple[Any, ...]) -> Any:
 
 
 def _kept(loading: Loading, name: str, inner: tuple[Any, ...], ref: Any, state: Any) -> dict[str, Any]:
-    """A DTensor's local shard with the spec that says where it belongs; a jagged tensor's values and offsets."""
+    """A DTensor's local shard with the spec that says where it belongs; a ShardedTensor's shards, each with its place;
+    a jagged tensor's values and offsets.
+    """
     if name == NESTED:
         return {"__class__": name, "state": ref if type(ref) is dict else {}}
+    if name == SHARDED and isinstance(ref, TensorRef):
+        return {"__class__": name, "shape": ref.shape, "dtype": ref.dtype, "shards": state[0] if state else None}
     if type(state) is tuple and len(state) == 2:
         # A class with slots: (attributes, slots).
         state = state[1]
@@ -206,6 +212,21 @@ def _kept(loading: Loading, name: str, inner: tuple[Any, ...], ref: Any, state: 
         raise loading.malformed("a DTensor without its local tensor")
     spec = state.get("_spec")
     return {"__class__": name, "shape": ref.shape, "local": state.get("_local_tensor"), "spec": spec}
+
+
+def place_text(key: Any) -> Any:
+    """The `MetadataIndex` by which a distributed checkpoint finds a piece, as text: the tensor's name and where the
+    piece begins. What else is given comes back as it is.
+    """
+    state = key.get("state") if isinstance(key, dict) and key.get("__class__") == _INDEX else None
+    if type(state) is not dict or type(state.get("fqn")) is not str:
+        return key
+    return text_of_place(state["fqn"], state.get("offset"))
+
+
+def text_of_place(name: str, start: Any) -> str:
+    """The key of a piece that `storage_data` has it under."""
+    return f"{name}\0{','.join(map(str, start)) if isinstance(start, tuple) else ''}"
 
 
 def rebuild_njt(loading: Loading, args: tuple[Any, ...]) -> Any:

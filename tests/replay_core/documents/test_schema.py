@@ -64,7 +64,7 @@ def test_the_screen_and_the_workbench_start_without_the_types():
         "print([name for name in sys.modules if name.startswith('replay_core.documents.')])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "['replay_core.documents.parts']"
+    assert found.stdout.strip() == "['replay_core.documents.version']"
 
 
 def test_every_key_of_a_type_is_described_and_nothing_else_is_let_in():

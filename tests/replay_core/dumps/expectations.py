@@ -115,6 +115,20 @@ TABLE = [
         {"trajectory": 2, "prepared_trajectories": 2, "old_log_probs": 2, "forward_data": 4, "loss": 4}, "trajectory",
         {"input_ids": ((87,), "full"), "loss_mask": ((87,), "full"), "rollout_logprobs": ((87,), "full")},
     ),
+    Expected("torch/checkpoint", "distributed checkpoint", {"param": 1}, "param",
+             {"param.embed_tokens.weight": ((14, 16), None), "param.layers.0.mlp.down_proj.weight": ((16, 32), None),
+              "step": ((), None)}),
+    Expected("torch/fsdp1", "dtensor", {"param": 1}, "param",
+             {"param.0.weight": ((5, 4), None), "param.2.bias": ((3,), None)}),
+    Expected("tensordict/batch_step_7", "tensordict", {"batch_inputs": 1}, "batch_inputs",
+             {"input_ids": ((3, 9), "full"), "old_logprobs": ((3, 5), "response"), "advantages": ((3, 5), "response"),
+              "nested.entropy": ((3, 5), None), "group_id": ((3,), "sample"), "step": ((), None)},
+             pads={"prompt_ids": "left", "response_ids": "right"}),
+    Expected("transformers_debug", "transformers debugger", {"batch_inputs": 1, "modules": 1}, "modules",
+             {"embed_tokens.output": ((2, 3, 16), None), "layers.0.self_attn.q_proj.output": ((2, 3, 16), None),
+              "lm_head.output": ((2, 3, 14), None)}),
+    Expected("torchlens/net.tlspec", "torchlens", {"modules": 1}, "modules",
+             {"linear_1_1:1": ((2, 3), None), "output_1:1": ((2, 2), None)}),
 ]  # fmt: skip
 
 #: Top folders, which may hold several runs or kinds: what must be among the dialects, and how many records there are.

@@ -32,6 +32,9 @@ GARBAGE = [
     b'{"data": 5}',
     b'{"data": {"Module.a.B.forward.0": {"output": [{"type": 1, "shape": "x", "data_name": 4}]}}}',
     b'{"weight_map": {"a": "."}}',
+    b'{"_type": "tensordict", "stack_dim": 0, "x": {"dtype": [], "shape": [-1], "is_nested": 1}}',
+    b'{"module_path": "M", "inputs": 3, "children": [1, {"outputs": {"dtype": 1, "shape": "torch.Size([-1])"}}]}',
+    b'{"torchlens_version": 1, "tensors": [3, {"label": "a", "relative_path": "blobs/..", "shape": 1}]}',
     json.dumps({"weight_map": {"a": "x\0y"}}).encode(),
 ]
 NAMES = [
@@ -52,6 +55,11 @@ NAMES = [
     "x_megatron.pt",
     "model.safetensors.index.json",
     "z.npz",
+    ".metadata",
+    "__0_0.distcp",
+    "meta.json",
+    "M_debug_tree_FULL_TENSORS.json",
+    "manifest.json",
 ]
 
 

@@ -137,9 +137,10 @@ def test_a_path_that_leads_nowhere_or_is_too_long_is_an_error_of_ours(dump: Path
         open_run(dump / name)
 
 
-def test_a_distributed_checkpoint_says_how_to_look_into_it(tmp_path: Path) -> None:
+def test_a_distributed_checkpoint_whose_metadata_is_damaged_names_that_file(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(b"")
     (tmp_path / "__0_0.distcp").write_bytes(b"")
-    with pytest.raises(NotADumpError) as caught:
-        open_run(tmp_path)
-    assert f"dcp_to_torch {tmp_path} " in str(caught.value)
+    (record,) = open_run(tmp_path).records
+    with pytest.raises(DumpError) as caught:
+        record.tensors()
+    assert str(tmp_path / ".metadata") in str(caught.value)

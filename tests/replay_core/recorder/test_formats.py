@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,3 +118,36 @@ def test_a_trainer_without_msgspec_reads_the_lines_it_recorded(tmp_path: Path, m
     batch = RolloutReplay(tmp_path).batch(0)
     assert batch is not None
     assert batch["input_ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+#: What `pip install rldbg` brings and `--no-deps` does not: a trainer's environment may lack all of it.
+DEPENDENCIES = (
+    "msgspec",
+    "ml_dtypes",
+    "platformdirs",
+    "tokenizers",
+    "textual",
+    "rich",
+    "click",
+    "tomli",
+    "safetensors",
+)
+
+
+@pytest.mark.parametrize("dump_format", ["pt", "jsonl"])
+def test_a_trainer_records_where_rldbg_was_installed_without_its_dependencies(dump_format: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({DEPENDENCIES!r}))
+import torch
+from replay_core.recorder import Recorder
+with Recorder({str(tmp_path / "dump")!r}, format={dump_format!r}) as recorder, recorder.step(0) as record:
+    record("forward_data", log_probs=torch.full((2, 3), -0.5, dtype=torch.bfloat16), texts=["a", "b"], micro=0)
+    record("loss", loss=float("nan"), metrics={{"kl": 0.5}}, micro=0)
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    run = open_run(tmp_path / "dump")
+    assert not run.problems
+    (logprobs,) = (ref for ref in run.select(stage="forward_data")[0].tensors() if ref.name == "log_probs")
+    assert array(logprobs).astype(float).tolist() == [[-0.5] * 3] * 2

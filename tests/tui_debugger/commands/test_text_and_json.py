@@ -11,25 +11,19 @@ from typing import Any
 import pytest
 
 from tests.fixtures import FIXTURES
+from tests.genuine_pairs import LONG, QUICK
 from tui_debugger import format as words
 from tui_debugger.cli import run
 from tui_debugger.reports.comparison import ROWS
 
+#: Every genuine run that lies in the repository.
 RUNS = (
     "verl", "slime", "skyrl", "nemo_rl", "open_instruct", "roll", "areal/single_controller_rollout", "openrlhf",
     "prime_rl/rollouts", "trl/tiny_qwen2", "sglang_dumper/baseline_sdpa_fp32", "nexrl/self_hosted_fp32",
-    "grpo_notes/train_1da2900_normal.log",
+    "grpo_notes/train_1da2900_normal.log", "grpo_notes", "nexrl/seedtime/pt", "nexrl/seedtime/jsonl", "msprobe/a",
+    "native/ddp", "native/fsdp2", "prime_rl/token_exports", "roll_critic/fp32_sharedhead", "faults/zero_std_all_groups",
+    "trl/base",
 )  # fmt: skip
-PAIRS = (
-    ("nexrl/self_hosted_fp32", "nexrl/self_hosted_bf16"),
-    ("nexrl/self_hosted_fp32", "nexrl/self_hosted_fp32"),
-    ("sglang_dumper/baseline_sdpa_fp32", "sglang_dumper/target_eager_bf16"),
-    ("slime", "skyrl"),
-    ("verl/train_batch_step1.dp", "slime"),
-    ("faults/healthy/batch.pt", "faults/nan_inf/batch.pt"),
-    ("faults/healthy/batch.pt", "faults/packing_contaminated/batch.pt"),
-    ("roll_critic/fp32_sharedhead", "roll_critic/bf16_init0.01"),
-)
 
 
 @pytest.fixture
@@ -98,7 +92,7 @@ def test_show_of_a_tensor(both: Any) -> None:
         assert words.exact(value) in text
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS)
+@pytest.mark.parametrize(("a", "b"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.long) for pair in LONG)])
 def test_compare(a: str, b: str, both: Any) -> None:
     text, doc = both("compare", FIXTURES / a, FIXTURES / b)
     assert f"\n{words.counts(doc['counts'])}\n" in text
@@ -161,6 +155,48 @@ def test_parity(name: str, both: Any) -> None:
         assert batch["name"] in text
         pearson = batch["eval"]["masked"]["pearson"]
         assert pearson is None or words.number(pearson, 6) in text
+
+
+@pytest.mark.parametrize("name", ["sglang_dumper/baseline_sdpa_fp32", "nexrl/self_hosted_fp32"])
+def test_a_referee_that_lacks_something(name: str, both: Any) -> None:
+    text, doc = both("referee", FIXTURES / name)
+    assert text.startswith(f"not ruled  {doc['sentence']}\n")
+    assert doc["a"]["why_not"] in text
+    assert f"{doc['a']['path']}, {doc['a']['computation']}" in text
+
+
+@pytest.mark.slow
+def test_a_ruling(both: Any) -> None:
+    pair = [FIXTURES / "sglang_dumper" / name for name in ("baseline_sdpa_fp32", "target_eager_bf16")]
+    text, doc = both("referee", *pair, "--weights", FIXTURES / "trl/tiny_qwen2", "--all")
+    assert text.startswith(f"{doc['ruling']}  {doc['sentence']}\n")
+    assert re.findall(r"^differs: (.*)$", text, re.MULTILINE) == doc["differences"]
+    for side in (doc["a"], doc["b"]):
+        covered = side["coverage"]
+        assert f"ruled {covered['ruled']} of {covered['recorded']} recorded tensors" in text
+        for one in side["tensors"]:
+            assert re.search(rf"^ +{one['ruling']} +{re.escape(one['tensor'])}  ", text, re.MULTILINE), one["tensor"]
+
+
+def test_weights(both: Any, tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    trainer, engine = FIXTURES / "trl/tiny_qwen2", tmp_path / "engine"
+    engine.mkdir()
+    held = load_file(trainer / "model.safetensors")
+    names = sorted(held)
+    held[names[1]] = held[names[1]] + np.asarray(1, held[names[1]].dtype)
+    save_file(held, engine / "model.safetensors")
+    for received, word in ((trainer, "ARRIVED"), (engine, "NOT ARRIVED")):
+        text, doc = both("weights", trainer, received)
+        assert text.startswith(f"{word}  {doc['headline']}\n")
+        assert doc["agrees"] == (word == "ARRIVED")
+        wrong = [one["name"] for one in doc["destinations"] if one["arrival"] != "arrived"]
+        assert wrong == ([] if doc["agrees"] else [names[1]])
+        assert all(re.search(rf"^{re.escape(name)}  ", text, re.MULTILINE) for name in wrong)
+        covered = doc["coverage"]
+        assert f"compared {covered['compared']} of {covered['destinations']} parameters of the engine" in text
 
 
 def test_info(both: Any) -> None:

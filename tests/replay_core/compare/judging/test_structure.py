@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from replay_core.compare import TensorVerdict
-from replay_core.compare.judging.structure import median
+from replay_core.compare.judging.structure import median, quantile
 from replay_core.compare.judging.verdict import Verdict
 from tests.builders import compare_fields, row_of
 
@@ -203,7 +203,10 @@ def test_a_row_of_a_gradient_may_have_the_error_of_its_one_token(tmp_path: Path)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 101, 256])
-def test_the_median_is_numpys(size: int) -> None:
+def test_quantiles_are_numpys(size: int) -> None:
     values = np.random.default_rng(size).standard_normal(size) ** 3
     values[0] = np.inf
     assert median(values) == np.median(values)
+    values[0] = 1.0
+    for share in (0.0, 0.5, 0.98, 1.0):
+        assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)

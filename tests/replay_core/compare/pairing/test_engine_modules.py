@@ -1,0 +1,224 @@
+"""A trainer's dump and an engine's of the same model meet module by module, in compare and before the referee."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from replay_core import workbench
+from replay_core.compare import compare_runs
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
+
+LENGTHS = (14, 9, 17)
+
+
+class _Linear(nn.Module):
+    """A parallel linear of vLLM's: it returns (out, bias)."""
+
+    def __init__(self, *weights: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.cat(weights))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return functional.linear(x, self.weight), None
+
+
+class _Norm(nn.Module):
+    """RMSNorm of vLLM's: it adds the residual, and rounds once."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(norm.weight.detach().clone()), norm.variance_epsilon
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        dtype = x.dtype
+        wide = x.float() if residual is None else x.float() + residual.float()
+        after = wide.to(dtype)
+        wide = after.float()
+        normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight.float()).to(dtype)
+        return normed if residual is None else (normed, after)
+
+
+class _Attention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bounds: list[int]) -> Tensor:
+        out = torch.empty_like(q)
+        for start, end in pairwise(bounds):
+            queries, keys, values = (x[start:end].transpose(0, 1)[None].float() for x in (q, k, v))
+            mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+            out[start:end] = mixed[0].transpose(0, 1).to(q.dtype)
+        return out.flatten(1)
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self.qkv_proj = _Linear(theirs.q_proj.weight, theirs.k_proj.weight, theirs.v_proj.weight)
+        self.o_proj, self.attn, self.head = _Linear(theirs.o_proj.weight), _Attention(), theirs.head_dim
+        self.sizes = [one.out_features for one in (theirs.q_proj, theirs.k_proj, theirs.v_proj)]
+
+    def forward(self, positions: Tensor, hidden: Tensor, bounds: list[int]) -> Tensor:
+        q, k, v = (x.unflatten(-1, (-1, self.head)) for x in self.qkv_proj(hidden)[0].split(self.sizes, -1))
+        half = self.head // 2
+        angle = positions[:, None].float() / 10000.0 ** (torch.arange(half) / half)
+        cos, sin = (table[:, None].to(hidden.dtype) for table in (angle.cos(), angle.sin()))
+
+        def turn(x: Tensor) -> Tensor:
+            x1, x2 = x.chunk(2, -1)
+            return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+
+        mixed: Tensor = self.o_proj(self.attn(turn(q), turn(k), v, bounds))[0]
+        return mixed
+
+
+class _SiluAndMul(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return (functional.silu(gate.float()) * up.float()).to(x.dtype)
+
+
+class _MLP(nn.Module):
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self.gate_up_proj = _Linear(theirs.gate_proj.weight, theirs.up_proj.weight)
+        self.act_fn, self.down_proj = _SiluAndMul(), _Linear(theirs.down_proj.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]
+        return out
+
+
+class _Layer(nn.Module):
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = _SelfAttention(theirs.self_attn), _MLP(theirs.mlp)
+        self.input_layernorm = _Norm(theirs.input_layernorm)
+        self.post_attention_layernorm = _Norm(theirs.post_attention_layernorm)
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None, bounds: list[int]) -> Any:
+        if residual is None:
+            residual, hidden = hidden, self.input_layernorm(hidden)
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn(positions, hidden, bounds)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class _Model(nn.Module):
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding.from_pretrained(theirs.embed_tokens.weight.detach())
+        self.layers = nn.ModuleList(_Layer(layer) for layer in theirs.layers)
+        self.norm = _Norm(theirs.norm)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, bounds: list[int]) -> Tensor:
+        hidden, residual = self.embed_tokens(input_ids), None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual, bounds)
+        normed: Tensor = self.norm(hidden, residual)[0]
+        return normed
+
+
+class _Engine(nn.Module):
+    """A decoder as an inference engine writes it: tokens flat, projections fused, the residual carried along."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self.model = _Model(theirs.model)
+
+    def forward(self, *args: Any) -> Tensor:
+        out: Tensor = self.model(*args)
+        return out
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("weights") / "model"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _rows() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(1, 96, (length,), generator=generator) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def trained(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a trainer records: transformers' model, padded."""
+    model = LlamaForCausalLM.from_pretrained(weights, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    ids = nn.utils.rnn.pad_sequence(_rows(), batch_first=True)
+    mask = (ids > 0).long()
+    folder = tmp_path_factory.mktemp("trained") / "dump"
+    with Recorder(folder) as recorder, recorder.step(0) as step, torch.no_grad():
+        with step.modules(model, inputs=True, micro=0):
+            model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=False)
+        step("forward_data", input_ids=ids, attention_mask=mask, micro=0)
+    return folder
+
+
+def _served(weights: Path, folder: Path, factor: float = 1.0) -> Path:
+    """What an engine's hooks record: the samples one after the other."""
+    theirs = LlamaForCausalLM.from_pretrained(weights, dtype=torch.bfloat16)
+    engine = _Engine(theirs).eval()
+    with torch.no_grad():
+        engine.model.layers[1].mlp.gate_up_proj.weight[100:104] *= factor
+    bounds = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+    ids, positions = torch.cat(_rows()), torch.cat([torch.arange(length) for length in LENGTHS])
+    with Recorder(folder) as recorder, recorder.step(0) as step, torch.no_grad():
+        with step.modules(engine, inputs=True, micro=0):
+            engine(ids, positions, bounds)
+        step("forward_data", input_ids=ids, position_ids=positions, cu_seqlens=torch.tensor(bounds), micro=0)
+    return folder
+
+
+MEETING = {
+    "embed_tokens.output", "norm.inputs.0", "norm.output",
+    *(f"layers.{layer}.{name}" for layer in (0, 1) for name in (
+        "input_layernorm.output", "self_attn.q_proj.output", "self_attn.k_proj.output", "self_attn.v_proj.output",
+        "self_attn.o_proj.inputs.0", "self_attn.o_proj.output", "post_attention_layernorm.inputs.0",
+        "post_attention_layernorm.output", "mlp.gate_proj.output", "mlp.up_proj.output", "mlp.down_proj.inputs.0",
+        "mlp.down_proj.output", "mlp.output")),
+}  # fmt: skip
+
+
+def test_an_engines_modules_meet_a_trainers_one_by_one(weights: Path, trained: Path, tmp_path: Path):
+    compared = compare_runs(open_run(trained), open_run(_served(weights, tmp_path / "b")))
+    met = {row.name for row in compared.tensors if row.a is not None and row.b is not None and row.figures is not None}
+    assert met >= MEETING
+    near = {
+        row.name: row.figures.total.rel_l2
+        for row in compared.tensors
+        if row.name in MEETING and row.figures is not None
+    }
+    assert max(near.values()) < 0.03, "the same numbers, but for bf16 and other kernels"
+
+
+@pytest.mark.long
+def test_the_referee_rules_an_engine_beside_a_trainer(weights: Path, trained: Path, tmp_path: Path):
+    doc = workbench.referee(trained, _served(weights, tmp_path / "b"), weights_a=str(weights), weights_b=str(weights))
+    assert doc["ruling"] == "NOISE", doc["sentence"]
+    assert doc["b"] is not None
+    assert {one["tensor"] for one in doc["b"]["tensors"]} >= MEETING - {"embed_tokens.output"}
+
+
+def test_a_fault_in_a_fused_projection_is_named_by_the_trainers_name(weights: Path, trained: Path, tmp_path: Path):
+    wrong = _served(weights, tmp_path / "b", factor=1.05)
+    doc = workbench.referee(trained, wrong, weights_a=str(weights), weights_b=str(weights))
+    assert (doc["ruling"], doc["side"], doc["module"]) == ("BUG", "b", "layers.1.mlp.up_proj"), doc["sentence"]
+    assert doc["what"] is not None
+    assert doc["what"].startswith("channels 4, 5, 6, 7"), doc["what"]

@@ -1,0 +1,75 @@
+"""An Adam step of a gradient that is all rounding goes either way: no difference, where the gradients agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from replay_core.compare import Comparison, compare_runs
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
+
+OPTIMIZER = {"kind": "adamw", "lr": 5e-3, "eps": 1e-8}
+#: Softmax does not see what all keys have in common: where they are hardly rotated, the gradient of a key's bias is
+#: what rounding leaves of zero.
+UNSEEN = "model.layers.0.self_attn.k_proj.bias"
+
+
+def _stepped(folder: Path, *, alone: bool, optimizer: dict[str, Any] | None = OPTIMIZER, factor: float = 1.0) -> Path:
+    """Gradients of four rows, together or one by one, and the weights after a step of AdamW."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, attention_bias=True, max_position_embeddings=32, initializer_range=0.1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e10},
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        ids = torch.randint(1, 64, (4, 12))
+    for rows in ids.split(1) if alone else [ids]:
+        (model(input_ids=rows, labels=rows).loss * 1000 * len(rows) / 4).backward()
+    parameters = dict(model.named_parameters())
+    gradients = {f"grad.{name}": one.grad.clone() for name, one in parameters.items() if one.grad is not None}
+    torch.optim.AdamW(parameters.values(), lr=5e-3, weight_decay=0.0).step()
+    if factor != 1.0:
+        parameters["model.layers.0.mlp.up_proj.weight"].data.mul_(factor)
+    flags = {} if optimizer is None else {"optimizer": optimizer}
+    with Recorder(folder, flags={"dtype": "float32", **flags}) as recorder, recorder.step(0) as step:
+        step("gradient", gradients)
+        step("param", {f"param.{name}": one.detach() for name, one in parameters.items()})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _stepped(tmp_path_factory.mktemp("together") / "dump", alone=False)
+
+
+def _compared(a: Path, b: Path) -> Comparison:
+    return compare_runs(open_run(a), open_run(b))
+
+
+def _row(compared: Comparison, name: str) -> Any:
+    return next(row for row in compared.tensors if row.name == f"param.{name.removeprefix('model.')}")
+
+
+def test_a_step_of_a_gradient_that_is_noise_is_no_difference(together: Path, tmp_path: Path):
+    compared = _compared(together, _stepped(tmp_path / "b", alone=True))
+    row = _row(compared, UNSEEN)
+    assert row.figures.max_abs > 1e-5, "the step went another way"
+    assert (row.verdict.value, compared.first) == ("CLOSE", None), row.reason
+    assert "what rounding leaves of the gradient" in row.reason
+
+
+def test_without_the_optimizer_it_is_one_and_another_weight_always_is(together: Path, tmp_path: Path):
+    unsaid = _compared(
+        _stepped(tmp_path / "a", alone=False, optimizer=None), _stepped(tmp_path / "b", alone=True, optimizer=None)
+    )
+    assert _row(unsaid, UNSEEN).verdict.value == "DIFF"
+    wrong = _compared(together, _stepped(tmp_path / "c", alone=True, factor=1.002))
+    assert wrong.first is not None
+    assert wrong.first.name.endswith("up_proj.weight")

@@ -1,0 +1,93 @@
+"""`J`: which of the two is wrong. The referee is asked with the weights that are noted or given, can be called off, and
+what it says is the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from replay_core.jobs import Answer, Job, OnEvent, Progress
+from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
+from tests.tui_debugger.scripted import ScriptedEngine, document
+
+TENSOR = "layers.1.input_layernorm.output"
+
+
+def _bug(_job: Job) -> Answer:
+    return {
+        **document("ruling_lacking"),
+        "ruling": "BUG",
+        "side": "b",
+        "tensor": TENSOR,
+        "sentence": "B is wrong at layers.1.input_layernorm",
+    }
+
+
+def _unnoted(job: Job) -> Answer:
+    run = document("run_a" if job.params["path"] == str(A) else "run_b")
+    return {**run, "models": {}}
+
+
+class _Waiting(ScriptedEngine):
+    """Its referee runs until it is called off."""
+
+    async def _referee(self, _job: Job, on_event: OnEvent) -> Any:
+        on_event(Progress(3, 8, "A: its rounding"))
+        await asyncio.Event().wait()
+
+
+async def test_noted_weights_are_ruled_with_and_what_is_ruled_is_the_answer() -> None:
+    engine = ScriptedEngine(referee=_bug)
+    async with opened(A, B, engine=engine, size=(80, 24)) as (app, pilot):
+        await press(app, pilot, "J")
+        params = engine.last("referee").params
+        assert (params["a"], params["weights_a"], params["b"], params["weights_b"]) == (str(A), None, str(B), None)
+        assert "BUG  B is wrong at layers.1.input_layernorm" in screen(app).splitlines()[1]
+        assert app.session.state.tensors.row is not None
+        assert app.session.state.tensors.row.name == TENSOR
+        await press(app, pilot, "g", "J")
+        assert engine.kinds().count("referee") == 1, "what was ruled is not ruled again"
+        assert app.session.state.tensors.row.name == TENSOR
+
+
+async def test_weights_that_no_dump_notes_are_asked_for() -> None:
+    engine = ScriptedEngine(referee=_bug, open=_unnoted)
+    async with opened(A, B, engine=engine) as (app, pilot):
+        await press(app, pilot, "J")
+        assert "Weights to rule with" in screen(app)
+        await press(app, pilot, "escape")
+        assert "referee" not in engine.kinds()
+        await press(app, pilot, "J", *"random:llama-tiny", "enter")
+        params = engine.last("referee").params
+        assert params["weights_a"] == params["weights_b"] == "random:llama-tiny"
+        assert "BUG" in screen(app).splitlines()[1]
+
+
+@pytest.mark.parametrize("width", [60, 160])
+async def test_a_ruling_says_how_far_it_is_and_ctrl_c_ends_it(width: int) -> None:
+    engine = _Waiting()
+    async with opened(A, B, engine=engine, size=(width, 24)) as (app, pilot):
+        await pilot.press("J")
+        await until(pilot, lambda: "3 of 8" in screen(app))
+        assert "ctrl+c cancels" in screen(app)
+        await pilot.press("r")
+        await until(pilot, lambda: any("ruling" in toast for toast in toasts(app)), "a second job is refused")
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+        assert app.session.state.job.busy is None
+        assert "DIFF  first at" in screen(app)
+
+
+async def test_no_ruling_is_asked_for_while_something_else_runs() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, B, engine=engine) as (app, pilot):
+        engine.gate = asyncio.Event()
+        await pilot.press("r")
+        await until(pilot, lambda: "RUN" in screen(app).splitlines()[1])
+        await pilot.press("J")
+        await until(pilot, lambda: any("replaying" in toast for toast in toasts(app)))
+        assert "referee" not in engine.kinds()
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
