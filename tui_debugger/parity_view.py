@@ -30,6 +30,7 @@ class ParityView:
     failed: int | None = None
     """Exit code of the error it ended with."""
     why_failed: str | None = None
+    what_helps: str = ""
     chosen: int | None = None
     """Number of the batch looked at; None: the one the cause is about."""
     mode: str = "eval"
@@ -78,7 +79,8 @@ class ParityView:
             return fmt.Answer("RUN", "muted", str(busy or "parity"), [], [f"{how_long}; nothing is kept then"])
         document = self.document
         if document is None:
-            return fmt.Answer("ERROR", "missing", self.why_failed or "no parity yet", [], ["the log (l) has all of it"])
+            notes = [*([f"hint: {self.what_helps}"] if self.what_helps else []), "the log (l) has all of it"]
+            return fmt.Answer("ERROR", "missing", self.why_failed or "no parity yet", [], notes)
         batch, about = self.batch, document["about"]
         causes = list(batch["causes"]) if batch else []
         if batch is not None and batch["name"] == about:

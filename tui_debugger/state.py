@@ -211,10 +211,10 @@ class Opened:
 
     @property
     def is_log(self) -> bool:
-        """Whether what is open is lines and curves alone: nothing to compare or to replay, but trends."""
+        """Whether what is open is one run of lines and curves alone: nothing compared or to replay, but trends."""
         dialects = set(self.a["dialect"].split(" + ")) if self.a else set()
         # What a GRPO trainer captured is tensors, but lies beside its log.
-        return bool(dialects & LOGS) and dialects <= LOGS | {"grpo_notes"}
+        return self.b is None and bool(dialects & LOGS) and dialects <= LOGS | {"grpo_notes"}
 
 
 @dataclass(slots=True)

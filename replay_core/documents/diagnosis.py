@@ -37,7 +37,13 @@ class PlaceEntry(TypedDict):
     path: str | None
 
 
-class FindingEntry(TypedDict):
+class _Looked(TypedDict, total=False):
+    looked: int
+    """Steps that the rule looked at; 0 where it does not look step by step. Not in documents written before it was
+    kept."""
+
+
+class FindingEntry(_Looked):
     """One claim about a run."""
 
     id: str
@@ -50,8 +56,6 @@ class FindingEntry(TypedDict):
     source: str
     where: PlaceEntry
     steps: list[int]
-    looked: int
-    """Steps that the rule looked at; 0 where it does not look step by step."""
     echo_of: str | None
     """Id of the finding of an earlier link that explains this one."""
 

@@ -162,9 +162,10 @@ async def test_an_exported_parity_opens_again(in_tmp: Path) -> None:
 async def test_a_failure_is_said_and_its_exit_code_kept() -> None:
     from replay_core.errors import NothingComparableError
 
-    failure: Any = NothingComparableError("no record holds a critic's values", hint="rldbg ls X")
+    failure: Any = NothingComparableError("no record holds a critic's values", file="/runs/critic", hint="rldbg ls X")
 
     engine = ScriptedEngine(recorded_parity=failure)
     async with opened(engine=engine, parity=REQUEST, size=(80, 24)) as (app, _):
-        assert "ERROR  no record holds a critic's values" in screen(app).splitlines()[1]
+        assert "ERROR  no record holds a critic's values: /runs/critic" in screen(app).splitlines()[1]
+        assert "hint: rldbg ls X" in screen(app)
         assert app.session.state.parity.exit_code == 3

@@ -60,7 +60,8 @@ class Parities:
             view.failed, view.why_failed = ExitCode.INTERRUPTED, "cancelled: r runs it again"
             raise
         except RldbgError as error:
-            view.failed, view.why_failed = error.exit_code, error.message
+            of = f": {error.file}" if error.file and error.file not in error.message else ""
+            view.failed, view.why_failed, view.what_helps = error.exit_code, f"{error.message}{of}", error.hint or ""
             raise
 
     async def open_value(self, batch: BatchEntry, worst: WorstValue) -> None:

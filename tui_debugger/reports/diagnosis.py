@@ -67,7 +67,7 @@ def _finding(finding: FindingEntry) -> list[str]:
 
 
 def _steps(finding: FindingEntry) -> str:
-    steps, looked = finding["steps"], finding["looked"]
+    steps, looked = finding["steps"], finding.get("looked", 0)
     if not steps:
         return ""
     if looked > 1 and len(steps) == looked:
