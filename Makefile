@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fmt docs tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-ui install clean
+.PHONY: help demo test test-all fuzz check fmt docs tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-diagnose bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,9 @@ bench-record: $(STAMP)  ## what recording costs a training step, and write throu
 
 bench-replay: $(STAMP)  ## what capture costs a forward, and a warm flip against one
 	$(BIN)/python -m benchmarks replaying
+
+bench-diagnose: $(STAMP)  ## the diagnosis on runs really trained with planted faults, and without (ten minutes)
+	@$(BIN)/python -m benchmarks.diagnose
 
 bench-ui: $(STAMP)  ## the screen: first paint, idle cost, key to paint under load
 	$(BIN)/python -m benchmarks screens

@@ -132,7 +132,7 @@ PLANTS: tuple[Plant, ...] = (
         r"nan|not finite",
         log=("trend", r"reward.*not finite|score.*not finite"),
     ),
-    _plant("mixed-groups", "tokens groups reward", r"mixes prompts|different prompts", r"wrong groups|group"),
+    _plant("mixed-groups", "tokens groups reward", r"mix prompts|different prompts", r"wrong groups|group"),
     _plant("lone-groups", "groups reward", r"group of its own|single response|no baseline", held=True),
     _plant(
         "zero-advantages",

@@ -518,7 +518,7 @@ class Trainer:
         if self.fault == "rate-zero":
             return 0.0
         if self.fault == "warmup-too-long":
-            return self.recipe.lr * (step + 1) / 20000
+            return self.recipe.lr * (step + 1) / 2e6
         return self.recipe.lr * min(1.0, (step + 1) / max(self.recipe.warmup, 1))
 
     def _update(

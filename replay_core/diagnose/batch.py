@@ -301,7 +301,6 @@ WORDS: dict[str, Callable[[StepBatch], bool]] = {
     "advantage": lambda batch: batch.columns.of("advantages") is not None,
     "trainer_logprobs": lambda batch: batch.trainer is not None,
     "response": lambda batch: batch.response_N is not None,
-    "sample_id": lambda batch: batch.columns.ref("sample_id") is not None,
 }
 
 

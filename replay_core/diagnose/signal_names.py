@@ -119,6 +119,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "perf/throughput prime-rl",
     ),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
+    "explained_variance": ("critic/vf_explained_var verl", "explained_variance *"),
     "value_loss": ("critic/vf_loss verl", "critic_loss OpenRLHF", "critic grpo_notes"),
 }  # fmt: skip
 
@@ -131,6 +132,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (re.compile(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
     (re.compile(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
+    (re.compile(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
 )
 
 _ASIDE = re.compile(r"^(?:eval|val|test|validation)(?:[/_-]|$)")

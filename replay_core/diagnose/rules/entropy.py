@@ -12,12 +12,15 @@ from replay_core.diagnose.stating import finding
 
 ENTROPY_MIN = 0.05
 ENTROPY_GROWTH = 2.0
+#: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
+FALLEN = 4.0
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning and rising, too.
+    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning and rising, or
+    under a quarter of it and falling, too.
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -40,6 +43,17 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             steps=series.steps(under=ENTROPY_MIN),
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
+    if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
+        yield finding(
+            "warning",
+            f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",
+            series.first(under=begun / FALLEN),
+            evidence=[series.shown(now, f"> {begun / FALLEN:.3g}")],
+            cause="entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a learning rate "
+            "too high",
+            next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
+            steps=series.steps(under=begun / FALLEN),
+        )
     if begun > 0 and now > ENTROPY_GROWTH * begun and trends.rises(values):
         yield finding(
             "warning",

@@ -151,3 +151,42 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
             next_step="look at the worst micro-batch of that step",
             steps=steps_of(spikes),
         )
+
+
+#: No norm of a mean loss is that large: a loss scale of fp16 (2^16) is left in, or a sum stands for a mean.
+HUGE = 1e4
+
+
+@rule("L11", "the gradient norm is no norm of these gradients", link="gradient", scope="signals", needs=("grad_norm",),
+      source="verl#4710; torch.amp: clip after scaler.unscale_")  # fmt: skip
+def odd_norm(log: RunLog) -> Iterator[Finding]:
+    """The same number (to 1e-4) in every one of 5 steps and more, or over 1e4 from the first step on (median of the
+    first 5): a warning. The same number only where loss or reward change.
+    """
+    series = given(log.get("grad_norm"))
+    values = series.finite
+    if len(values) < 5:
+        raise Skip("needs grad_norm of 5 steps")
+    low, high = min(values), max(values)
+    others = [one.finite for name in ("loss", "pg_loss", "reward") if (one := log.get(name)) is not None]
+    if low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
+        yield finding(
+            "warning",
+            f"grad_norm is the same in all {len(values)} steps: {high:.5g}",
+            series.points[0].where(series.name),
+            evidence=[series.shown(high, "another number in every step")],
+            cause="the norm is measured after clipping or normalising, not before; or every step is clipped to it",
+            next_step="log what clip_grad_norm_ returns: the norm before clipping",
+            steps=series.steps(),
+        )
+    elif median(values[:5]) > HUGE:
+        yield finding(
+            "warning",
+            f"grad_norm is {median(values[:5]):.3g} from the first step on: gradients are far too large",
+            series.points[0].where(series.name),
+            evidence=[series.shown(median(values[:5]), f"< {HUGE:g}")],
+            cause="a loss scale that is not taken out before clipping (scaler.unscale_), or a loss that is a sum over "
+            "tokens, samples or ranks instead of a mean; clipping then hides it",
+            next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
+            steps=series.steps(over=HUGE),
+        )

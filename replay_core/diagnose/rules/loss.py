@@ -159,6 +159,28 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         yield from mistaken
         if mistaken:
             return
+    slots = len(first.values_BT)
+    if (
+        constant is not None
+        and _kind(batch)
+        and not states_constant
+        and len(parts) > 1
+        and constant % slots == 0
+        and (first.update_samples > slots)
+    ):
+        yield finding(
+            "error",
+            f"{first.logged.name} divides by every token slot of the micro-batch, padding included ({slots} x "
+            f"{constant / slots:g})",
+            place,
+            evidence=[
+                shown("what the token sum is divided by", constant, None, first.logged.record.path.name),
+                shown("tokens that count", int((first.mask_BT != 0).sum())),
+                shown("algorithm that is stated", _kind(batch)),
+            ],
+            cause="a mean over the padded batch divides a sum over the mask; Dr. GRPO alone divides by a constant",
+        )
+        return
     if constant is not None:
         yield finding(
             "info",

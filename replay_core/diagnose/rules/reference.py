@@ -218,3 +218,34 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D29",
                 steps=series.steps(under=0),
             )
+
+
+#: A KL per token of that much is another policy; and how many times its beginning it has to be.
+FAR, LEAPT = 1.0, 20.0
+
+
+@rule("L10", "the KL to the reference explodes", link="tokens", scope="signals", needs=("kl",),
+      explains=("D01", "D15", "D20", "D25", "D26", "L08", "L09"),
+      source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
+def kl_explodes(log: RunLog) -> Iterator[Finding]:
+    """KL per token (median of the last 3 steps) over 1 and over 20 times what it was in steps 2 to 4, in 8 steps and
+    more: a warning, over 10 an error. It rises in every run that learns; a run without a KL term may reach 0.5.
+    """
+    series = given(log.get("kl"))
+    finite = [point for point in series.points if math.isfinite(point.value)]
+    if len(finite) < 8:
+        raise Skip("needs the KL of 8 steps")
+    values = [abs(point.value) for point in finite]
+    begun, now = sorted(values[1:4])[1], sorted(values[-3:])[1]
+    if now > FAR and (now > LEAPT * begun or now > 10 * FAR):
+        mark = next(point for point in finite if abs(point.value) > FAR)
+        yield finding(
+            "error" if now > 10 * FAR else "warning",
+            f"KL to the reference explodes: {series.name} goes from {begun:.3g} to {now:.3g} per token",
+            mark.where(series.name),
+            evidence=[series.shown(now, f"< {FAR:g}"), shown("first step above it", mark.step)],
+            cause="the learning rate is too high, the KL coefficient too low, or gradients are not clipped: the policy "
+            "has left the reference",
+            next_step="lower the learning rate; look at grad_norm and clip fraction of the step where it leaves",
+            steps=[p.step for p in finite if p.step is not None and abs(p.value) > FAR],
+        )

@@ -18,8 +18,8 @@ from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 
-#: Share of cut-off responses worth saying (miles advisory).
-MANY = 0.25
+#: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
+MANY, MOST = 0.25, 0.97
 #: Fewer responses than this all being cut off is chance.
 FEWEST = 4
 #: One token being more than this of everything written is no language.
@@ -55,10 +55,12 @@ def truncated(batch: StepBatch) -> Array | None:
 def cut_off(case: Case) -> Iterator[Finding]:
     """Share of responses without an end token at the length limit, over all steps looked at.
 
-    All of them (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From
-    0.25 on it is worth saying (info): the share alone is normal for a policy that has not learnt to stop.
+    97 % (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From
+    0.25 on it is a warning where all of them have the lowest reward and others earn more; else worth saying (info): the
+    share alone is normal for a policy that has not learnt to stop.
     """
     cut, total, spread, first, steps = 0, 0, 0.0, None, []
+    lowest, best_cut, mean_ended = np.inf, -np.inf, []
     for batch in case.batches():
         cut_B = truncated(batch)
         if cut_B is None or not len(cut_B):
@@ -69,6 +71,9 @@ def cut_off(case: Case) -> Iterator[Finding]:
             spread = np.inf
         elif np.isfinite(rewards_B).any():
             spread = max(spread, float(np.nanmax(rewards_B) - np.nanmin(rewards_B)))
+            lowest = min(lowest, float(np.nanmin(rewards_B)))
+            best_cut = max([best_cut, *rewards_B[cut_B & np.isfinite(rewards_B)].tolist()])
+            mean_ended += rewards_B[~cut_B & np.isfinite(rewards_B)].tolist()
         if cut_B.any():
             steps += [] if batch.step is None else [batch.step]
             first = first or batch.laid.where("response_ids" if batch.columns.ref("response_ids") else "input_ids",
@@ -77,11 +82,12 @@ def cut_off(case: Case) -> Iterator[Finding]:
         raise Skip("needs responses and either their end token or what stopped them")
     if cut / total < MANY or first is None:
         return
-    every = cut == total and total >= FEWEST
+    every, most = cut == total and total >= FEWEST, cut >= MOST * total and total >= FEWEST
+    pays = cut >= FEWEST and best_cut <= lowest and bool(mean_ended) and float(np.mean(mean_ended)) > lowest
     yield finding(
-        "info" if not every else "error" if spread == 0 else "warning",
+        "info" if not most and not pays else "error" if spread == 0 else "warning",
         f"{'all' if every else share(cut, total)} responses are cut off at the length limit"
-        + (": none ever ends" if every else ""),
+        + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else ""),
         first,
         evidence=[
             shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),
@@ -89,7 +95,8 @@ def cut_off(case: Case) -> Iterator[Finding]:
         ],
         cause="the limit on new tokens is too small, or the end token is not among those the engine stops at"
         if every
-        else "the limit on new tokens is reached often; where the reward needs an end, those responses earn nothing",
+        else "the limit on new tokens is reached often (it is too small, or the policy does not stop); where the "
+        "reward needs an end, those responses earn nothing",
         steps=tuple(sorted(set(steps))),
     )
 
@@ -156,44 +163,62 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-@rule("D27", "trained tokens are not the sampled ones", link="tokens", scope="batch", needs=("tokens", "sample_id"),
+@rule("D27", "trained tokens are not the sampled ones", link="tokens", scope="batch", needs=("tokens",),
+      explains=("D09", "D12", "D14", "D39"), lasts=True,
       source="trl#5224, rllm#272, ms-swift#10012, verl#6719")  # fmt: skip
 def retokenised(batch: StepBatch) -> Iterator[Finding]:
-    """The same sample id with other token ids in the rollout's records than in the trainer's: text went out, was
-    decoded, and came back in as other tokens. Any mismatch is an error. Compared are records of one step.
+    """The same samples with other token ids in the rollout's records than in the trainer's: text went out, was decoded,
+    and came back in as other tokens. Samples are the same by their id; without ids, where two records of one step hold
+    as many samples, and half of them and more are equal to the token. Any mismatch is an error: such records do not
+    join, and what compares rollout and trainer cannot look.
     """
-    own = _ids_by_sample(batch.spine)
-    looked = False
+    own, looked = _ids_by_sample(batch.spine), False
     for sheet in batch.strangers:
         theirs = _ids_by_sample(sheet)
         shared = sorted(set(own) & set(theirs))
-        looked = looked or bool(shared)
+        pairs = [(own[name], theirs[name]) for name in shared] or _in_part(batch.spine, sheet)
+        looked = looked or bool(pairs)
         different = [
-            name for name in shared if not np.array_equal(batch.spine.tokens(own[name]), sheet.tokens(theirs[name]))
+            (mine, other)
+            for mine, other in pairs
+            if other < 0 or not np.array_equal(batch.spine.tokens(mine), sheet.tokens(other))
         ]
         if not different:
             continue
-        name = different[0]
-        a, b = batch.spine.tokens(own[name]), sheet.tokens(theirs[name])
-        size = min(a.size, b.size)
-        apart = np.flatnonzero(a[:size] != b[:size])
-        position = int(apart[0]) if apart.size else size
-        place = batch.laid.where("input_ids", sample=own[name])
+        mine, other = different[0]
+        evidence = [shown("sample id", next((name for name in shared if own[name] == mine), str(mine)))]
+        if other >= 0:
+            a, b = batch.spine.tokens(mine), sheet.tokens(other)
+            size = min(a.size, b.size)
+            apart = np.flatnonzero(a[:size] != b[:size])
+            source = batch.spine.parts[0].held.record.path.name
+            evidence.append(shown("first token that differs", int(apart[0]) if apart.size else size, None, source))
+            evidence.append(shown("tokens", a.size, str(b.size), source))
         yield finding(
             "error",
-            f"{share(len(different), len(shared))} samples have other token ids in {sheet.name} than "
-            f"in {batch.spine.name}",
-            place,
-            evidence=[
-                shown("sample id", name),
-                shown("first token that differs", position),
-                shown("tokens", a.size, str(b.size), batch.spine.parts[0].held.record.path.name),
-            ],
+            f"{share(len(different), len(pairs))} samples have other token ids in {sheet.name} than "
+            f"in {batch.spine.name}: the two do not join",
+            batch.laid.where("input_ids", sample=mine),
+            evidence=evidence,
             cause="responses are decoded to text and encoded again between engine and trainer",
         )
         return
     if not looked and len(batch.columns.sheets) < 2:
         raise Skip("the step holds no second record of the same samples")
+
+
+def _in_part(spine: Sheet, other: Sheet) -> list[tuple[int, int]]:
+    """Samples of two sheets of one size, half of which and more are equal: each with its twin, -1 for none."""
+    if len(spine) != len(other) or not other.has_tokens or len(spine) < FEWEST:
+        return []
+    left: dict[bytes, list[int]] = {}
+    for sample in range(len(other)):
+        left.setdefault(other.tokens(sample).tobytes(), []).append(sample)
+    found = []
+    for sample in range(len(spine)):
+        twins = left.get(spine.tokens(sample).tobytes())
+        found.append((sample, twins.pop() if twins else -1))
+    return found if 2 * sum(other >= 0 for _, other in found) >= len(found) else []
 
 
 def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
@@ -208,3 +233,42 @@ def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
             return {}
         found[name] = sample
     return found
+
+
+#: How much longer, or shorter, responses get before it is no longer reasoning that is learnt.
+GROWN, SHRUNK = 3.0, 1 / 3
+
+
+@rule("L09", "responses get far longer or shorter", link="tokens", scope="signals", needs=("response_length",),
+      explains=("D20", "D37", "L05", "L08"),
+      source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
+def lengths(log: RunLog) -> Iterator[Finding]:
+    """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
+    threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third.
+    """
+    series = given(log.get("response_length"))
+    values = series.finite
+    if len(values) < 12:
+        raise Skip("needs the response length of 12 steps")
+    begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
+    cut = next((level for _, level in log.level("truncated")), 0.0)
+    longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun
+    if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * begun):
+        return
+    yield finding(
+        "error" if longer and cut >= 1 else "warning",
+        f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to {now:.3g}",
+        series.last.where(series.name),
+        evidence=[
+            series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
+            shown("Mann-Kendall z", z),
+            *([shown("responses cut at the limit", cut)] if cut else []),
+        ],
+        cause="longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "
+        "longer ends them (the end token is not trained)"
+        if longer
+        else "short responses are paid for: a length penalty too strong, a judge that likes a bare end, or a mean per "
+        "response that makes each token of a short one weigh more",
+        next_step="read ten responses of the last step; rldbg record -- YOUR COMMAND",
+        steps=[p.step for p in series.points[-3:] if p.step is not None],
+    )

@@ -1,0 +1,187 @@
+"""Whether anything is learnt: a rate of 0, weights that never move, and what the reward makes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+
+#: Steps of one figure before it is a habit.
+FEWEST, MANY = 5, 16
+#: No recipe for RL trains at less; warm-ups pass through it within a few steps.
+TINY = 1e-7
+#: Two forwards of one set of weights differ by less in float32.
+SAME = 1e-6
+_RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
+
+
+@rule("L07", "the learning rate is 0, or still warming up", link="optimizer", scope="signals", needs=("learning_rate",),
+      explains=("D46",), source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
+def rate(log: RunLog) -> Iterator[Finding]:
+    """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
+    One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer
+    than the run: a warning.
+    """
+    series = given(log.get("learning_rate"))
+    values = series.finite
+    if len(values) < FEWEST:
+        raise Skip(f"needs the learning rate of {FEWEST} steps")
+    if not any(values):
+        yield finding(
+            "warning",
+            f"the learning rate is 0 in all {len(values)} steps: nothing is learnt",
+            series.points[0].where(series.name),
+            evidence=[series.shown(0.0, "> 0")],
+            cause="the scheduler's total or warm-up steps are wrong (0, or never stepped), or the rate is 0 in the "
+            "configuration",
+            next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
+            steps=series.steps(),
+        )
+        return
+    rises = [b - a for a, b in pairwise(values)]
+    if len(values) >= MANY and values[-1] < TINY and min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15:
+        yield finding(
+            "warning",
+            f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
+            series.last.where(series.name),
+            evidence=[series.shown(values[-1], f"> {TINY:g}"), shown("rise per step", median(rises))],
+            cause="the warm-up is longer than the run: its steps are counted in samples or micro-batches, or a ratio "
+            "was given as a number of steps",
+            next_step="compare warmup_steps with the number of optimizer steps",
+            steps=series.steps(),
+        )
+
+
+_STILL = (
+    "the optimizer holds other parameters than the model that is run (made before it was wrapped, moved or given its "
+    "adapter), no step is taken, or the reference is the policy itself (one object, or updated with it)"
+)
+
+
+@rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
+      explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
+def never_moves(case: Case) -> Iterator[Finding]:
+    """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning. Looking
+    ends at the first step that has moved.
+    """
+    seen: list[int] = []
+    where, largest, pushed = None, 0.0, False
+    for batch in case.batches():
+        trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
+        if batch.step is None or trainer is None or ref is None:
+            continue
+        both_N = batch.pair(trainer, ref)
+        if both_N.sum() < 8:
+            continue
+        largest = max(largest, float(np.abs(trainer.values_N - ref.values_N)[both_N].max()))
+        if largest > SAME:
+            return
+        advantages = batch.columns.of("advantages")
+        if advantages is not None and np.abs(np.nan_to_num(advantages.values_N[both_N])).max(initial=0.0) > 0.1:
+            pushed = True
+        if batch.step not in seen:
+            seen.append(batch.step)
+        where = batch.laid.where("ref_logprobs", sample=0)
+    if len(seen) < 3 or not pushed:
+        raise Skip("needs policy and reference of 3 steps, and advantages that are not 0")
+    yield finding(
+        "warning",
+        f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
+        where,
+        evidence=[shown("max |policy - ref|", largest, f"> {SAME:g} after an update")],
+        cause=_STILL,
+        next_step="rldbg record --params . -- YOUR COMMAND, then rldbg compare of two of its steps",
+        steps=seen,
+    )
+
+
+@rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl",),
+      source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
+def no_divergence(log: RunLog) -> Iterator[Finding]:
+    """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning."""
+    series = given(log.get("kl"))
+    grads, rates = log.get("grad_norm"), log.get("learning_rate")
+    if len(series.finite) < 2 * FEWEST:
+        raise Skip(f"needs the KL of {2 * FEWEST} steps")
+    if any(series.finite) or grads is None or not any(grads.finite):
+        return
+    if rates is not None and not any(rates.finite):
+        return
+    yield finding(
+        "warning",
+        f"{series.name} is exactly 0 in all {len(series.finite)} steps, although gradients are not",
+        series.points[0].where(series.name),
+        evidence=[series.shown(0.0, "> 0 after the first update")],
+        cause=_STILL,
+        next_step=_RECORD,
+        steps=series.steps(),
+    )
+
+
+@rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",),
+      source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
+def reward_falls(log: RunLog) -> Iterator[Finding]:
+    """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
+    more, and the fall is none that chance explains: a warning. Rewards waver by prompt; RL is meant to raise them.
+    """
+    series = given(log.get("reward"))
+    values = series.finite
+    if len(values) < 12:
+        raise Skip("needs the reward of 12 steps")
+    before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
+    if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
+        yield finding(
+            "warning",
+            f"{series.name} falls from {before:.3g} to {now:.3g}",
+            series.first(under=(before + now) / 2 + 1e-12),
+            evidence=[series.shown(now, f">= {before:.3g}"), shown("Mann-Kendall z", trends.drift(values))],
+            cause="the policy is pushed away from what is rewarded (the sign of loss or advantage), falls apart (look "
+            "at KL and entropy), or the judge changed or broke",
+            next_step=_RECORD,
+            steps=[p.step for p in series.points[-(len(values) // 4) :] if p.step is not None],
+        )
+
+
+_FORM, _RIGHT = re.compile(r"format", re.IGNORECASE), re.compile(r"accura|correct|exact", re.IGNORECASE)
+
+
+@rule("L12", "the format is learnt and the answers are not", link="rewards", scope="signals",
+      needs=("reward_function",), explains=("D01", "D03", "D25", "L08", "L09"),
+      source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
+def form_over_answers(log: RunLog) -> Iterator[Finding]:
+    """A reward for the format rises while one for right answers falls, both by more than chance explains (12 steps and
+    more): an error.
+    """
+
+    def known(pattern: re.Pattern[str]) -> list[Series]:
+        return [one for one in log.all("reward_function") if pattern.search(one.name) and len(one.finite) >= 12]
+
+    pairs = [(form, right) for form in known(_FORM) for right in known(_RIGHT)]
+    if not pairs:
+        raise Skip("needs a format reward and an accuracy reward of 12 steps")
+    for form, right in pairs:
+        up, down = trends.drift(form.finite), trends.drift(right.finite)
+        if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
+            yield finding(
+                "error",
+                f"{form.name} rises while {right.name} falls: the format is learnt, the answers are lost",
+                right.last.where(right.name),
+                evidence=[
+                    form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
+                    right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
+                ],
+                cause="the judge pays for the form alone, or pays more for it than for a right answer",
+                next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
+                steps=[p.step for p in right.points[-3:] if p.step is not None],
+            )
+            return

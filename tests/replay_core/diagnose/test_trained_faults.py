@@ -1,0 +1,67 @@
+"""Runs that an independent trainer really trained, one line of it wrong, beside the same run without: an untrained
+policy is enough for what shows in single steps. `make bench-diagnose` counts many more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.diagnose import forms
+from benchmarks.diagnose.trainer import Recipe, train
+from replay_core.diagnose.finding import Finding
+from tests.replay_core.diagnose.batches import causes, look
+
+pytestmark = pytest.mark.long
+
+
+def found(directory: Path, form: str = "verl", **recipe: object) -> list[Finding]:
+    """Warnings and errors of a short run, but for what an untrained policy is: it answers alike, and does not stop."""
+    settings = {"warm": 0, "steps": 3, "kept": 3, "prompts": 4, "limit": 10, "name": "run", **recipe}
+    said = causes(look(forms.DUMPS[form](train(Recipe(**settings)), directory / form)))  # type: ignore[arg-type]
+    return [one for one in said if one.id not in ("D01", "D03", "D20")]
+
+
+FAULTS = [
+    ("native", "D41", {"fault": "tools-counted"}),
+    ("slime", "D27", {"fault": "retokenised"}),
+    ("native", "D27", {"fault": "retokenised"}),
+    ("verl", "D42", {"fault": "mixed-groups"}),
+    ("slime", "D43", {"fault": "same-prompts"}),
+    ("TRL", "D47", {"fault": "doubled-bos"}),
+    ("verl", "D44", {"fault": "targets-are-advantages", "algorithm": "ppo"}),
+    ("verl", "D44", {"fault": "targets-shifted", "algorithm": "ppo"}),
+    ("verl", "D44", {"fault": "gae-without-next", "algorithm": "ppo"}),
+    ("native", "D28", {"fault": "times-world-size"}),
+    ("native", "D28", {"fault": "loss-turned"}),
+    ("verl", "D46", {"fault": "wrong-parameters"}),
+    ("verl", "D11", {"fault": "top-k"}),
+    ("verl", "D10", {"fault": "temperature"}),
+]
+
+
+@pytest.mark.parametrize(("form", "id", "recipe"), FAULTS, ids=[f"{one[2]['fault']}-{one[0]}" for one in FAULTS])
+def test_a_line_that_is_wrong_is_the_first_thing_said(
+    form: str, id: str, recipe: dict[str, object], tmp_path: Path
+) -> None:
+    said = found(tmp_path, form, **recipe)
+    assert [one.id for one in said][:1] == [id], [one.claim for one in said]
+
+
+@pytest.mark.parametrize("form", list(forms.DUMPS))
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {},
+        {"tools": True},
+        {"algorithm": "ppo", "kl": 0.02, "epochs": 2},
+        {"algorithm": "drgrpo", "minibatches": 2},
+        {"algorithm": "cispo", "minibatches": 2, "clip_low": 1.0},
+        {"lag": 2, "steps": 5, "kept": 5},
+    ],
+    ids=["grpo", "tools", "ppo", "drgrpo", "cispo", "async"],
+)
+def test_a_run_that_is_well_is_not_called_ill(recipe: dict[str, object], form: str, tmp_path: Path) -> None:
+    said = found(tmp_path, form, **recipe)
+    assert not said, [one.claim for one in said]
