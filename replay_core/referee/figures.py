@@ -60,6 +60,14 @@ class ErrorFigures:
         """The largest ratio of a statistic to its limit: above 1 is no noise."""
         return max((ratio for _, _, ratio in self.statistics.values()), default=0.0)
 
+    def is_explained_by(self, after: ErrorFigures) -> bool:
+        """Whether what is left `after` something is taken away is noise, or as little as a kernel that rounds at other
+        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error."""
+        size = after.statistics.get("size", (0.0, 0.0, 0.0))[0]
+        left = after.left / self.left if self.left else 1.0
+        is_little = left <= limits.SURELY or (size <= limits.LITTLE and left <= limits.MOST_LEFT)
+        return after.excess < 1 or (is_little and not after.not_finite)
+
     @property
     def telling(self) -> str | None:
         """The statistic that is furthest past its limit."""

@@ -125,14 +125,17 @@ def held(one: Hypothesis, yard: Yardstick, before: ErrorFigures, moved: torch.Te
     if one.sized is not None:
         part = alpha if abs(alpha - round(alpha)) > _ALPHA or round(alpha) == 0 else float(round(alpha))
         after = yard.figures(part * moved)
-        return Tried(one.sized(part), one, before, after, after.excess < 1 and abs(alpha) * power**0.5 > _SURE)
+        return Tried(
+            one.sized(part), one, before, after, before.is_explained_by(after) and abs(alpha) * power**0.5 > _SURE
+        )
     after = yard.figures(moved)
     if one.harmless and after.unequal_once <= _UNEQUAL and after.unequal_once * 5 <= before.unequal_once:
         # A partial sum beside a half is rounded up by one kernel and down by another: rare, and never far.
         return Tried(one.name, one, before, after, after.largest <= 2.0)
     if abs(alpha - 1) < _ALPHA or one.harmless:
         is_sure = after.excess < 0.5 * before.excess or (abs(alpha - 1) < _ALPHA and alpha * power**0.5 > _SURE)
-        return Tried(one.name, one, before, after, after.excess < 1 and is_sure)
+        fits = after.excess < 1 if one.harmless else before.is_explained_by(after)
+        return Tried(one.name, one, before, after, fits and is_sure)
     # Done to some tokens only: to those that are nearer to it.
     taken = (z - toward).square().sum(1) < z.square().sum(1)
     count = int(taken.sum())
@@ -142,7 +145,7 @@ def held(one: Hypothesis, yard: Yardstick, before: ErrorFigures, moved: torch.Te
     share = torch.where(taken[:, None], toward, 0.0)
     alpha = float((z * share).sum()) / float(share.square().sum())
     after = yard.figures(some)
-    explains = after.excess < 1 and abs(alpha - 1) < _ALPHA and alpha * float(share.norm()) > _SURE
+    explains = before.is_explained_by(after) and abs(alpha - 1) < _ALPHA and alpha * float(share.norm()) > _SURE
     return Tried(f"{one.name}, for {count} of {len(taken)} tokens", one, before, after, explains)
 
 
@@ -166,7 +169,7 @@ def _valued(
         moved = there[yard.rows]
     after = yard.figures(moved)
     is_sure = float((moved / yard.sigma).norm()) > _SURE
-    return Tried(one.name.format(value=1 + x), one, before, after, after.excess < 1 and is_sure)
+    return Tried(one.name.format(value=1 + x), one, before, after, before.is_explained_by(after) and is_sure)
 
 
 def _coarse(shadow: Shadow, claim: Claim, module: Any, one: Hypothesis, before: ErrorFigures) -> Tried | None:

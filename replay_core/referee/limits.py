@@ -32,6 +32,8 @@ _LIMITS = {
 FLOAT32 = 3.0
 #: Sums in float32 lean one way, all of them; a gain below this part is no gain.
 LEAST_GAIN = 2.0**-22
+#: What an explanation may leave beside noise: so many sigma and so much of the error's square; or so little of that.
+LITTLE, MOST_LEFT, SURELY = 2.0, 0.3, 0.01
 #: What is SUSPECT before it is a BUG: this part of the limit.
 SUSPECT = 0.85
 

@@ -35,10 +35,10 @@ class Pattern:
 
 def pattern(yard: Yardstick, places: Places, ids: Sequence[int] | None = None) -> Pattern | None:
     """The simplest pattern that leaves noise; None where none does. ids: of the tokens, where rows are looked up."""
-    most = yard.error.numel() / 3
+    most, before = yard.error.numel() / 3, yard.figures()
     found = [one for one in _patterns(yard, places, ids) if one.numbers <= most]
     for one in sorted(found, key=lambda one: one.numbers):
-        if yard.figures(one.error).excess < 1:
+        if before.is_explained_by(yard.figures(one.error)):
             return one
     return None
 
