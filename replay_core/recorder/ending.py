@@ -45,14 +45,12 @@ _hooked_in: int | None = None
 _writing = False
 
 
-def close_at_exit(recorder: OpenRecording, *, asynchronous: bool) -> None:
-    """Write what waits when the program ends."""
+def close_at_exit(recorder: OpenRecording) -> None:
+    """Write what waits, and take the lock away, when the program ends."""
     if not _open:
         atexit.register(_end)
     _open.add(recorder)
-    if asynchronous:
-        # What waits to be written must not be lost with the process.
-        _hook_sigterm()
+    _hook_sigterm()
 
 
 def commit_on_crash(recorder: OpenRecording) -> None:

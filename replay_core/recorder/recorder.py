@@ -322,7 +322,7 @@ class Recorder:
         self._facts = {"models": models, "flags": dict(flags or {}), "config_hash": config_hash(config)}
         if self.settings.enabled:
             self._begin()
-            close_at_exit(self, asynchronous=self.settings.asynchronous)
+            close_at_exit(self)
             if black_box is not None:
                 commit_on_crash(self)
 

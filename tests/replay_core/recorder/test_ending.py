@@ -64,6 +64,18 @@ def test_sigterm_anywhere_in_a_recorder_ends_the_process_and_writes_what_the_box
         assert not list(folder.rglob("*.tmp"))
 
 
+def test_sigterm_of_a_plain_recorder_leaves_no_lock(tmp_path: Path) -> None:
+    child = trainer(tmp_path, asynchronous=False, box=False)
+    child.terminate()
+    try:
+        assert child.wait(20) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.communicate()
+    assert not [path for path in tmp_path.rglob(".*") if path.suffix in (".lock", ".tmp")]
+    assert open_run(tmp_path / "dump").records
+
+
 def test_a_trainers_own_handler_runs_in_its_main_thread_each_time_after_the_box_is_written(tmp_path: Path) -> None:
     handler = """
 import signal, threading
