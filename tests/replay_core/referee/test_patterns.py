@@ -28,7 +28,7 @@ def _moved(rows: Tensor, by: int) -> Tensor:
         (lambda: X @ WEIGHT.T * 1.02, "all of it times 1.02"),
         (lambda: X @ WEIGHT.reshape(4, 16, 96)[[1, 0, 3, 2]].reshape(64, 96).T, "blocks of 16 in the order 1, 0, 3, 2"),
         (lambda: X @ (WEIGHT + THIN).T, "a difference of low rank, 2"),
-        (lambda: _moved(X @ WEIGHT.T, 1), "token +1 should have"),
+        (lambda: _moved(X @ WEIGHT.T, 1), "what the token +1 from it should have"),
         (lambda: X @ (WEIGHT * (1 + 0.5 * (torch.arange(64) == 7)[:, None])).T, "channel 7: times 1.5"),
     ],
     ids=["factor", "heads", "low rank", "shift", "channel"],
