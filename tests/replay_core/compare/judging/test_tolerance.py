@@ -207,3 +207,10 @@ def test_a_rule_that_fits_no_tensor_is_said(tmp_path: Path):
     pair = write_pair(tmp_path, {"modules": a}, {"modules": a})
     compared = compare_paths(*pair, tolerances=load_tolerances(rules))
     assert compared.notes == ["the tolerance rule for model.layers.* (experts in fp8) fits the name of no tensor"]
+
+
+def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(".".join("a" * 5_000) + " = 1")
+    with pytest.raises(RequestError, match="a key of more than 64 parts"):
+        load_tolerances(path)
