@@ -18,6 +18,8 @@ from replay_core.referee.figures import Yardstick
 _WRONG = 0.85
 #: At most this part of rows or columns is "some of them".
 _SOME = 0.25
+#: A token has what another should have where it is so much nearer to that, in squares.
+_NEARER = 0.05
 #: Singular values of the whitened error that stand this far above those of noise count for its rank.
 _ABOVE = 1.3
 #: Tokens, as a caller knows them: row of the claim -> (sample, position).
@@ -107,7 +109,7 @@ def _moved_tokens(yard: Yardstick, places: Places) -> Iterator[Pattern]:
         there = torch.tensor(source)
         other = yard.claim.truth[there.clamp(min=0)].nan_to_num(0.0, 0.0, 0.0)
         left = ((yard.recorded - other) / yard.sigma).square().mean(1)
-        taken = (there >= 0) & (left < z2.mean(1)) & (left < 4)
+        taken = (there >= 0) & (left < _NEARER * z2.mean(1))
         if int(taken.sum()) < 3:
             continue
         # Who has no such neighbour tells nothing.
@@ -140,7 +142,9 @@ def _some_channels(yard: Yardstick, z: torch.Tensor, along: torch.Tensor, power:
 def _moved_channels(yard: Yardstick) -> Iterator[Pattern]:
     """Channels that have what others should have: heads, gates, rows of a vocabulary in another order."""
     truth = yard.truth.nan_to_num(0.0, 0.0, 0.0)
-    x, y = truth / yard.sigma, yard.recorded.nan_to_num(0.0, 0.0, 0.0) / yard.sigma
+    # Scaled by row alone: a channel is compared with all others.
+    by_row = yard.sigma.square().mean(1, keepdim=True).sqrt()
+    x, y = truth / by_row, yard.recorded.nan_to_num(0.0, 0.0, 0.0) / by_row
     away = (y.square().sum(0)[:, None] - 2 * y.T @ x + x.square().sum(0)[None, :]).clamp(min=0)
     order = away.argmin(1)
     itself = torch.arange(len(order))
@@ -164,8 +168,9 @@ def _order(order: list[int]) -> str:
 
 def _low_rank(yard: Yardstick) -> Iterator[Pattern]:
     # Scaled by row and by column: a rank stays, the noise becomes even.
-    by_row = yard.sigma.square().mean(1, keepdim=True).sqrt()
-    by_column = (yard.sigma / by_row).square().mean(0, keepdim=True).sqrt()
+    sigma = yard.sigma.maximum(ulp(yard.recorded.nan_to_num(0.0, 0.0, 0.0), yard.claim.dtype) / 12**0.5)
+    by_row = sigma.square().mean(1, keepdim=True).sqrt()
+    by_column = (sigma / by_row).square().mean(0, keepdim=True).sqrt()
     scaled = yard.error / by_row / by_column
     u, s, v = torch.linalg.svd(scaled, full_matrices=False)
     rows, channels = scaled.shape

@@ -1,0 +1,49 @@
+"""What in a wrong product is wrong is said by its simplest description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from replay_core.referee.figures import Yardstick
+from replay_core.referee.patterns import pattern
+from replay_core.referee.shadow import Claim
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(48, 96, generator=GENERATOR).to(torch.bfloat16).double()
+WEIGHT = (torch.randn(64, 96, generator=GENERATOR) * torch.logspace(-1, 1, 64)[:, None]).to(torch.bfloat16).double()
+THIN = torch.randn(64, 2, generator=GENERATOR).double() @ torch.randn(2, 96, generator=GENERATOR).double()
+
+
+def _moved(rows: Tensor, by: int) -> Tensor:
+    return torch.cat([rows[by:], rows[:by]])
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: X @ WEIGHT.T * 1.02, "all of it times 1.02"),
+        (lambda: X @ WEIGHT.reshape(4, 16, 96)[[1, 0, 3, 2]].reshape(64, 96).T, "blocks of 16 in the order 1, 0, 3, 2"),
+        (lambda: X @ (WEIGHT + THIN).T, "a difference of low rank, 2"),
+        (lambda: _moved(X @ WEIGHT.T, 1), "what the token +1 from it should have"),
+        (lambda: X @ (WEIGHT * (1 + 0.5 * (torch.arange(64) == 7)[:, None])).T, "channel 7: times 1.5"),
+    ],
+    ids=["factor", "heads", "low rank", "shift", "channel"],
+)
+def test_the_simplest_description_that_leaves_noise_is_said(made: Callable[[], Tensor], said: str):
+    truth = X @ WEIGHT.T
+    recorded = made().to(torch.bfloat16).double()
+    claim = Claim("q_proj.output", "q_proj", False, "linear", torch.bfloat16, recorded, truth, True)
+    found = pattern(Yardstick(claim, []), [(0, position) for position in range(48)])
+    assert found is not None
+    assert said in found.words
+
+
+def test_noise_has_no_pattern_of_more_than_itself():
+    truth = X @ WEIGHT.T
+    right = truth.to(torch.bfloat16).double()
+    claim = Claim("q_proj.output", "q_proj", False, "linear", torch.bfloat16, right, truth, True)
+    assert Yardstick(claim, []).figures().excess < 1
