@@ -36,7 +36,7 @@ from benchmarks.peers import msprobe_rule, sglang_rule, torch_assert_close
 from benchmarks.planted import BUGS, Bug, Where
 from replay_core import naming
 from replay_core.compare import compare_runs
-from replay_core.compare.pairing.align import Rowwise, ShapesDifferError, face, pair_tensors
+from replay_core.compare.pairing.align import Rowwise, ShapesDifferError, pair_micro_batches, pair_tensors
 from replay_core.compare.pairing.regrouping import by_samples
 from replay_core.dumps import open_run
 from replay_core.export.rulings import ruling_document
@@ -238,13 +238,13 @@ def referee(pair: Pair) -> Answer:
 
 def lined_up(a: Run, b: Run) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """What both runs computed, token by token, in the order recorded: peers are spared the aligning."""
-    facings, _ = face(a.records, b.records)
-    for facing in facings:
-        for side in (facing.a, facing.b):
+    micro_pairs, _ = pair_micro_batches(a.records, b.records)
+    for micro_pair in micro_pairs:
+        for side in (micro_pair.a, micro_pair.b):
             side.load()
     found = []
-    for facing in by_samples(facings)[0]:
-        for tensors in pair_tensors(facing):
+    for micro_pair in by_samples(micro_pairs)[0]:
+        for tensors in pair_tensors(micro_pair):
             if tensors.a is None or tensors.b is None or tensors.a[1].is_text or tensors.b[1].is_text:
                 continue
             if naming.meaning(tensors.name).kind not in ("activation", "logprob"):
@@ -252,7 +252,7 @@ def lined_up(a: Run, b: Run) -> Iterator[tuple[str, np.ndarray[Any, Any], np.nda
             if not all(side[1].dtype.startswith(("float", "bfloat")) for side in (tensors.a, tensors.b)):
                 continue
             try:
-                chunks = list(Rowwise(tensors.a[1], tensors.b[1], facing).counted())
+                chunks = list(Rowwise(tensors.a[1], tensors.b[1], micro_pair).counted())
             except ShapesDifferError:
                 continue
             if chunks:

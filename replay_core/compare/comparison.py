@@ -25,7 +25,15 @@ from replay_core.compare.divergence import Origin, may_be_first, order_of, origi
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing.align import Facing, Side, TensorPair, face, is_layout_only, lays_out, pair_tensors
+from replay_core.compare.pairing.align import (
+    MicroBatchPair,
+    Side,
+    TensorPair,
+    is_layout_only,
+    lays_out,
+    pair_micro_batches,
+    pair_tensors,
+)
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
@@ -40,7 +48,7 @@ if TYPE_CHECKING:
     from replay_core.documents.comparison import VerdictCounts
 
 #: A pair of tensors, and the computation they belong to.
-Entry = tuple[TensorPair, Facing]
+Entry = tuple[TensorPair, MicroBatchPair]
 
 
 @dataclass(slots=True)
@@ -150,16 +158,16 @@ def compare_runs(
     work = _Work(result, chosen_a, chosen_b, names, renames)
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
-    for pair, facing in work.in_order(judge.ahead):
+    for pair, micro_pair in work.in_order(judge.ahead):
         on_event(Progress(done, work.total, pair.name))
         done += 1
-        row = _judged(judge, pair, facing)
+        row = _judged(judge, pair, micro_pair)
         if row is None:
             repeated += 1
             continue
         on_row(row)
         if result.summary is not None:
-            result.summary.add(row, facing)
+            result.summary.add(row, micro_pair)
         if row.skipped is not None:
             result.skipped.append(row)
             if row.damaged is not None:
@@ -167,7 +175,7 @@ def compare_runs(
             continue
         result.tensors.append(row)
         if result.around_of is None and may_be_first(row):
-            result.around, result.around_of = around(row, facing), _element(row)
+            result.around, result.around_of = around(row, micro_pair), _element(row)
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
@@ -185,27 +193,27 @@ def compare_runs(
     return result
 
 
-def _judged(judge: Judge, pair: TensorPair, facing: Facing) -> TensorVerdict | None:
+def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict | None:
     if pair.a is None or pair.b is None:
-        why = why_missing(pair, facing)
+        why = why_missing(pair, micro_pair)
         return None if why is None else TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
-    if facing.partial and not faces(pair.a[1], pair.b[1], facing) and not lays_out(pair.name, facing):
+    if micro_pair.partial and not faces(pair.a[1], pair.b[1], micro_pair) and not lays_out(pair.name, micro_pair):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
-    ordered = texts_in_order(pair, facing)
-    row = judge.judge(ordered, facing)
+    ordered = texts_in_order(pair, micro_pair)
+    row = judge.judge(ordered, micro_pair)
     if row.skipped is not None:
         return row
     row.a, row.b = pair.a, pair.b
     if row.verdict is Verdict.SHAPE:
-        look_at_the_overlap(row, facing)
-    name_samples(row, ordered, facing)
-    note_correlation(row, facing)
+        look_at_the_overlap(row, micro_pair)
+    name_samples(row, ordered, micro_pair)
+    note_correlation(row, micro_pair)
     return row
 
 
 class _Work:
-    """Every pair with its facing, in order of computation; a step is opened when the one before it is done."""
+    """Every pair with its micro-batches, in order of computation; a step is opened when the one before it is done."""
 
     def __init__(
         self,
@@ -219,7 +227,7 @@ class _Work:
         steps, said = called_alike(records_a, records_b)
         if said:
             result.notes.append(said)
-        self._facings, self._ambiguous = face(records_a, records_b, steps)
+        self._micro_pairs, self._ambiguous = pair_micro_batches(records_a, records_b, steps)
         #: How many pairs there are; None until the last step is open.
         self.total: int | None = None
         self._named: set[str] = set()
@@ -227,56 +235,58 @@ class _Work:
 
     def in_order(self, ahead: Callable[[list[Entry]], Iterator[Entry]]) -> Iterator[Entry]:
         """Every pair; `ahead` gets the pairs of a step and gives them back, the next ones already being read."""
-        steps: dict[int | None, list[Facing]] = {}
-        for facing in self._facings:
-            steps.setdefault(facing.key.step, []).append(facing)
+        steps: dict[int | None, list[MicroBatchPair]] = {}
+        for micro_pair in self._micro_pairs:
+            steps.setdefault(micro_pair.key.step, []).append(micro_pair)
         before = 0
-        for number, facings in enumerate(steps.values()):
-            entries = self._of_step(facings)
+        for number, micro_pairs in enumerate(steps.values()):
+            entries = self._of_step(micro_pairs)
             before += len(entries)
             self.total = before if number == len(steps) - 1 else None
             yield from ahead(entries)
 
-    def _of_step(self, facings: list[Facing]) -> list[Entry]:
+    def _of_step(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
         result = self._result
-        for facing in facings:
-            for side in (facing.a, facing.b):
+        for micro_pair in micro_pairs:
+            for side in (micro_pair.a, micro_pair.b):
                 side.load()
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
-            if facing.a.is_engine != facing.b.is_engine:
-                (facing.a if facing.a.is_engine else facing.b).as_trainer()
+            if micro_pair.a.is_engine != micro_pair.b.is_engine:
+                (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()
         if self._renames is not None:
-            of_a = [(name, ref) for facing in facings for (name, _), (_, ref) in facing.a.tensors.items()]
+            of_a = [(name, ref) for micro_pair in micro_pairs for (name, _), (_, ref) in micro_pair.a.tensors.items()]
             names_of_a = {ref.name: name for name, ref in of_a} | {name: name for name, _ in of_a}
-            for facing in facings:
-                facing.b.tensors = self._renames.applied(facing.b.tensors, names_of_a)
-        again, alone = by_samples(facings)
+            for micro_pair in micro_pairs:
+                micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
+        again, alone = by_samples(micro_pairs)
         self._count(again)
-        entries: list[tuple[Any, TensorPair, Facing]] = []
+        entries: list[tuple[Any, TensorPair, MicroBatchPair]] = []
         once: set[tuple[int, str]] = set()
         only_layout: Counter[str] = Counter()
-        for facing in again:
-            entries += self._of_facing(facing, once, only_layout)
+        for micro_pair in again:
+            entries += self._of_micro_pair(micro_pair, once, only_layout)
         entries.sort(key=lambda entry: entry[0])
         result.notes += [
             f"{where}: {number} tensors only lay the same samples out differently; tokens are compared one by one"
             for where, number in only_layout.items()
         ]
-        for facing in again:
-            result.notes += facing.notes
-            facing.notes = []
+        for micro_pair in again:
+            result.notes += micro_pair.notes
+            micro_pair.notes = []
         self._lone(alone)
-        return [(pair, facing) for _, pair, facing in entries]
+        return [(pair, micro_pair) for _, pair, micro_pair in entries]
 
-    def _count(self, facings: list[Facing]) -> None:
+    def _count(self, micro_pairs: list[MicroBatchPair]) -> None:
         """Records paired and one-sided, each once; a record that could face several and now does is no problem."""
         paired: dict[int, Side] = {}
-        for facing in facings:
-            if facing.a.records and facing.b.records:
-                paired |= {id(facing.a): facing.a, id(facing.b): facing.b}
+        for micro_pair in micro_pairs:
+            if micro_pair.a.records and micro_pair.b.records:
+                paired |= {id(micro_pair.a): micro_pair.a, id(micro_pair.b): micro_pair.b}
                 self._result.records_paired += 1
-        sides = {id(side): (side, which) for f in facings for which, side in (("a", f.a), ("b", f.b)) if side.records}
+        sides = {
+            id(side): (side, which) for f in micro_pairs for which, side in (("a", f.a), ("b", f.b)) if side.records
+        }
         for key, (_, which) in sides.items():
             if key not in paired:
                 self._result.records_a_only += which == "a"
@@ -284,34 +294,34 @@ class _Work:
         found = {str(record.path) for side in paired.values() for record in side.records}
         self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]
 
-    def _of_facing(
-        self, facing: Facing, once: set[tuple[int, str]], only_layout: Counter[str]
-    ) -> Iterator[tuple[Any, TensorPair, Facing]]:
+    def _of_micro_pair(
+        self, micro_pair: MicroBatchPair, once: set[tuple[int, str]], only_layout: Counter[str]
+    ) -> Iterator[tuple[Any, TensorPair, MicroBatchPair]]:
         result = self._result
-        pairs = list(pair_tensors(facing))
+        pairs = list(pair_tensors(micro_pair))
         both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
-        facing.paired = {id(ref) for _, ref in both}
-        facing.rerouted = rerouted(pairs, facing)
-        result.notes += said(facing.rerouted)
+        micro_pair.paired = {id(ref) for _, ref in both}
+        micro_pair.rerouted = rerouted(pairs, micro_pair)
+        result.notes += said(micro_pair.rerouted)
         for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):
                 continue
-            if facing.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], facing)):
-                # Its side stands in several facings: said once.
+            if micro_pair.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], micro_pair)):
+                # Its side stands in several micro_pairs: said once.
                 if (id(record), ref.name) in once:
                     continue
                 once.add((id(record), ref.name))
             if naming.meaning(pair.name).kind == "note":
                 result.notes_not_compared += 1
-            elif is_layout_only(pair, facing):
-                only_layout[facing.where] += 1
-            elif is_tied(pair, facing):
+            elif is_layout_only(pair, micro_pair):
+                only_layout[micro_pair.where] += 1
+            elif is_tied(pair, micro_pair):
                 result.notes.append(
                     f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 )
             else:
-                yield order_of(facing.key if pair.a is None else record.key, pair.name, ref.order), pair, facing
+                yield order_of(micro_pair.key if pair.a is None else record.key, pair.name, ref.order), pair, micro_pair
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:

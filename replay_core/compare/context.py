@@ -13,7 +13,7 @@ from replay_core.compare.correlation import Values, pearson
 from replay_core.compare.judging import digests
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import EXACT_KINDS
-from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError, TensorPair
+from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, TensorPair
 from replay_core.errors import DumpError
 from replay_core.measure.pair import figures
 from replay_core.measure.statistics import as_real, as_reals
@@ -43,20 +43,20 @@ class Around:
     token_ids: list[int | None] | None = None
 
 
-def faces(a: TensorRef, b: TensorRef, facing: Facing) -> bool:
-    """Whether the two are laid out by the samples of the facing, so that some of their rows face each other."""
-    return facing.placed(a, b) is not None
+def faces(a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> bool:
+    """Whether the two are laid out by the samples of the micro_pair, so that some of their rows face each other."""
+    return micro_pair.placed(a, b) is not None
 
 
-def texts_in_order(pair: TensorPair, facing: Facing) -> TensorPair:
+def texts_in_order(pair: TensorPair, micro_pair: MicroBatchPair) -> TensorPair:
     """The pair, or, of texts whose samples are paired otherwise than in order, those that face each other."""
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a[1], pair.b[1]
-    both = facing.batches(a, b) if a.is_text and b.is_text else None
-    if both is None or not faces(a, b, facing):
+    both = micro_pair.batches(a, b) if a.is_text and b.is_text else None
+    if both is None or not faces(a, b, micro_pair):
         return pair
-    pairing = facing.pairing(*both)
+    pairing = micro_pair.pairing(*both)
     if pairing.in_order:
         return pair
     shared = np.flatnonzero(pairing.to_b >= 0)
@@ -69,12 +69,12 @@ def _picked(ref: TensorRef, samples: list[int]) -> TensorRef:
     return ref.with_(source=Inline([values[sample] for sample in samples]), shape=(len(samples),))
 
 
-def is_tied(pair: TensorPair, facing: Facing) -> bool:
+def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """Whether a head that only one side stores is that side's own embedding, byte for byte: the two are tied."""
     if (pair.a is not None and pair.b is not None) or not pair.name.endswith("lm_head.weight"):
         return False
     head = pair.one[1]
-    here, there = (facing.a, facing.b) if pair.b is None else (facing.b, facing.a)
+    here, there = (micro_pair.a, micro_pair.b) if pair.b is None else (micro_pair.b, micro_pair.a)
     for (name, _), (_, ref) in here.tensors.items():
         if name.endswith(_EMBEDDINGS) and (ref.shape, ref.dtype) == (head.shape, head.dtype):
             try:
@@ -85,26 +85,26 @@ def is_tied(pair: TensorPair, facing: Facing) -> bool:
     return False
 
 
-def why_missing(pair: TensorPair, facing: Facing) -> str | None:
+def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
     """What to say of a one-sided tensor; None where its own side says the same in another stage, which was compared.
 
     A twin that cannot be looked at, or that nothing faces either, clears nothing.
     """
-    which, side = ("a", facing.a) if pair.b is None else ("b", facing.b)
+    which, side = ("a", micro_pair.a) if pair.b is None else ("b", micro_pair.b)
     record, own = pair.one
     twins = [
         (there.key.stage, ref)
         for (name, _), (there, ref) in side.tensors.items()
-        if name == pair.name and ref is not own and id(ref) in facing.paired
+        if name == pair.name and ref is not own and id(ref) in micro_pair.paired
     ]
     if not twins:
         return f"only {which} has it"
-    if any(_says_the_same(own, ref, Facing(facing.key, side, side)) for _, ref in twins):
+    if any(_says_the_same(own, ref, MicroBatchPair(micro_pair.key, side, side)) for _, ref in twins):
         return None
     return f"only {which} has it in {record.key.stage}; it is not known to be what {which} says in {twins[0][0]}"
 
 
-def _says_the_same(one: TensorRef, other: TensorRef, facing: Facing) -> bool:
+def _says_the_same(one: TensorRef, other: TensorRef, micro_pair: MicroBatchPair) -> bool:
     """Whether all that a tensor says stands in another of its side, token by token where their layouts differ."""
     if digests.are_comparable(one, other):
         return digests.are_equal(one, other)
@@ -115,30 +115,30 @@ def _says_the_same(one: TensorRef, other: TensorRef, facing: Facing) -> bool:
             return bool(pages.array(one).tolist() == pages.array(other).tolist())
         if one.dtype == other.dtype and one.rows == other.rows and pages.same_bytes(one, other):
             return True
-        rows = Rowwise(one, other, facing, overlap=True)
+        rows = Rowwise(one, other, micro_pair, overlap=True)
         said = [np.array_equal(as_real(x), as_real(y), equal_nan=True) for x, y in rows.counted()]
         return bool(said) and all(said) and "a" not in rows.lone
     except (ShapesDifferError, DumpError):
         return False
 
 
-def name_samples(row: TensorVerdict, pair: TensorPair, facing: Facing) -> None:
+def name_samples(row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
     """Say which text of a list differs, and what b calls a sample that stands elsewhere in it."""
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a[1], pair.b[1]
-    both = facing.batches(a, b)
+    both = micro_pair.batches(a, b)
     if a.is_text and b.is_text and isinstance(row.value_a, list) and isinstance(row.value_b, list):
         _first_text(row)
     if both is None or row.token is None:
         return
-    pairing = facing.pairing(*both)
+    pairing = micro_pair.pairing(*both)
     sample = row.token[0]
     if a.is_text and not pairing.in_order:
         sample = int(np.flatnonzero(pairing.to_b >= 0)[sample])
         row.token, row.raw_a = (sample, 0), (sample,)
         row.raw_b = (int(pairing.to_b[sample]),)
-    if sample < pairing.to_b.size and pairing.to_b[sample] != sample and faces(a, b, facing):
+    if sample < pairing.to_b.size and pairing.to_b[sample] != sample and faces(a, b, micro_pair):
         row.sample_b = int(pairing.to_b[sample])
 
 
@@ -160,7 +160,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def look_at_the_overlap(row: TensorVerdict, facing: Facing) -> None:
+def look_at_the_overlap(row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
     """Compare what two tensors of different shapes have in common; the verdict stays SHAPE."""
     assert row.a is not None
     assert row.b is not None
@@ -168,7 +168,7 @@ def look_at_the_overlap(row: TensorVerdict, facing: Facing) -> None:
     kind = naming.meaning(row.name).kind
     integral = all(ref.dtype == "bool" or ref.dtype.startswith(("int", "uint")) for ref in (a, b))
     try:
-        rows = Rowwise(a, b, facing, overlap=True)
+        rows = Rowwise(a, b, micro_pair, overlap=True)
         found = figures(rows.counted(), exact=integral or kind in EXACT_KINDS, logprobs=kind == "logprob")
     except (ShapesDifferError, DumpError):
         return
@@ -189,7 +189,7 @@ def look_at_the_overlap(row: TensorVerdict, facing: Facing) -> None:
     row.value_a, row.value_b = pages.element(a, row.raw_a), pages.element(b, row.raw_b)
 
 
-def note_correlation(row: TensorVerdict, facing: Facing) -> None:
+def note_correlation(row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
     """How well two tensors correlate with and without their padding, where that is not the same question.
 
     Correlation alone is what critics are compared by, and padding ruins it while every token that counts agrees.
@@ -203,7 +203,7 @@ def note_correlation(row: TensorVerdict, facing: Facing) -> None:
     if a.numel > MOST_CORRELATED:
         return
     try:
-        chunks = list(Rowwise(a, b, facing).counted())
+        chunks = list(Rowwise(a, b, micro_pair).counted())
         x, y = as_reals(*(pages.array(ref).reshape(-1) for ref in (a, b)))
     except (ShapesDifferError, DumpError):
         return
@@ -225,7 +225,7 @@ def _offset(a: Values, b: Values) -> str | None:
     return f"b is a plus {d.mean():.6g}, and apart from that within {left:.2g}: look for a bias that one side lacks"
 
 
-def around(row: TensorVerdict, facing: Facing) -> Around | None:
+def around(row: TensorVerdict, micro_pair: MicroBatchPair) -> Around | None:
     """The values beside the element a row shows; None where it shows none."""
     if row.a is None or row.b is None or row.raw_a is None or row.raw_b is None:
         return None
@@ -233,10 +233,10 @@ def around(row: TensorVerdict, facing: Facing) -> Around | None:
     if a.is_text or b.is_text or not a.shape:
         return None
     try:
-        rows = Rowwise(a, b, facing, overlap=True)
+        rows = Rowwise(a, b, micro_pair, overlap=True)
         found = _by_token(row, rows) if rows.slots_a is not None and row.token is not None else None
         if found is not None:
-            both = facing.batches(a, b)
+            both = micro_pair.batches(a, b)
             contents = both[0].contents if both is not None else None
             if contents is not None and row.token is not None:
                 ids = contents[row.token[0]]

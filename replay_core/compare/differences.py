@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError, TensorPair, face, pair_tensors
+from replay_core.compare.pairing.align import (
+    MicroBatchPair,
+    Rowwise,
+    ShapesDifferError,
+    TensorPair,
+    pair_micro_batches,
+    pair_tensors,
+)
 from replay_core.errors import RequestError
 from replay_core.measure.distribution import spread
 from replay_core.records import Record, TensorRef
@@ -19,7 +26,7 @@ AXES = ("row", "channel")
 def difference(
     records_a: Sequence[Record], records_b: Sequence[Record], a: TensorRef, b: TensorRef, *, axis: str, cells: int
 ) -> StripEntry:
-    """Distribution and strip of the differences between two tensors of facing records, JSON-able but for NaN.
+    """Distribution and strip of the differences between two tensors of paired records, JSON-able but for NaN.
 
     A row is a token where the layout tells, and its cell then names (sample, position).
 
@@ -35,9 +42,9 @@ def difference(
         raise RequestError(f"there is no axis {axis!r}", expected=" or ".join(AXES), found=axis)
     if cells < 1:
         raise RequestError("a strip has at least one cell", expected="1 or more", found=str(cells))
-    _, facing = _facing(records_a, records_b, a, b)
+    _, micro_pair = _micro_pair(records_a, records_b, a, b)
     try:
-        rows = Rowwise(a, b, facing)
+        rows = Rowwise(a, b, micro_pair)
     except ShapesDifferError as error:
         raise RequestError(f"the two cannot be laid over each other: {error}", tensor=a.name) from None
     first = next(rows.counted(), None)
@@ -72,18 +79,18 @@ def difference(
     }
 
 
-def _facing(
+def _micro_pair(
     records_a: Sequence[Record], records_b: Sequence[Record], a: TensorRef, b: TensorRef
-) -> tuple[TensorPair, Facing]:
-    facings, _ = face(list(records_a), list(records_b))
-    for facing in facings:
-        facing.a.load()
-        facing.b.load()
-        for pair in pair_tensors(facing):
+) -> tuple[TensorPair, MicroBatchPair]:
+    micro_pairs, _ = pair_micro_batches(list(records_a), list(records_b))
+    for micro_pair in micro_pairs:
+        micro_pair.a.load()
+        micro_pair.b.load()
+        for pair in pair_tensors(micro_pair):
             if pair.a is not None and pair.b is not None and pair.a[1] == a and pair.b[1] == b:
-                return pair, facing
+                return pair, micro_pair
     raise RequestError(
-        "the two tensors do not face each other",
+        "the two tensors are not a pair",
         tensor=a.name,
         expected="the same meaning in the same micro-batch of two runs",
         found=f"{a.canonical or a.name} and {b.canonical or b.name}",

@@ -56,7 +56,7 @@ def _losses(rows: Sequence[TensorVerdict]) -> list[str]:
     dtypes = {(row.a[1].dtype, row.b[1].dtype) for row in rows if row.a and row.b and row.a[1].dtype != row.b[1].dtype}
     if dtypes:
         one, other = sorted(dtypes)[0]
-        said += f"; tensors of {one} face {other} here"
+        said += f"; tensors of {one} are paired with {other} here"
     if any(row.key.stage == "is_loss_debug" for row in rows):
         return [said + "; the values in between stand in is_loss_debug"]
     return [said + "; record is_loss_debug to see the values in between"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.correlation import pearson
 from replay_core.compare.judging.tensors import TensorVerdict
-from replay_core.compare.pairing.align import Facing, Rowwise, ShapesDifferError
+from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError
 from replay_core.errors import DumpError
 from replay_core.measure.statistics import as_reals
 from replay_core.samples.batch import Batch
@@ -53,25 +53,25 @@ class Summary:
     datums: list[DatumsEntry] = field(default_factory=list)
     _paired: set[tuple[int, int]] = field(default_factory=set)
 
-    def add(self, row: TensorVerdict, facing: Facing) -> None:
+    def add(self, row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
         """Take a row that belongs into the report; others are passed over."""
         present = row.a or row.b
         if present is None or row.skipped is not None:
             return
         stage = present[0].key.stage
         if row.name in SECTIONS.get(stage, ()):
-            self.entries[stage, row.name].append(_entry(row, facing))
+            self.entries[stage, row.name].append(_entry(row, micro_pair))
         elif stage in TRAJECTORIES:
-            self._trajectories(row, facing)
+            self._trajectories(row, micro_pair)
         elif stage == "datums" and row.name == "input_ids":
-            self._datums(row, facing)
+            self._datums(row, micro_pair)
 
-    def _trajectories(self, row: TensorVerdict, facing: Facing) -> None:
+    def _trajectories(self, row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
         present = row.a or row.b
         assert present is not None
         if row.name not in _TRAJECTORY_FIELDS:
             return
-        samples = _samples(row, facing)
+        samples = _samples(row, micro_pair)
         self.trajectories.append(
             {
                 "step": present[0].key.step,
@@ -83,7 +83,7 @@ class Summary:
             }
         )
 
-    def _datums(self, row: TensorVerdict, facing: Facing) -> None:
+    def _datums(self, row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
         present = row.a or row.b
         assert present is not None
         lengths = [None if side is None else list(side[1].rows or ()) for side in (row.a, row.b)]
@@ -91,7 +91,7 @@ class Summary:
             {
                 "step": present[0].key.step,
                 "verdict": row.verdict.value,
-                **_samples(row, facing),
+                **_samples(row, micro_pair),
                 "tokens_a": None if lengths[0] is None else sum(lengths[0]),
                 "tokens_b": None if lengths[1] is None else sum(lengths[1]),
             }
@@ -117,14 +117,14 @@ class Summary:
         return {"trajectories": self.trajectories, "fields": fields, "datums": self.datums}
 
 
-def _samples(row: TensorVerdict, facing: Facing) -> SamplePairing:
+def _samples(row: TensorVerdict, micro_pair: MicroBatchPair) -> SamplePairing:
     """How many samples are paired, and how many stand on one side."""
     both: tuple[Batch, Batch] | None = None
     if row.a is not None and row.b is not None:
-        both = facing.batches(row.a[1], row.b[1])
+        both = micro_pair.batches(row.a[1], row.b[1])
     if both is None:
         return {"paired": None, "only_in_a": None, "only_in_b": None}
-    pairing = facing.pairing(*both)
+    pairing = micro_pair.pairing(*both)
     return {
         "paired": int((pairing.to_a >= 0).sum()),
         "only_in_a": int((pairing.to_b < 0).sum()),
@@ -132,7 +132,7 @@ def _samples(row: TensorVerdict, facing: Facing) -> SamplePairing:
     }
 
 
-def _entry(row: TensorVerdict, facing: Facing) -> SummaryEntry:
+def _entry(row: TensorVerdict, micro_pair: MicroBatchPair) -> SummaryEntry:
     present = row.a or row.b
     assert present is not None
     key = present[0].key
@@ -148,7 +148,7 @@ def _entry(row: TensorVerdict, facing: Facing) -> SummaryEntry:
         "pearson": None,
         "is_close": None,
     }
-    values = _values(row, facing)
+    values = _values(row, micro_pair)
     if values is None:
         return entry
     a, b = values
@@ -168,16 +168,16 @@ def _entry(row: TensorVerdict, facing: Facing) -> SummaryEntry:
     return entry
 
 
-def _values(row: TensorVerdict, facing: Facing) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+def _values(row: TensorVerdict, micro_pair: MicroBatchPair) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     if row.a is None or row.b is None:
         return None
     a, b = row.a[1], row.b[1]
     if a.is_text or b.is_text or not a.numel or not b.numel:
         return None
     try:
-        if a.shape == b.shape and a.rows == b.rows and facing.in_order(a, b):
+        if a.shape == b.shape and a.rows == b.rows and micro_pair.in_order(a, b):
             return as_reals(pages.array(a).reshape(-1), pages.array(b).reshape(-1))
-        chunks = list(Rowwise(a, b, facing, overlap=True).counted())
+        chunks = list(Rowwise(a, b, micro_pair, overlap=True).counted())
     except (ShapesDifferError, DumpError):
         return None
     return as_reals(*(np.concatenate([chunk[side].reshape(-1) for chunk in chunks]) for side in (0, 1)))

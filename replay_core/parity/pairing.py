@@ -93,12 +93,12 @@ def paired(a: list[Values], b: list[Values], where: str) -> tuple[list[PairedVal
     if not fitting:
         shapes = [f"{one.batch}: {one.shape} against {other.shape}" for one, other in faces]
         raise NothingComparableError(
-            "no batch of the two has values that could face each other",
+            "no batch of the two has values that could be paired",
             file=where, tensor="values", expected="the same tokens in the same shape",
             found="; ".join(shapes or notes)[:400],
         )  # fmt: skip
     notes += [
-        f"{one.batch}: shapes {one.shape} and {other.shape} do not face each other"
+        f"{one.batch}: shapes {one.shape} and {other.shape} cannot be paired"
         for one, other in faces
         if one.shape != other.shape
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare.pairing.facing import Side
+from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.errors import RldbgError
 from replay_core.records import Record, Run, TensorRef
 from replay_core.samples.batch import Batch

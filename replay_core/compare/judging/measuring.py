@@ -14,7 +14,7 @@ from replay_core import naming, pages
 from replay_core.compare.judging import columns, limits, sample
 from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.compare.judging.verdict import EXACT_KINDS, Rounded
-from replay_core.compare.pairing.align import Facing, Rowwise, TensorPair
+from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, TensorPair
 from replay_core.dtypes import coarsest, family
 from replay_core.measure.figures import PairFigures
 from replay_core.measure.pair import figures
@@ -46,7 +46,7 @@ class Measured:
     notes: tuple[str, ...] = ()
 
 
-def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise: bool) -> Measured:
+def measure(pair: TensorPair, micro_pair: MicroBatchPair, tolerances: Tolerances, *, bitwise: bool) -> Measured:
     """Look at both tensors of a pair of numbers.
 
     Raises:
@@ -56,9 +56,9 @@ def measure(pair: TensorPair, facing: Facing, tolerances: Tolerances, *, bitwise
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a[1], pair.b[1]
-    if facing.in_order(a, b) and pages.same_bytes(a, b):
+    if micro_pair.in_order(a, b) and pages.same_bytes(a, b):
         return Measured(dtypes=(a.dtype, b.dtype))
-    rows = Rowwise(a, b, facing)
+    rows = Rowwise(a, b, micro_pair)
     meaning = naming.meaning(pair.name)
     positions = meaning.kind == "positions"
     integral = is_integral(a), is_integral(b)
@@ -99,7 +99,7 @@ class LookAhead:
         self._tolerances, self._bitwise = tolerances, bitwise
         self._under_way: dict[int, Future[Measured]] = {}
 
-    def over(self, work: Sequence[tuple[TensorPair, Facing]]) -> Iterator[tuple[TensorPair, Facing]]:
+    def over(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The same pairs in the same order; those that follow are being measured meanwhile."""
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
         if threads < 2 or sum(_is_worth_a_thread(pair) for pair, _ in work) < 2:
@@ -108,22 +108,22 @@ class LookAhead:
         pool = ThreadPoolExecutor(threads, thread_name_prefix="measure")
         coming = deque(entry for entry in work if _is_worth_a_thread(entry[0]))
         try:
-            for pair, facing in work:
+            for pair, micro_pair in work:
                 while coming and len(self._under_way) < 2 * threads:
-                    ahead, its_facing = coming.popleft()
+                    ahead, its_micro_pair = coming.popleft()
                     self._under_way[id(ahead)] = pool.submit(
-                        measure, ahead, its_facing, self._tolerances, bitwise=self._bitwise
+                        measure, ahead, its_micro_pair, self._tolerances, bitwise=self._bitwise
                     )
-                yield pair, facing
+                yield pair, micro_pair
                 self._under_way.pop(id(pair), None)
         finally:
             self._under_way.clear()
             pool.shutdown(cancel_futures=True)
 
-    def measured(self, pair: TensorPair, facing: Facing) -> Measured:
+    def measured(self, pair: TensorPair, micro_pair: MicroBatchPair) -> Measured:
         """What `measure` says of a pair, waited for if it is under way."""
         future = self._under_way.get(id(pair))
-        return future.result() if future else measure(pair, facing, self._tolerances, bitwise=self._bitwise)
+        return future.result() if future else measure(pair, micro_pair, self._tolerances, bitwise=self._bitwise)
 
 
 def _is_worth_a_thread(pair: TensorPair) -> bool:

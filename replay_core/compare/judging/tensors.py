@@ -18,7 +18,7 @@ from replay_core.compare.judging.measuring import LookAhead, Measured
 from replay_core.compare.judging.rules import keep
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
-from replay_core.compare.pairing.align import Facing, ShapesDifferError, TensorPair, lays_out
+from replay_core.compare.pairing.align import MicroBatchPair, ShapesDifferError, TensorPair, lays_out
 from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
 from replay_core.measure.figures import PairFigures
@@ -110,15 +110,15 @@ class Judge:
         #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
         self._past_fp32: set[Place] = set()
 
-    def ahead(self, work: Sequence[tuple[TensorPair, Facing]]) -> Iterator[tuple[TensorPair, Facing]]:
+    def ahead(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The pairs of a list in its order, the next ones being read while one is judged."""
         return self._look.over(work)
 
-    def judge(self, pair: TensorPair, facing: Facing) -> TensorVerdict:
+    def judge(self, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict:
         """The row of a pair that both sides have."""
         assert pair.a is not None
         assert pair.b is not None
-        row = self._both(pair, facing, pair.a[1], pair.b[1])
+        row = self._both(pair, micro_pair, pair.a[1], pair.b[1])
         if row.name.endswith("norm.output"):
             self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
@@ -132,7 +132,7 @@ class Judge:
         if not is_same or is_lookup or naming.meaning(row.name).kind not in ("ids", "positions"):
             self._inputs_same[module] = self._inputs_same.get(module, True) and is_same
 
-    def _both(self, pair: TensorPair, facing: Facing, a: TensorRef, b: TensorRef) -> TensorVerdict:
+    def _both(self, pair: TensorPair, micro_pair: MicroBatchPair, a: TensorRef, b: TensorRef) -> TensorVerdict:
         row = TensorVerdict(pair.name, Verdict.SAME, "", a=pair.a, b=pair.b)
         by_digest = digests.are_comparable(a, b)
         for ref in (a, b):
@@ -145,10 +145,10 @@ class Judge:
         try:
             if by_digest:
                 digests.judge(row, a, b)
-            elif not self._bitwise_only and lays_out(pair.name, facing):
-                row.verdict, row.reason, row.figures = _judge_layout(a, b, facing)
+            elif not self._bitwise_only and lays_out(pair.name, micro_pair):
+                row.verdict, row.reason, row.figures = _judge_layout(a, b, micro_pair)
             else:
-                self._numbers(row, self._look.measured(pair, facing))
+                self._numbers(row, self._look.measured(pair, micro_pair))
             if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
                 # No tolerance makes one value of two.
                 row.verdict, row.reason, row.context = Verdict.DIFF, f"{parted}; the first: {row.reason}", None
@@ -267,10 +267,10 @@ def _computed_dtype(run: Run) -> str | None:
     return coarsest(*known) if all(word in FAMILIES for word in known) else None
 
 
-def _judge_layout(a: TensorRef, b: TensorRef, facing: Facing) -> tuple[Verdict, str, PairFigures]:
+def _judge_layout(a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> tuple[Verdict, str, PairFigures]:
     """The mask or bounds of two layouts with the same samples: equal, or the same tokens under other padding."""
-    assert facing.a.layout is not None
-    tokens = PairFigures(compared=int(facing.a.layout.lengths.sum()))
+    assert micro_pair.a.layout is not None
+    tokens = PairFigures(compared=int(micro_pair.a.layout.lengths.sum()))
     if a.shape == b.shape and np.array_equal(pages.array(a), pages.array(b)):
         return Verdict.SAME, f"equal in all {a.numel:,} elements compared", PairFigures(compared=a.numel)
     reason = "the same samples, token for token, under other padding; tokens are compared one by one"

@@ -9,15 +9,24 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.pairing.chunks import row_width, rows_of_a_chunk
-from replay_core.compare.pairing.facing import Facing, Pairing, Side, face
+from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Pairing, Side, pair_micro_batches
 from replay_core.compare.pairing.shapes import explain_shapes, padding_between
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
 from replay_core.samples.batch import Batch, Placed
 from replay_core.samples.layout import Bools, Ints, positions_of, samples_of, token_numbers
 
-__all__ = ["Facing", "Rowwise", "ShapesDifferError", "Side", "TensorPair", "face", "is_layout_only",
-           "lays_out", "pair_tensors"]  # fmt: skip
+__all__ = [
+    "MicroBatchPair",
+    "Rowwise",
+    "ShapesDifferError",
+    "Side",
+    "TensorPair",
+    "is_layout_only",
+    "lays_out",
+    "pair_micro_batches",
+    "pair_tensors",
+]  # fmt: skip
 
 _LAYOUT_NAMES = ("attention_mask", "cu_seqlens")
 
@@ -37,9 +46,9 @@ class TensorPair:
         return present
 
 
-def pair_tensors(facing: Facing) -> Iterator[TensorPair]:
+def pair_tensors(micro_pair: MicroBatchPair) -> Iterator[TensorPair]:
     """Pairs of one computation: same name and stage, then same name across stages; then what is one-sided."""
-    a, b = dict(facing.a.tensors), dict(facing.b.tensors)
+    a, b = dict(micro_pair.a.tensors), dict(micro_pair.b.tensors)
     for key in list(a):
         if key in b:
             yield TensorPair(key[0], a.pop(key), b.pop(key))
@@ -83,49 +92,49 @@ def _output(name: str, stage: str) -> Hashable | None:
     return (name.removesuffix(".0"), stage) if name.endswith((".output", ".output.0")) else None
 
 
-def is_layout_only(pair: TensorPair, facing: Facing) -> bool:
+def is_layout_only(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """A one-sided tensor that only says how its side lays the same tokens out, or says them again: none is missing.
 
     So does a module's mask on both sides, where their tokens lie otherwise or one adds and the other chooses.
     """
-    if not _same_tokens(facing):
+    if not _same_tokens(micro_pair):
         return False
     if pair.a is not None and pair.b is not None:
-        return _lies_otherwise(pair.name, pair.a[1], pair.b[1], facing)
+        return _lies_otherwise(pair.name, pair.a[1], pair.b[1], micro_pair)
     if pair.name in (*_LAYOUT_NAMES, "sample_lengths", "prompt_mask"):
         return True
     if naming.is_module_tensor(pair.name):
         return naming.meaning(pair.name).kind == "mask"
-    side = facing.a if pair.a is not None else facing.b
-    return _restates(pair.one[1], side.batch(pair.one[1]), facing)
+    side = micro_pair.a if pair.a is not None else micro_pair.b
+    return _restates(pair.one[1], side.batch(pair.one[1]), micro_pair)
 
 
-def _lies_otherwise(name: str, a: TensorRef, b: TensorRef, facing: Facing) -> bool:
+def _lies_otherwise(name: str, a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> bool:
     """Whether two masks of a module, or the rows that a router sent to an expert, need not be equal: padding has a part
     in them, or the experts are computed together on one side.
     """
     is_mask = naming.is_module_tensor(name) and naming.meaning(name).kind == "mask"
     if not is_mask and not naming.is_routed(name):
         return False
-    of_a, of_b = facing.a.layout, facing.b.layout
+    of_a, of_b = micro_pair.a.layout, micro_pair.b.layout
     is_alike = of_a is not None and of_b is not None and np.array_equal(of_a.sample_BS, of_b.sample_BS)
     if is_mask:
         return not is_alike or a.dtype != b.dtype
-    return not is_alike or a.shape != b.shape or not _same_choices(name, facing)
+    return not is_alike or a.shape != b.shape or not _same_choices(name, micro_pair)
 
 
-def _same_choices(name: str, facing: Facing) -> bool:
+def _same_choices(name: str, micro_pair: MicroBatchPair) -> bool:
     """Whether every slot, padding too, was sent to the same experts as far as the layer of experts recorded it."""
     block = name[: name.index("experts.")]
-    for (other, stage), (_, a) in facing.a.tensors.items():
+    for (other, stage), (_, a) in micro_pair.a.tensors.items():
         if other.startswith(block) and naming.is_module_tensor(other) and a.dtype.startswith("int"):
-            b = facing.b.tensors.get((other, stage))
+            b = micro_pair.b.tensors.get((other, stage))
             if b is not None and not pages.same_bytes(a, b[1]):
                 return False
     return True
 
 
-def _restates(ref: TensorRef, batch: Batch | None, facing: Facing) -> bool:
+def _restates(ref: TensorRef, batch: Batch | None, micro_pair: MicroBatchPair) -> bool:
     """Whether ids or positions hold nothing but what the batch and its layout say, and the other side's ids as well."""
     name = ref.canonical or ref.name
     if name not in ("input_ids", "prompt_ids", "response_ids", "position_ids") or batch is None:
@@ -134,38 +143,38 @@ def _restates(ref: TensorRef, batch: Batch | None, facing: Facing) -> bool:
     if batch.tokens_N is None or placed is None or not placed.by_token or placed.axes < len(ref.shape):
         return False
     said = pages.array(ref).reshape(-1)[placed.rows]
-    if batch.held.ids in (None, ref) and not _same_ids(batch, facing):
+    if batch.held.ids in (None, ref) and not _same_ids(batch, micro_pair):
         return False
     if name == "position_ids":
         return bool(np.array_equal(said, positions_of(placed.tokens)))
     return bool(np.array_equal(said, batch.tokens_N[batch.flat(placed.tokens)]))
 
 
-def _same_ids(batch: Batch, facing: Facing) -> bool:
+def _same_ids(batch: Batch, micro_pair: MicroBatchPair) -> bool:
     """Whether the batch is one of the two that face each other, and their samples hold the same ids."""
-    a, b = facing.a.main, facing.b.main
+    a, b = micro_pair.a.main, micro_pair.b.main
     if batch not in (a, b) or a is None or b is None or a.digests is None or b.digests is None:
         return False
-    to_a = facing.pairing(a, b).to_a
+    to_a = micro_pair.pairing(a, b).to_a
     return all(at < 0 or a.digests[at] == mine for at, mine in zip(to_a, b.digests, strict=True))
 
 
-def lays_out(name: str, facing: Facing) -> bool:
+def lays_out(name: str, micro_pair: MicroBatchPair) -> bool:
     """The mask or bounds from which both sides' layouts of the same samples were read."""
-    return name in _LAYOUT_NAMES and _same_tokens(facing)
+    return name in _LAYOUT_NAMES and _same_tokens(micro_pair)
 
 
-def _same_tokens(facing: Facing) -> bool:
+def _same_tokens(micro_pair: MicroBatchPair) -> bool:
     """Whether the samples that face each other have the same number of tokens, and none stands alone."""
-    a, b = facing.a.main, facing.b.main
+    a, b = micro_pair.a.main, micro_pair.b.main
     if a is None or b is None or a.layout is None or b.layout is None:
         return False
-    pairing = facing.pairing(a, b)
+    pairing = micro_pair.pairing(a, b)
     found = np.flatnonzero(pairing.to_a >= 0)
     if not np.array_equal(a.lengths[pairing.to_a[found]], b.lengths[found]):
         return False
     lone = (a.lengths[pairing.to_b < 0].any(), b.lengths[pairing.to_a < 0].any())
-    return bool(found.size or not (a.lengths.any() or b.lengths.any())) and (facing.partial or not any(lone))
+    return bool(found.size or not (a.lengths.any() or b.lengths.any())) and (micro_pair.partial or not any(lone))
 
 
 class ShapesDifferError(Exception):
@@ -181,7 +190,7 @@ class Rowwise:
     `overlap`: compare what both have and leave the rest; `left_out` then says what that was.
     """
 
-    def __init__(self, a: TensorRef, b: TensorRef, facing: Facing, *, overlap: bool = False) -> None:
+    def __init__(self, a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair, *, overlap: bool = False) -> None:
         self.a, self.b = a, b
         self.rows_a: Ints | None = None
         self.rows_b: Ints | None = None
@@ -201,16 +210,16 @@ class Rowwise:
         #: The tensor is [sample, position] by its meaning, with or without a layout (an activation ends in hidden).
         meaning = naming.meaning(a.canonical or a.name)
         self.by_sample = (meaning.region != "all" and meaning.kind != "activation") or a.alignment is not None
-        self._place(facing)
+        self._place(micro_pair)
 
     @property
     def slots_a(self) -> Ints | None:
         """Where rows are tokens: something to look a token up by."""
         return self.tokens if self._by_token else None
 
-    def _place(self, facing: Facing) -> None:
+    def _place(self, micro_pair: MicroBatchPair) -> None:
         meaning = naming.meaning(self.a.canonical or self.a.name)
-        if self._by_tokens(facing, meaning):
+        if self._by_tokens(micro_pair, meaning):
             return
         if self.a.rows is not None or self.b.rows is not None:
             if self.a.rows != self.b.rows:
@@ -220,7 +229,7 @@ class Rowwise:
             self.axes_a = self.axes_b = 1
             return
         if self.a.shape == self.b.shape:
-            self._by_own_mask(facing, meaning)
+            self._by_own_mask(micro_pair, meaning)
             return
         squeezed = _squeeze(self.a.shape) == _squeeze(self.b.shape)
         if not squeezed:
@@ -254,18 +263,18 @@ class Rowwise:
         end = "counted from the right end" if left else "at the same index"
         self.left_out.append(f"what both shapes have {end} is compared")
 
-    def _by_tokens(self, facing: Facing, meaning: naming.Meaning) -> bool:
-        placed, both = facing.placed(self.a, self.b), facing.batches(self.a, self.b)
+    def _by_tokens(self, micro_pair: MicroBatchPair, meaning: naming.Meaning) -> bool:
+        placed, both = micro_pair.placed(self.a, self.b), micro_pair.batches(self.a, self.b)
         if placed is None or both is None:
             return False
         placed_a, placed_b, pairing = placed
         known = placed_a.by_token and meaning.region != "all"
         if not known and pairing.in_order and self.a.shape == self.b.shape:
             return False
-        self._face(placed_a, placed_b, facing, pairing, both, meaning)
+        self._face(placed_a, placed_b, micro_pair, pairing, both, meaning)
         if self.rows_a is None or not self.rows_a.size:
             self.rows_a = self.rows_b = self.tokens = None
-            if facing.partial or not pairing.in_order:
+            if micro_pair.partial or not pairing.in_order:
                 raise ShapesDifferError(f"{explain_shapes(self.a, self.b)}: they have no token in common")
             return False
         self.masked = placed_a.by_token
@@ -276,7 +285,7 @@ class Rowwise:
         self,
         placed_a: Placed,
         placed_b: Placed,
-        facing: Facing,
+        micro_pair: MicroBatchPair,
         pairing: Pairing,
         batches: tuple[Batch, Batch],
         meaning: naming.Meaning,
@@ -300,8 +309,8 @@ class Rowwise:
             ("b", self.b, tokens_b, rows_b, tokens_a, counts_b),
         ):
             self._one_sided(which, ref, (tokens, rows, others, counts), meaning, sure)
-        if placed_a.by_token and facing.rerouted:
-            gone = keep & facing.gone_elsewhere(shared, self.a, self.a.canonical or self.a.name)
+        if placed_a.by_token and micro_pair.rerouted:
+            gone = keep & micro_pair.gone_elsewhere(shared, self.a, self.a.canonical or self.a.name)
             if gone.any() and (keep & ~gone).any():
                 keep &= ~gone
                 self.note = (
@@ -359,11 +368,11 @@ class Rowwise:
         else:
             raise ShapesDifferError(f"{explain_shapes(self.a, self.b)}; {text}")
 
-    def _by_own_mask(self, facing: Facing, meaning: naming.Meaning) -> None:
+    def _by_own_mask(self, micro_pair: MicroBatchPair, meaning: naming.Meaning) -> None:
         """No layout, but a response mask of the tensor's own shape narrows it (NexRL's forward_data)."""
         if meaning.region != "response":
             return
-        masks = [side.find("response_mask") for side in (facing.a, facing.b)]
+        masks = [side.find("response_mask") for side in (micro_pair.a, micro_pair.b)]
         present = [pages.array(ref).astype(bool) for ref in masks if ref is not None and ref.shape == self.a.shape]
         if not present:
             return

@@ -80,15 +80,15 @@ class Matching:
     notes: list[str] = field(default_factory=list)
 
 
-def match(a: Pool, b: Pool, facing: Callable[[int, int], bool] = lambda _a, _b: False) -> Matching:
+def match(a: Pool, b: Pool, same_place: Callable[[int, int], bool] = lambda _a, _b: False) -> Matching:
     """Pair the samples of two pools; what stays alone is in no pair.
 
-    `facing(batch of a, batch of b)`: whether the two hold the same place of their runs. Samples that nothing else
+    `same_place(batch of a, batch of b)`: whether the two hold the same place of their runs. Samples that nothing else
     tells apart (copies of each other) are paired by it, then in order.
     """
     said_a, said_b = a.digests(), b.digests()
     result = Matching([])
-    state = _State(a, b, facing)
+    state = _State(a, b, same_place)
     named = _named(a, b, said_a, said_b, result)
     if named is not None:
         state.by(list(zip(named[0], said_a, strict=True)), list(zip(named[1], said_b, strict=True)))
@@ -127,8 +127,8 @@ def _named(
 class _State:
     """What is paired so far."""
 
-    def __init__(self, a: Pool, b: Pool, facing: Callable[[int, int], bool]) -> None:
-        self.a, self.b, self._facing = a, b, facing
+    def __init__(self, a: Pool, b: Pool, same_place: Callable[[int, int], bool]) -> None:
+        self.a, self.b, self._same_place = a, b, same_place
         self.pairs: list[tuple[int, int]] = []
         self.left_a = dict.fromkeys(range(len(a.places)))
         self.left_b = dict.fromkeys(range(len(b.places)))
@@ -163,7 +163,7 @@ class _State:
 
     def _one_place(self, one: int, other: int) -> bool:
         (batch_a, sample_a), (batch_b, sample_b) = self.a.places[one], self.b.places[other]
-        return sample_a == sample_b and self._facing(batch_a, batch_b)
+        return sample_a == sample_b and self._same_place(batch_a, batch_b)
 
     def by_likeness(self) -> None:
         """Pair samples that changed: those most alike first."""
@@ -182,8 +182,8 @@ class _State:
         there = {self.b.places[other]: other for other in self.left_b}
         for one in list(self.left_a):
             number, sample = self.a.places[one]
-            facing = (other for other in range(len(self.b.batches)) if self._facing(number, other))
-            self.take((one, there[other, sample]) for other in facing if (other, sample) in there)
+            same_place = (other for other in range(len(self.b.batches)) if self._same_place(number, other))
+            self.take((one, there[other, sample]) for other in same_place if (other, sample) in there)
 
     def the_last(self) -> None:
         """Pair the only two that are left."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from replay_core.compare.pairing.facing import Facing, Side, in_order, pairing_of
 from replay_core.compare.pairing.matching import Pool, match
+from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side, in_order, pairing_of
 from replay_core.errors import RldbgError
 from replay_core.records import Record, RecordKey
 from replay_core.samples.batch import Batch, batch_of
@@ -29,73 +29,79 @@ class Alone:
     which: str
 
 
-def by_samples(facings: list[Facing]) -> tuple[list[Facing], list[Alone]]:
-    """The facings of one step, paired anew where their samples are grouped differently; and the samples left alone.
+def by_samples(micro_pairs: list[MicroBatchPair]) -> tuple[list[MicroBatchPair], list[Alone]]:
+    """The micro_pairs of one step, paired anew where their samples are grouped differently; and the samples left alone.
 
-    Loads every side. Facings whose samples are the same one by one stay as they are.
+    Loads every side. Pairs whose samples are the same one by one stay as they are.
     """
-    for facing in facings:
-        facing.a.load()
-        facing.b.load()
-    settled = [facing for facing in facings if not _is_open(facing)]
+    for micro_pair in micro_pairs:
+        micro_pair.a.load()
+        micro_pair.b.load()
+    settled = [micro_pair for micro_pair in micro_pairs if not _is_open(micro_pair)]
     alone: list[Alone] = []
-    for group in _groups([facing for facing in facings if _is_open(facing)]):
+    for group in _groups([micro_pair for micro_pair in micro_pairs if _is_open(micro_pair)]):
         again, left = _again(group)
         settled += again
         alone += left
     return settled, alone
 
 
-def _is_open(facing: Facing) -> bool:
+def _is_open(micro_pair: MicroBatchPair) -> bool:
     """Whether the samples of the two sides are not known to be the same, one by one."""
-    a, b = facing.a.main, facing.b.main
+    a, b = micro_pair.a.main, micro_pair.b.main
     if a is None or b is None:
-        return (a is not None or b is not None) and not (facing.a.records and facing.b.records)
+        return (a is not None or b is not None) and not (micro_pair.a.records and micro_pair.b.records)
     settled = in_order(a, b)
     if settled is None:
         return True
-    facing.settle(a, b, settled)
+    micro_pair.settle(a, b, settled)
     return False
 
 
-def _groups(facings: list[Facing]) -> Iterator[list[Facing]]:
-    """Facings whose samples may stand in each other: one role, and micro-batches apart from whole steps where
+def _groups(micro_pairs: list[MicroBatchPair]) -> Iterator[list[MicroBatchPair]]:
+    """Pairs whose samples may stand in each other: one role, and micro-batches apart from whole steps where
     both runs have both."""
-    groups: dict[Any, list[Facing]] = defaultdict(list)
-    for facing in facings:
-        groups[facing.key.role].append(facing)
+    groups: dict[Any, list[MicroBatchPair]] = defaultdict(list)
+    for micro_pair in micro_pairs:
+        groups[micro_pair.key.role].append(micro_pair)
     for group in groups.values():
-        kinds: dict[bool, list[Facing]] = defaultdict(list)
-        for facing in group:
-            kinds[facing.key.micro is None].append(facing)
+        kinds: dict[bool, list[MicroBatchPair]] = defaultdict(list)
+        for micro_pair in group:
+            kinds[micro_pair.key.micro is None].append(micro_pair)
         if all(any(f.a.records for f in kind) and any(f.b.records for f in kind) for kind in kinds.values()):
             yield from kinds.values()
         else:
             yield group
 
 
-def _again(group: list[Facing]) -> tuple[list[Facing], list[Alone]]:
-    left = [facing for facing in group if facing.a.main is not None]
-    right = [facing for facing in group if facing.b.main is not None]
+def _again(group: list[MicroBatchPair]) -> tuple[list[MicroBatchPair], list[Alone]]:
+    left = [micro_pair for micro_pair in group if micro_pair.a.main is not None]
+    right = [micro_pair for micro_pair in group if micro_pair.b.main is not None]
     if not left or not right:
         return group, []
-    _trim([facing.a for facing in left], [facing.b for facing in right])
-    pool_a = Pool([facing.a.main for facing in left])  # type: ignore[misc]
-    pool_b = Pool([facing.b.main for facing in right])  # type: ignore[misc]
+    _trim([micro_pair.a for micro_pair in left], [micro_pair.b for micro_pair in right])
+    pool_a = Pool([micro_pair.a.main for micro_pair in left])  # type: ignore[misc]
+    pool_b = Pool([micro_pair.b.main for micro_pair in right])  # type: ignore[misc]
     found = match(pool_a, pool_b, lambda i, j: left[i] is right[j])
     shared: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for one, other in found.pairs:
         (i, sample_a), (j, sample_b) = pool_a.places[one], pool_b.places[other]
         shared[i, j].append((sample_a, sample_b))
-    again = [_facing(left[i], right[j], (i, j), shared) for i, j in sorted(shared)]
+    again = [_micro_pair(left[i], right[j], (i, j), shared) for i, j in sorted(shared)]
     if again:
         again[0].notes += found.notes
     # Sides none of whose samples are in the other run stay one-sided, or face what knows of no samples.
     used = {i for i, _ in shared}, {j for _, j in shared}
-    lone_a = [facing for i, facing in enumerate(left) if i not in used[0]]
-    lone_b = [facing for j, facing in enumerate(right) if j not in used[1]]
-    again += [facing if facing.b.main is None else Facing(facing.key, facing.a, Side()) for facing in lone_a]
-    again += [facing if facing.a.main is None else Facing(facing.key, Side(), facing.b) for facing in lone_b]
+    lone_a = [micro_pair for i, micro_pair in enumerate(left) if i not in used[0]]
+    lone_b = [micro_pair for j, micro_pair in enumerate(right) if j not in used[1]]
+    again += [
+        micro_pair if micro_pair.b.main is None else MicroBatchPair(micro_pair.key, micro_pair.a, Side())
+        for micro_pair in lone_a
+    ]
+    again += [
+        micro_pair if micro_pair.a.main is None else MicroBatchPair(micro_pair.key, Side(), micro_pair.b)
+        for micro_pair in lone_b
+    ]
     seen = {pair for pairs in shared.items() for pair in ((pairs[0][0], sample) for sample, _ in pairs[1])}
     seen_b = {pair for pairs in shared.items() for pair in ((pairs[0][1], sample) for _, sample in pairs[1])}
     alone = [one for i, f in enumerate(left) if i in used[0] for one in _alone(f, f.a, i, seen, "a")]
@@ -103,33 +109,40 @@ def _again(group: list[Facing]) -> tuple[list[Facing], list[Alone]]:
     return again, alone
 
 
-def _facing(
-    left: Facing, right: Facing, place: tuple[int, int], shared: dict[tuple[int, int], list[tuple[int, int]]]
-) -> Facing:
+def _micro_pair(
+    left: MicroBatchPair,
+    right: MicroBatchPair,
+    place: tuple[int, int],
+    shared: dict[tuple[int, int], list[tuple[int, int]]],
+) -> MicroBatchPair:
     i, j = place
     elsewhere = any((one == i) != (other == j) for one, other in shared)
     stays = left is right and not elsewhere
-    facing = left if stays else Facing(left.key, left.a, right.b, partial=elsewhere)
+    micro_pair = left if stays else MicroBatchPair(left.key, left.a, right.b, partial=elsewhere)
     a, b = left.a.main, right.b.main
     assert a is not None
     assert b is not None
-    facing.settle(a, b, pairing_of(a, b, shared[place]))
+    micro_pair.settle(a, b, pairing_of(a, b, shared[place]))
     if left is not right:
         whose = f"{len(shared[place])} of its {a.count} samples are" if elsewhere else "its samples are"
-        facing.notes.append(f"{facing.where}: {whose} those of {right.b.records[0].key} in b")
+        micro_pair.notes.append(f"{micro_pair.where}: {whose} those of {right.b.records[0].key} in b")
     elif elsewhere:
-        facing.notes.append(f"{facing.where}: {len(shared[place])} of its {a.count} samples are in the same place of b")
+        micro_pair.notes.append(
+            f"{micro_pair.where}: {len(shared[place])} of its {a.count} samples are in the same place of b"
+        )
     elif any(later < earlier for (_, earlier), (_, later) in pairwise(shared[place])):
-        facing.notes.append(f"{facing.where}: the samples stand in another order; they are paired one by one")
-    return facing
+        micro_pair.notes.append(f"{micro_pair.where}: the samples stand in another order; they are paired one by one")
+    return micro_pair
 
 
-def _alone(facing: Facing, side: Side, number: int, seen: set[tuple[int, int]], which: str) -> Iterator[Alone]:
+def _alone(
+    micro_pair: MicroBatchPair, side: Side, number: int, seen: set[tuple[int, int]], which: str
+) -> Iterator[Alone]:
     batch = side.main
     assert batch is not None
     lost = [s for s in range(batch.count) if (number, s) not in seen and (batch.layout is None or batch.lengths[s])]
     if lost:
-        yield Alone(facing.key, side, batch, lost, which)
+        yield Alone(micro_pair.key, side, batch, lost, which)
 
 
 def _trim(left: list[Side], right: list[Side]) -> None:
@@ -168,7 +181,7 @@ def called_alike(a: list[Record], b: list[Record]) -> tuple[dict[int | None, int
         return {}, None
     why = "either has one, of parameters" if weights else "they hold the same samples"
     named = (", ".join(map(str, steps[:4])) + (", ..." if len(steps) > 4 else "") for steps in (steps_a, steps_b))
-    return dict(zip(steps_b, steps_a, strict=True)), "step {} of a faces step {} of b: {}".format(*named, why)
+    return dict(zip(steps_b, steps_a, strict=True)), "step {} of a is paired with step {} of b: {}".format(*named, why)
 
 
 def _digests(records: list[Record]) -> set[bytes]:

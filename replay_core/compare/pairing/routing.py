@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from replay_core import naming
 from replay_core.compare.pairing.align import Rowwise, ShapesDifferError, TensorPair
-from replay_core.compare.pairing.facing import Facing, Rerouted
+from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Rerouted
 from replay_core.errors import DumpError
 from replay_core.records import TensorRef
 
@@ -33,12 +33,12 @@ class _Router:
     scores: TensorPair
 
 
-def rerouted(pairs: Sequence[TensorPair], facing: Facing) -> list[Rerouted]:
+def rerouted(pairs: Sequence[TensorPair], micro_pair: MicroBatchPair) -> list[Rerouted]:
     """What every router of a computation sent elsewhere, in order of computation."""
     found = []
     for router in _routers(pairs):
         try:
-            one = _of(router, facing)
+            one = _of(router, micro_pair)
         except (ShapesDifferError, DumpError):
             continue
         if one is not None:
@@ -65,11 +65,11 @@ def _routers(pairs: Sequence[TensorPair]) -> list[_Router]:
     return found
 
 
-def _of(router: _Router, facing: Facing) -> Rerouted | None:
-    rows, chosen_a, chosen_b = _values(router.choices, facing)
+def _of(router: _Router, micro_pair: MicroBatchPair) -> Rerouted | None:
+    rows, chosen_a, chosen_b = _values(router.choices, micro_pair)
     if rows.tokens is None or not (chosen_a != chosen_b).any():
         return None
-    scored, scores_a, scores_b = _values(router.scores, facing)
+    scored, scores_a, scores_b = _values(router.scores, micro_pair)
     if scored.tokens is None or not np.array_equal(scored.tokens, rows.tokens):
         return None
     took_a, took_b = _taken(chosen_a, scores_a), _taken(chosen_b, scores_b)
@@ -89,10 +89,10 @@ def _of(router: _Router, facing: Facing) -> Rerouted | None:
     return Rerouted(name, ref.order or 0, ref.shape[1], rows.tokens[explained], rows.tokens[in_turn], rows.tokens.size)
 
 
-def _values(pair: TensorPair, facing: Facing) -> tuple[Rowwise, NDArray[np.float64], NDArray[np.float64]]:
+def _values(pair: TensorPair, micro_pair: MicroBatchPair) -> tuple[Rowwise, NDArray[np.float64], NDArray[np.float64]]:
     assert pair.a is not None
     assert pair.b is not None
-    rows = Rowwise(pair.a[1], pair.b[1], facing)
+    rows = Rowwise(pair.a[1], pair.b[1], micro_pair)
     chunks = list(rows.counted())
     a, b = (np.concatenate([chunk[side].astype(np.float64) for chunk in chunks]) for side in (0, 1))
     return rows, a, b

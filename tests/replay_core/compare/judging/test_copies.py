@@ -11,7 +11,7 @@ from replay_core.compare import rejudge
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing.align import Facing, Side, TensorPair
+from replay_core.compare.pairing.align import MicroBatchPair, Side, TensorPair
 from replay_core.dumps import open_run
 from replay_core.records import Record, RecordKey, TensorRef
 from tests.builders import as_rank, compare_paths, save_file
@@ -32,7 +32,7 @@ def judged(directory: Path, a: TensorRef, b: TensorRef) -> TensorVerdict:
     run = open_run(save_file(directory / "run.pt", {"w": torch.ones(1)}))
     key = RecordKey(stage="param")
     pair = TensorPair(NAME, *((Record(key, directory, lambda: []), ref) for ref in (a, b)))
-    return Judge(run, run).judge(pair, Facing(key, Side(), Side()))
+    return Judge(run, run).judge(pair, MicroBatchPair(key, Side(), Side()))
 
 
 def weight(change: float = 0.0) -> torch.Tensor:

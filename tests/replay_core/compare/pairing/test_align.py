@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing.align import Side, face
+from replay_core.compare.pairing.align import Side, pair_micro_batches
 from replay_core.recorder import Recorder
 from replay_core.records import Inline, Record, RecordKey, TensorRef
 from tests.builders import compare_fields, compare_paths, row_of, save_file, write_dump, write_pair
@@ -25,8 +25,8 @@ def records(*keys: RecordKey) -> list[Record]:
 
 
 def facing_keys(a: list[Record], b: list[Record]) -> list[tuple[str, str]]:
-    facings, _ = face(a, b)
-    return [tuple(str(side.records[0].key) if side.records else "-" for side in (f.a, f.b)) for f in facings]  # type: ignore[misc]
+    micro_pairs, _ = pair_micro_batches(a, b)
+    return [tuple(str(side.records[0].key) if side.records else "-" for side in (f.a, f.b)) for f in micro_pairs]  # type: ignore[misc]
 
 
 def test_a_part_that_is_none_faces_the_only_one_it_can():
@@ -39,9 +39,9 @@ def test_a_part_that_is_none_faces_the_only_one_it_can():
 
 def test_where_it_could_face_two_it_faces_none_and_that_is_a_problem():
     a, b = records(RecordKey(0, None, 0)), records(RecordKey(0, 3, 0), RecordKey(0, 4, 0))
-    facings, problems = face(a, b)
-    assert all(not (facing.a.records and facing.b.records) for facing in facings)
-    assert len(facings) == 3
+    micro_pairs, problems = pair_micro_batches(a, b)
+    assert all(not (micro_pair.a.records and micro_pair.b.records) for micro_pair in micro_pairs)
+    assert len(micro_pairs) == 3
     assert "any of 2 records" in problems[0].what
 
 

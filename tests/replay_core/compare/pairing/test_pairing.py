@@ -236,4 +236,4 @@ def test_steps_that_are_counted_otherwise_face_each_other_by_their_samples(tmp_p
             record("forward_data", fields(batch, "right"), micro=0)
     compared = compare_paths(tmp_path / "a", tmp_path / "b")
     agreed(compared)
-    assert "step 3 of a faces step 4 of b: they hold the same samples" in compared.notes
+    assert "step 3 of a is paired with step 4 of b: they hold the same samples" in compared.notes

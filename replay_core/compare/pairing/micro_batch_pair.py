@@ -162,7 +162,7 @@ class Pairing:
 
 
 @dataclass
-class Facing:
+class MicroBatchPair:
     """Two sides of one computation.
 
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
@@ -181,7 +181,7 @@ class Facing:
 
     @property
     def where(self) -> str:
-        """`step 0 rank 1 micro 2 critic`, without a stage: a facing has several; an actor's without its role."""
+        """`step 0 rank 1 micro 2 critic`, without a stage: a pair has several; an actor's without its role."""
         before, _, last = str(self.key).rpartition(" ")
         role = last.removesuffix(self.key.stage).rstrip("/")
         return " ".join(part for part in (before, role) if part) or last
@@ -281,9 +281,9 @@ def _same_in_order(a: Batch, b: Batch) -> bool:
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-def face(
+def pair_micro_batches(
     records_a: Iterable[Record], records_b: Iterable[Record], steps: dict[int | None, int | None] | None = None
-) -> tuple[list[Facing], list[Problem]]:
+) -> tuple[list[MicroBatchPair], list[Problem]]:
     """Pair computations by (step, micro, rank, role). A part that is None on one side pairs with a single value.
 
     `steps`: what a calls the steps of b, where they count differently.
@@ -304,11 +304,13 @@ def face(
             left_b.remove(matches[0])
         elif matches:
             where = str(sides_a[key].records[0].path)
-            problems.append(Problem(where, f"could face any of {len(matches)} records of the other run; faces none"))
-    facings = [Facing(_key(key_a), sides_a[key_a], sides_b[key_b]) for key_a, key_b in paired]
-    facings += [Facing(_key(key), sides_a[key], Side()) for key in left_a]
-    facings += [Facing(_key(key), Side(), sides_b[key]) for key in left_b]
-    return sorted(facings, key=lambda facing: facing.key.order), problems
+            problems.append(
+                Problem(where, f"could be paired with any of {len(matches)} records of the other run; paired with none")
+            )
+    micro_pairs = [MicroBatchPair(_key(key_a), sides_a[key_a], sides_b[key_b]) for key_a, key_b in paired]
+    micro_pairs += [MicroBatchPair(_key(key), sides_a[key], Side()) for key in left_a]
+    micro_pairs += [MicroBatchPair(_key(key), Side(), sides_b[key]) for key in left_b]
+    return sorted(micro_pairs, key=lambda micro_pair: micro_pair.key.order), problems
 
 
 def _sides(records: Iterable[Record], steps: dict[int | None, int | None], micros: dict[int, int]) -> dict[Parts, Side]:
