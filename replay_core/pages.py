@@ -311,11 +311,13 @@ _blocks = _Blocks()
 
 
 def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | None:
-    """Whether two tensors of one dtype and shape hold the same bytes; None where that cannot be asked.
+    """Whether two tensors of one dtype, shape and cut into rows hold the same bytes; None where that cannot be asked.
 
     Raises:
         DumpError: the bytes of one cannot be read.
     """
+    if a.rows != b.rows:
+        return None
     if isinstance(a.source, Inline) and isinstance(b.source, Inline):
         # A log is made of numbers: to measure two that are the same costs twenty times as much.
         if a.dtype != b.dtype or a.shape != b.shape or a.is_text:
