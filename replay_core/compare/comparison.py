@@ -308,7 +308,7 @@ class _Work:
             if not self._is_asked(pair):
                 continue
             if micro_pair.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], micro_pair)):
-                # Its side stands in several micro_pairs: said once.
+                # Its side stands in several pairs: said once.
                 if (id(record), ref.name) in once:
                     continue
                 once.add((id(record), ref.name))

@@ -44,7 +44,7 @@ class Around:
 
 
 def faces(a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> bool:
-    """Whether the two are laid out by the samples of the micro_pair, so that some of their rows face each other."""
+    """Whether the two are laid out by the samples of the micro-batches, so that some of their rows face each other."""
     return micro_pair.placed(a, b) is not None
 
 

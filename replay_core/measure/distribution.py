@@ -182,7 +182,7 @@ class Stretch:
 def spread(
     chunks: Iterable[tuple[Rows, Rows]], length: int, cells: int, *, by_column: bool = False
 ) -> tuple[Distribution, list[Stretch]]:
-    """The distribution over chunks of micro_pair rows [r, c], and the strip of `length` rows (or columns) in cells.
+    """The distribution over chunks of paired rows [r, c], and the strip of `length` rows (or columns) in cells.
 
     Args:
         length: rows of all chunks together, or columns of a chunk.

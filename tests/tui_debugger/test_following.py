@@ -34,7 +34,7 @@ for step, line in enumerate(sys.stdin):
     held = (torch.arange(9)[None, :] < 6 + torch.arange(8)[:, None] % 4).long()
     response = held * (torch.arange(9) >= 4)
     with recorder.step(step) as record:
-        record("trajectory", input_ids=torch.arange(72).view(8, 9) % 50 * held, attention_mask=held,
+        record("trajectory", input_ids=(torch.arange(72).view(8, 9) + step) % 50 * held, attention_mask=held,
                response_mask=response, rewards=rewards, group_ids=groups, advantages=advantages * response[:, 4:])
     print(step, flush=True)
 """
@@ -95,8 +95,8 @@ async def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: 
         await pilot.press("1", "g")
         await until(pilot, lambda: state.opened.scope.step == 0, "the first step again")
         writer.step("bad")
-        await until(pilot, lambda: state.opened.health.at_steps().get(2, ("", 0))[0] == "error", "the mark of step 2")
-        await until(pilot, lambda: "step 2  ✗E" in screen(app), "the mark on the screen")
+        await until(pilot, lambda: state.opened.health.at_steps().get(2, ("", 0))[0] == "warning", "the mark of step 2")
+        await until(pilot, lambda: "step 2  ▲W" in screen(app), "the mark on the screen")
         assert state.opened.scope.step == 0
         assert "D01" in screen(app)
         steps = [record["key"]["step"] for record in state.opened.a["records"]]

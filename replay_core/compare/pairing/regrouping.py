@@ -30,7 +30,7 @@ class Alone:
 
 
 def by_samples(micro_pairs: list[MicroBatchPair]) -> tuple[list[MicroBatchPair], list[Alone]]:
-    """The micro_pairs of one step, paired anew where their samples are grouped differently; and the samples left alone.
+    """The pairs of micro-batches of one step, anew where their samples are grouped differently; and who is left alone.
 
     Loads every side. Pairs whose samples are the same one by one stay as they are.
     """

@@ -83,9 +83,10 @@ def never_moves(case: Case) -> Iterator[Finding]:
         both_N = batch.pair(trainer, ref)
         if both_N.sum() < 8:
             continue
-        largest = max(largest, float(np.abs(trainer.values_N - ref.values_N)[both_N].max()))
-        if largest > SAME:
+        gap = float(np.abs(trainer.values_N - ref.values_N)[both_N].max())
+        if not gap <= SAME:  # NaN is no agreement
             return
+        largest = max(largest, gap)
         advantages = batch.columns.of("advantages")
         if advantages is not None and np.abs(np.nan_to_num(advantages.values_N[both_N])).max(initial=0.0) > 0.1:
             pushed = True

@@ -40,7 +40,7 @@ class _Bad:
 
 
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
-      explains=("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "L02"),
+      explains=("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "D46", "L02"),
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
 def not_finite(case: Case) -> Iterator[Finding]:
     """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,

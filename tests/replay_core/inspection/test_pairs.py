@@ -101,7 +101,7 @@ def test_a_difference_names_the_token_and_the_channel(tmp_path: Path):
 @pytest.mark.parametrize(
     ("names", "options", "says"),
     [(("x", "x"), {"axis": "diagonal"}, "no axis"), (("w", "w"), {}, "laid over each other"),
-     (("t", "t"), {}, "no numbers"), (("x", "w"), {}, "do not pair_micro_batches"), (("e", "e"), {}, "no element"),
+     (("t", "t"), {}, "no numbers"), (("x", "w"), {}, "are not a pair"), (("e", "e"), {}, "no element"),
      (("x", "x"), {"cells": 0}, "at least one cell")],
 )  # fmt: skip
 def test_a_difference_that_cannot_be_taken_says_why(

@@ -167,7 +167,13 @@ def test_progress_and_log_reach_the_listener(replay):
     replay("rows_per_forward=1", on_event=events.append)
     assert any(isinstance(event, LogLine) and "loaded" in event.text for event in events)
     stages = {event.what for event in events if isinstance(event, Progress)}
-    assert stages == {"forwards", "tokens through the head", "captured forwards", "records written"}
+    assert stages == {
+        "loading the model",
+        "forwards",
+        "tokens through the head",
+        "captured forwards",
+        "records written",
+    }
     assert events.index(Progress(1, 3, "forwards")) < events.index(Progress(3, 3, "forwards"))
 
 

@@ -196,7 +196,7 @@ def test_what_needs_torch_says_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of the extra's libraries was asked for first."""
     gone = ModuleNotFoundError("No module named 'psutil'", name="psutil")
     assert str(missing_library(gone, "x")).startswith("x needs psutil")
-    monkeypatch.setattr("replay_core.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = unexpected(Job("demo_train", {}), gone)
     assert told.exit_code == ExitCode.CELL_FAILED
     assert told.message == "the demo needs torch"

@@ -28,7 +28,7 @@ def test_one_pasted_line_is_diagnosed_from_standard_input(
 
 
 def test_a_healthy_log_exits_with_0_and_shows_its_trends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, trl([{"loss": n / 4 - 0.5} for n in range(5)]))
+    path = written(tmp_path, trl([{"loss": n / 4 - 0.5, "grad_norm": 0.42 + n / 50} for n in range(5)]))
     assert run(["diagnose", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("no warning and no error")
