@@ -202,6 +202,7 @@ async def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
     assert len(list(tmp_path.glob("rldbg-comparison-*.json"))) == int(ends)
 
 
+@pytest.mark.long
 async def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:
     async with opened(A) as (app, pilot):
         await press(app, pilot, "p", "b", "r", "e", "e")

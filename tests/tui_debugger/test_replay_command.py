@@ -43,6 +43,7 @@ def test_the_matrix_is_a_table_with_a_column_per_toggle_and_the_truth(document: 
     assert "one warm child" in cells[-1]
 
 
+@pytest.mark.long
 def test_the_answer_comes_first_and_names_the_leak_and_the_toggles(document: Any) -> None:
     lines = document["text"].splitlines()
     first = next(line for line in lines if line and not line.startswith("wrote"))

@@ -79,6 +79,7 @@ def _is_golden(name: str, shown: str) -> None:
     assert shown == path.read_text(encoding="utf-8"), f"the screen {name} changed; see this file's first lines"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40), (200, 60), (40, 12)])
 async def test_no_line_is_wider_than_the_terminal(size: tuple[int, int]) -> None:
     async with opened(A, B, size=size) as (app, pilot):

@@ -147,6 +147,7 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [{"TERM": "xterm"}, {"LC_ALL": "C"}, {"NO_COLOR": "1"}, {"TERM": "linux", "LC_ALL": "POSIX"}, {"COLUMNS": "80"}],

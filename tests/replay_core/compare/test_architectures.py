@@ -35,6 +35,7 @@ def compared(
     return compare_paths(folder / "a", folder / "b")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "names"),
     [

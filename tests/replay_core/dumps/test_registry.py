@@ -52,6 +52,7 @@ def shuffled(seed: int) -> list[Dialect]:
     return in_order([by_name[name].pop(0) for name in names])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_only_what_a_dialect_says_of_its_order_decides(seed: int, monkeypatch: pytest.MonkeyPatch):
     said = {folder: answers(open_run(folder)) for folder in folders_that_open()}

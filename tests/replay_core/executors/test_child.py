@@ -179,6 +179,7 @@ def test_a_job_past_its_time_limit_is_ended_with_its_child_and_the_next_job_runs
     assert Progress(0, None, "asleep") in events
 
 
+@pytest.mark.long
 def test_a_job_that_never_stops_talking_is_overdue_as_well(command: Command) -> None:
     with (
         ChildRunner(command=command, time_limit_s=2) as runner,

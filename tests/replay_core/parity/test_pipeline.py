@@ -70,6 +70,7 @@ PLANTED: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_each_planted_change_is_its_own_cause(parity: Parity, name: str):
     a, b, cause = PLANTED[name]

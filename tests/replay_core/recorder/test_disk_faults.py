@@ -110,6 +110,7 @@ def options(form: str, asynchronous: bool, on_error: str) -> dict[str, Any]:
     return {"format": form, "asynchronous": asynchronous, "on_error": on_error, "patience_s": 0.3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "stays", "asynchronous", "on_error"),
     [("full", True, False, "warn"), ("broken", False, True, "warn"), ("refused", False, False, "raise")],

@@ -134,6 +134,7 @@ DEPENDENCIES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dump_format", ["pt", "jsonl"])
 def test_a_trainer_records_where_rldbg_was_installed_without_its_dependencies(dump_format: str, tmp_path: Path) -> None:
     script = f"""

@@ -30,6 +30,7 @@ REPLAYED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_rollout_of_every_framework_is_replayed(ask, name):
     plan, rows, tokens, recorded = REPLAYED[name]

@@ -250,6 +250,7 @@ train(1)
     assert any("lost" in problem.what for problem in run.problems)
 
 
+@pytest.mark.long
 def test_an_option_in_the_environment_that_is_wrong_is_said_and_the_script_runs_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BEGIN + "train(1); print('trained')")
     root = Path(__file__).resolve().parents[3]

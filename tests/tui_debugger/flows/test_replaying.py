@@ -144,6 +144,7 @@ async def test_screen_and_command_answer_alike(dump: Path, here: EngineHere, nam
         assert (answer_of(app.session.state).token == "first") == bool(code), screen(app)
 
 
+@pytest.mark.long
 async def test_one_sample_off_is_listed_by_both(
     dump: Path, here: EngineHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, Verdict, str, bool]]:
     return [(row.name, row.verdict, row.reason, row.suspect) for row in comparison.tensors]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [*HARMLESS, *REAL][::4], ids=str)
 @pytest.mark.parametrize("limits", [(1e-9, 1e-9, 1e-9, 1e-9), (1e3, 1e3, 1e6, 1e3), (2e-2, 0.1, 2.0, 0.5)])
 def test_rules_of_a_file_say_the_same_afterwards(fault: Fault, limits: tuple[float, ...], tmp_path: Path, monkeypatch):
