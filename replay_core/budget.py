@@ -23,6 +23,8 @@ from pathlib import Path
 from replay_core.errors import BudgetError
 
 OPTION = "RLDBG_BUDGET"
+#: What `RLDBG_BUDGET` may raise the limits by: `inf` is no number of bytes.
+MOST_FACTOR = 1e6
 #: Bytes made of a file: decoded texts, copied lists, inflated arrays. A mask of zeros deflates to a thousandth, so
 #: the ratio alone would refuse what numpy writes; the floor is for those.
 FLOOR_BYTES, BYTES_PER_BYTE = 64 << 20, 64
@@ -95,7 +97,7 @@ def factor() -> float:
 @cache
 def _factor(text: str) -> float:
     try:
-        return max(1.0, float(text))
+        return min(max(1.0, float(text)), MOST_FACTOR)
     except ValueError:
         return 1.0
 

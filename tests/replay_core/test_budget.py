@@ -162,3 +162,11 @@ def test_what_many_records_of_a_file_share_is_said_once(tmp_path: Path, monkeypa
     doc = open_dump(log, headers=True)
     assert doc["unreadable"] == 50
     assert len(doc["problems"]) == 1
+
+
+@pytest.mark.parametrize(("text", "times"), [("8", 8.0), ("inf", 1e6), ("nan", 1.0), ("-3", 1.0), ("much", 1.0)])
+def test_what_raises_the_limits_is_a_number_whatever_was_typed(
+    text: str, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(budget.OPTION, text)
+    assert budget.factor() == times
