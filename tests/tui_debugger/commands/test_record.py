@@ -227,7 +227,8 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     assert answer.returncode == 0, answer.stderr
     assert "not seen: what --gradients" not in answer.stderr
     assert "--backward runs a step again, with the weights of every step" in answer.stderr
-    run = open_run(tmp_path / "dump")
+    folder = options[options.index("--dir") + 1] if "--dir" in options else "dump"
+    run = open_run(tmp_path / folder)
     step = run.steps()[-1]
     plan = {"dump": str(run.path), "step": step, "micro": 0, "micros": [0], "backward": True, "model": "checkpoint"}
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
