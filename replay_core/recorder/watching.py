@@ -596,7 +596,11 @@ def _called_as(given: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str
     found = {} if "position_ids" in given or ids is None else {"positions": "library"}
     if given.get("fused_lm_head") is True:
         return {**found, "logits": "fused"}
-    return {**found, "logits": "whole"} if logits is not None and ids is not None and ids.shape == logits.shape[:2] else found
+    return (
+        {**found, "logits": "whole"}
+        if logits is not None and ids is not None and ids.shape == logits.shape[:2]
+        else found
+    )
 
 
 def _is_compiled(module: Any) -> bool:
