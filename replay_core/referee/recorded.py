@@ -22,6 +22,9 @@ Array = NDArray[Any]
 #: What a computation may have recorded of the policy's own log-probabilities, the nearest to the forward first.
 LOGPROBS = ("policy_logprobs", "old_logprobs")
 
+#: What modules that multiply by a matrix are called.
+_PRODUCTS = ("proj", "dense", "fc1", "fc2", "c_fc", "query_key_value", "h_to_4h", "lm_head", "embed_out")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -198,6 +201,19 @@ class Recorded:
             said_N = values.said_N & (generated if generated is not None else True)
             return (name, self._grid(np.nan_to_num(values.values_N), numbers), self._grid(said_N, numbers), ref.dtype)
         return None
+
+    @cached_property
+    def autocast(self) -> str | None:
+        """The half precision that products ran in where their inputs are float32: of torch.autocast over float32 weights."""
+        halves = []
+        for name, ref in self.modules.items():
+            if not name.endswith(".output") or ref.dtype not in ("bfloat16", "float16"):
+                continue
+            owner = name.removesuffix(".output")
+            given = self.modules.get(f"{owner}.inputs.0")
+            if given is not None and given.dtype == "float32" and owner.endswith(_PRODUCTS):
+                halves.append(ref.dtype)
+        return max(halves, key=halves.count) if halves else None
 
     @property
     def dtype(self) -> str | None:

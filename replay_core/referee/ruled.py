@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: What stands out of an error, by the statistic that is furthest past its limit.
 _WORDS = {
     "token": "token {row}", "tokens_gain": "tokens, each by a factor of its own", "channel": "channel {channel}",
-    "channels_gain": "channels, each by a factor of its own", "bias": "channels, each by an offset of its own",
+    "heads_gain": "the heads of every token, each by a factor of its own", "channels_gain": "channels, each by a factor of its own", "bias": "channels, each by an offset of its own",
     "gain": "all by {gain:+.1e} of themselves", "rank": "a difference of low rank", "size": "all of it",
     "hard": "elements past half a unit of the last place", "not_finite": "values that are not finite",
 }  # fmt: skip
@@ -34,8 +34,9 @@ class RuledClaim:
     row: tuple[int, int] | None
     recipe: str | None = None
     pattern: str | None = None
-    #: The hypothesis that is in an error no larger than noise.
+    #: The hypothesis that is in an error no larger than noise; whether it was told by the bits alone.
     quietly: str | None = None
+    is_bitwise: bool = False
 
     @property
     def rounding(self) -> str | None:
@@ -50,6 +51,8 @@ class RuledClaim:
     @property
     def what(self) -> str:
         """What in it stands out: the pattern that describes it, else by which statistic it does."""
+        if self.is_bitwise:
+            return "within its rounding, but bit for bit what another rounding inside gives"
         if self.quietly is not None:
             return "smaller than its rounding, but all in one direction"
         if self.pattern is not None:

@@ -14,9 +14,10 @@ from replay_core.records import Record, Run
 from replay_core.referee import limits
 from replay_core.referee.alternatives import EPSILONS, alternatives
 from replay_core.referee.arithmetic import Noise, exactly, nearest
+from replay_core.referee.attending import coarse_softmax
 from replay_core.referee.changes import attribute, parameters
 from replay_core.referee.figures import Yardstick
-from replay_core.referee.hypotheses import HARMLESS, Tried, is_quietly, tried
+from replay_core.referee.hypotheses import Tried, harmless, is_bitwise, is_quietly, tried
 from replay_core.referee.patterns import pattern
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
@@ -44,11 +45,18 @@ def together(a: RuledSide, b: RuledSide | None) -> Ruling:
 
 def _roundings(a: RuledSide, b: RuledSide) -> list[str]:
     """Where the two sides first round in other places, each of them right."""
-    of_b = {one.claim.name: one.rounding for one in b.claims}
+    of_b = {one.claim.name: one for one in b.claims}
     for one in a.claims:
         other = of_b.get(one.claim.name)
-        if one.rounding is not None and other is not None and one.rounding != other:
-            return [f"first rounding in other places: {one.claim.name}: a {one.rounding}, b {other}"]
+        if other is None:
+            continue
+        if one.recipe != other.recipe:
+            said = [each.recipe or "as the model's code is written" for each in (one, other)]
+        elif one.rounding is not None and other.rounding is not None and one.rounding != other.rounding:
+            said = [one.rounding, other.rounding]
+        else:
+            continue
+        return [f"first rounding in other places: {one.claim.name}: a {said[0]}, b {said[1]}"]
     return []
 
 
@@ -72,7 +80,7 @@ def rule_side(
         side.why_not = f"no weights: {error.in_one_line}"
         return side
     side.notes += side.model.notes
-    shadow = Shadow(side.model.causal_lm, recorded, _temperature(recorded))
+    shadow = Shadow(side.model, recorded, _temperature(recorded))
     noises = _claims(shadow, on_event, str(run.path))
     written = shadow.perturb(nearest)
     others = other_weights(run, side.model.reference)
@@ -85,7 +93,11 @@ def rule_side(
             one.quietly = next(
                 (what for what, moved in quiet.items() if name in moved and is_quietly(yard, moved[name])), None
             )
-            one.ruling = "BUG" if one.quietly else one.ruling
+        if one.quietly is None and _may_be_coarse(claim, one):
+            one.is_bitwise = is_bitwise(shadow, yard, one.figures, coarse_softmax(claim.dtype))
+            short = str(claim.dtype).removeprefix("torch.")
+            one.quietly = f"the softmax computed in {short} within, in half precision" if one.is_bitwise else None
+        one.ruling = "BUG" if one.quietly else one.ruling
         if one.ruling != "NOISE":
             is_first = side.first is one
             asked = (each for each in alternatives(shadow, claim, others) if is_first or each.harmless)
@@ -98,7 +110,7 @@ def rule_side(
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
     if recorded.modules and recorded.logprobs() is not None:
-        whole = Shadow(side.model.causal_lm, recorded, shadow.temperature, is_forced=False)
+        whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False)
         with ExitStack() as kept:
             for owner, change in side.kept.items():
                 kept.enter_context(change(shadow.module(owner)))
@@ -109,6 +121,13 @@ def rule_side(
     return side
 
 
+def _may_be_coarse(claim: Claim, one: RuledClaim) -> bool:
+    """Whether an attention's rounding is neither of those that kernels have."""
+    found = one.figures
+    is_half = claim.dtype in (torch.bfloat16, torch.float16)
+    return claim.heads > 1 and is_half and found.unequal > limits.UNEQUAL and found.size < limits.COARSE
+
+
 def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
     """Clear a claim that a harmless recipe explains; keep the best hypotheses of the first that none does."""
     if one.quietly is not None:
@@ -116,7 +135,7 @@ def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
         side.hypotheses = side.hypotheses or [(one.quietly, True, excess, excess)]
         return
     recipe = next((each for each in found if each.hypothesis.harmless and each.explains), None)
-    if recipe is not None and one.figures.relative < HARMLESS:
+    if recipe is not None and one.figures.relative < harmless(one.claim):
         one.ruling, one.recipe = "NOISE", recipe.hypothesis.name
         if one.claim.kind == "rope":
             side.kept.setdefault(one.claim.owner, recipe.hypothesis.change)
@@ -129,7 +148,7 @@ def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record
     assert side.place is not None
     assert side.model is not None
     recorded = Recorded(side.run, side.place, records, as_laid=True)
-    shadow = Shadow(side.model.causal_lm, recorded, temperature)
+    shadow = Shadow(side.model, recorded, temperature)
     noises = _claims(shadow, ignore, "")
     claim = shadow.claims.get(first.claim.name)
     if claim is None:
