@@ -59,7 +59,7 @@ def bug(name: str, *called: str, among: list[Bug] = BUGS) -> Callable[[Plant], P
 
 
 def at(running: Running, *modules: Any) -> Where:
-    return Where(tuple(running.name(module) for module in modules))
+    return Where(tuple(running.name(module) for module in modules if module is not None))
 
 
 def inside_attention(running: Running) -> Where:

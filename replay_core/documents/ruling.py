@@ -76,6 +76,20 @@ class LogprobFloor(TypedDict):
     """Share of tokens more than six times their own floor away."""
 
 
+class ScalarRuling(TypedDict):
+    """A loss or KL, made of log-probabilities by a formula that is known: it gives the recorded number of those recorded."""
+
+    name: str
+    recorded: Number
+    truth: Number
+    """Of the log-probabilities of the whole model in fp64."""
+    floor: Number
+    """What the log-probabilities' own noise leaves of it."""
+    ratio: Number
+    """|recorded - truth| / floor."""
+    ruling: RulingWord
+
+
 class RulingCoverage(TypedDict):
     """What was ruled and what was not; names are of tensors."""
 
@@ -113,6 +127,7 @@ class SideRuling(TypedDict):
     tensors: list[RuledTensor]
     """In order of computation."""
     floor: LogprobFloor | None
+    scalars: list[ScalarRuling]
     coverage: RulingCoverage | None
     notes: list[str]
 

@@ -94,6 +94,17 @@ def _side(side: RuledSide) -> SideRuling:
             "tokens": side.floor.tokens,
             "past": side.floor.past,
         },
+        "scalars": [
+            {
+                "name": one.name,
+                "recorded": one.recorded,
+                "truth": one.truth,
+                "floor": one.floor,
+                "ratio": abs(one.recorded - one.truth) / one.floor,
+                "ruling": cast("RulingWord", one.ruling),
+            }
+            for one in side.scalars
+        ],
         "coverage": cast(Any, side.coverage),
         "notes": side.notes,
     }

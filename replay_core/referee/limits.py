@@ -39,6 +39,8 @@ LITTLE, MOST_LEFT, SURELY = 2.0, 0.3, 0.01
 UNEQUAL, RUNNER_UP = 0.03, 5.0
 #: A softmax in half precision leaves an attention's error below so many roundings.
 COARSE = 8.0
+#: How many of what the tokens' noise leaves of a loss or KL may be noise.
+SCALAR = 6.0
 #: What is SUSPECT before it is a BUG: this part of the limit.
 SUSPECT = 0.85
 

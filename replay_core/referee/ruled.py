@@ -77,6 +77,17 @@ class Floor:
 
 
 @dataclass(slots=True)
+class RuledScalar:
+    """A loss or KL as recorded, of the log-probabilities' truth, and what their noise leaves of it."""
+
+    name: str
+    recorded: float
+    truth: float
+    floor: float
+    ruling: str
+
+
+@dataclass(slots=True)
 class RuledSide:
     """One side, ruled alone; why_not where it could not be."""
 
@@ -85,6 +96,7 @@ class RuledSide:
     model: SideModel | None = None
     claims: list[RuledClaim] = field(default_factory=list)
     floor: Floor | None = None
+    scalars: list[RuledScalar] = field(default_factory=list)
     hypotheses: list[tuple[str, bool, float, float]] = field(default_factory=list)
     #: Harmless changes of modules that what was recorded was made with: owner -> change.
     kept: dict[str, Any] = field(default_factory=dict)

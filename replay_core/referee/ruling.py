@@ -21,6 +21,7 @@ from replay_core.referee.hypotheses import Tried, harmless, is_bitwise, is_quiet
 from replay_core.referee.patterns import pattern
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
+from replay_core.referee.scalars import ruled_scalars
 from replay_core.referee.shadow import Claim, Shadow
 from replay_core.referee.weights import Checkpoint, all_of, differences, other_weights, side_model
 
@@ -109,15 +110,15 @@ def rule_side(
                 one.pattern = None if seen is None else seen.words
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
+    side.coverage = _coverage(shadow, side)
     if recorded.modules and recorded.logprobs() is not None:
         whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False)
         with ExitStack() as kept:
             for owner, change in side.kept.items():
                 kept.enter_context(change(shadow.module(owner)))
-            side.floor = _floor(whole, _claims(whole, on_event, f"{run.path}, the whole model", limits.FLOOR_RUNS))
-    else:
-        side.floor = _floor(shadow, noises)
-    side.coverage = _coverage(shadow, side)
+            noises = _claims(whole, on_event, f"{run.path}, the whole model", limits.FLOOR_RUNS)
+        shadow = whole
+    _floor(side, shadow, noises)
     return side
 
 
@@ -209,14 +210,22 @@ def _places(recorded: Recorded, claim: Claim) -> list[tuple[int, int]]:
     return list(zip(samples.tolist(), positions.tolist(), strict=True))
 
 
-def _floor(shadow: Shadow, noises: list[dict[str, Any]]) -> Floor | None:
+def _floor(side: RuledSide, shadow: Shadow, noises: list[dict[str, torch.Tensor]]) -> None:
+    """The log-probabilities, and what is made of them, against the model's own noise."""
     claim = next((claim for claim in shadow.claims.values() if claim.kind == "logprobs"), None)
     if claim is None or not claim.truth.numel():
-        return None
-    noise = sum(run[claim.name].square() for run in noises) / len(noises)
+        return
+    noise = torch.stack([run[claim.name].square() for run in noises]).mean(0)
     floor, gap = noise.sqrt(), (claim.recorded - claim.truth).abs()
     past = float((gap > 6 * floor.clamp(min=float(floor.mean()) / 4)).double().mean())
-    return Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)
+    side.floor = Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)
+
+    def placed(values: torch.Tensor) -> torch.Tensor:
+        grid = torch.zeros(shadow.logprob_mask.shape, dtype=torch.float64)
+        grid[shadow.logprob_mask] = values[:, 0]
+        return grid
+
+    side.scalars = ruled_scalars(shadow.recorded, placed(claim.truth), placed(floor), placed(claim.recorded))
 
 
 def _temperature(recorded: Recorded) -> float:

@@ -40,6 +40,11 @@ def _side(name: str, side: SideRuling, show_all: bool) -> list[str]:
             f"   log-probabilities: off by {_number(floor['observed'])} nats, floor {_number(floor['floor'])}: "
             f"{_number(floor['ratio'])} x, {floor['tokens']} tokens"
         )
+    lines += [
+        f"   {one['name']} {_number(one['recorded'])}: {_number(one['ratio'])} x what the log-probabilities' floor leaves of it"
+        f" ({_number(one['floor'])})" + ("" if one["ruling"] == "NOISE" else f": {one['ruling']}")
+        for one in side["scalars"]
+    ]
     covered = side["coverage"]
     if covered is not None:
         lines.append(
