@@ -132,6 +132,24 @@ class SideRuling(TypedDict):
     notes: list[str]
 
 
+class GraftEntry(TypedDict):
+    """B's recorded output of a module in A's forward, and A's in B's."""
+
+    tensor: str
+    comes: Number
+    """The part of what the log-probabilities differ by that comes with B's output."""
+    goes: Number | None
+    """The part that goes with A's; null where B's weights and settings do not make the difference of themselves."""
+
+
+class GraftingPart(TypedDict):
+    """Proof by transplant: the first module, in order of computation, whose output carries the end difference."""
+
+    sentence: str
+    module: str | None
+    grafts: list[GraftEntry]
+
+
 class RulingDocument(Versioned):
     """Noise or bug."""
 
@@ -146,5 +164,7 @@ class RulingDocument(Versioned):
     sentence: str
     differences: list[str]
     """What the two sides were given differently: weights, settings, tokens, recipes."""
+    graft: GraftingPart | None
+    """null: not asked for."""
     a: SideRuling
     b: SideRuling | None

@@ -60,12 +60,12 @@ class ErrorFigures:
         """The largest ratio of a statistic to its limit: above 1 is no noise."""
         return max((ratio for _, _, ratio in self.statistics.values()), default=0.0)
 
-    def is_explained_by(self, after: ErrorFigures) -> bool:
+    def is_explained_by(self, after: ErrorFigures, *, is_fitted: bool = False) -> bool:
         """Whether what is left `after` something is taken away is noise, or as little as a kernel that rounds at other
-        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error."""
+        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error. `is_fitted`: by a size that was fitted, which a wrong part of it has as well, nearly."""
         size = after.statistics.get("size", (0.0, 0.0, 0.0))[0]
         left = after.left / self.left if self.left else 1.0
-        is_little = left <= limits.SURELY or (size <= limits.LITTLE and left <= limits.MOST_LEFT)
+        is_little = (left <= limits.SURELY and not is_fitted) or (size <= limits.LITTLE and left <= limits.MOST_LEFT)
         return after.excess < 1 or (is_little and not after.not_finite)
 
     @property
@@ -126,7 +126,9 @@ class Yardstick:
         for s in range(min(len(runs), _LEFT_OUT)):
             rest = _sigma(torch.cat([self._runs[:s], self._runs[s + 1 :]]), unit2)
             nulls.append(_statistics(self._runs[s] / rest, place / rest, claim.heads))
-        nulls += [_statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma, claim.heads) for one in (once, as_written)]
+        nulls += [
+            _statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma, claim.heads) for one in (once, as_written)
+        ]
         #: The most that noise had of every statistic.
         self.most = {name: max(null.get(name, 0.0) for null in nulls) for null in nulls for name in null}
 

@@ -144,11 +144,14 @@ def held(one: Hypothesis, yard: Yardstick, before: ErrorFigures, moved: torch.Te
     if one.sized is not None:
         part = alpha if abs(alpha - round(alpha)) > _ALPHA or round(alpha) == 0 else float(round(alpha))
         after = yard.figures(part * moved)
-        return Tried(
-            one.sized(part), one, before, after, before.is_explained_by(after) and abs(alpha) * power**0.5 > _SURE
-        )
+        explains = before.is_explained_by(after, is_fitted=part != round(part)) and abs(alpha) * power**0.5 > _SURE
+        return Tried(one.sized(part), one, before, after, explains)
     after = yard.figures(moved)
-    if one.harmless and after.unequal_once <= limits.UNEQUAL and after.unequal_once * limits.RUNNER_UP <= before.unequal_once:
+    if (
+        one.harmless
+        and after.unequal_once <= limits.UNEQUAL
+        and after.unequal_once * limits.RUNNER_UP <= before.unequal_once
+    ):
         # A partial sum beside a half is rounded up by one kernel and down by another: rare, and never far.
         return Tried(one.name, one, before, after, after.largest <= 2.0)
     if abs(alpha - 1) < _ALPHA or one.harmless:

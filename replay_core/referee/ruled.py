@@ -88,6 +88,25 @@ class RuledScalar:
 
 
 @dataclass(slots=True)
+class Graft:
+    """A recorded tensor of one side in the other's forward: which part of the end difference comes with B's in A's, and
+    which goes with A's in B's (None where B's model does not make the difference of itself)."""
+
+    tensor: str
+    comes: float
+    goes: float | None
+
+
+@dataclass(slots=True)
+class Grafting:
+    """What transplants show, the module at which the difference arises, and every one of them in order of computation."""
+
+    sentence: str
+    module: str | None
+    grafts: list[Graft]
+
+
+@dataclass(slots=True)
 class RuledSide:
     """One side, ruled alone; why_not where it could not be."""
 
@@ -103,6 +122,7 @@ class RuledSide:
     coverage: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     why_not: str | None = None
+    temperature: float = 1.0
 
     @property
     def ruling(self) -> str | None:
@@ -132,6 +152,7 @@ class Ruling:
     a: RuledSide
     b: RuledSide | None
     differences: list[str] = field(default_factory=list)
+    grafting: Grafting | None = None
 
 
 def lacking(run: Run, records: Sequence[Record], weights: str | None) -> str | None:

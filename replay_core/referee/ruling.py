@@ -17,6 +17,7 @@ from replay_core.referee.arithmetic import Noise, exactly, nearest
 from replay_core.referee.attending import coarse_softmax
 from replay_core.referee.changes import attribute, parameters
 from replay_core.referee.figures import Yardstick
+from replay_core.referee.grafting import grafted
 from replay_core.referee.hypotheses import Tried, harmless, is_bitwise, is_quietly, tried
 from replay_core.referee.patterns import pattern
 from replay_core.referee.recorded import Place, Recorded
@@ -30,10 +31,19 @@ def rule(
     a: tuple[Run, Place, Sequence[Record], str | None],
     b: tuple[Run, Place, Sequence[Record], str | None] | None,
     on_event: OnEvent = ignore,
+    *,
+    graft: bool = False,
 ) -> Ruling:
-    """Rule one or two sides: (run, computation, its records, where the weights lie: None for what the dump notes)."""
+    """Rule one or two sides: (run, computation, its records, where the weights lie: None for what the dump notes).
+
+    Raises:
+        UnavailableError: `graft`, and the sides are such that nothing can be (`grafting`).
+    """
     sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
-    return together(sides[0], sides[1] if len(sides) > 1 else None)
+    ruling = together(sides[0], sides[1] if len(sides) > 1 else None)
+    if graft and b is not None and ruling.b is not None:
+        ruling.grafting = grafted(ruling.a, a[2], ruling.b, b[2], on_event)
+    return ruling
 
 
 def together(a: RuledSide, b: RuledSide | None) -> Ruling:
@@ -81,7 +91,8 @@ def rule_side(
         side.why_not = f"no weights: {error.in_one_line}"
         return side
     side.notes += side.model.notes
-    shadow = Shadow(side.model, recorded, _temperature(recorded))
+    side.temperature = _temperature(recorded)
+    shadow = Shadow(side.model, recorded, side.temperature)
     noises = _claims(shadow, on_event, str(run.path))
     written = shadow.perturb(nearest)
     others = other_weights(run, side.model.reference)
