@@ -131,8 +131,9 @@ def fresh_cases(seed: int) -> list[Case]:
     for _ in range(100):
         under = chance.choice((ALONE, chance.choice((*UNDER, *(one.name for one in fresh.HARMLESS)))))
         found.append(case((*zoo.FRESH, *zoo.FRESH, *zoo.ARCHITECTURES), chance.choice(fresh.BUGS).name, under))
-    for _ in range(150):
-        found.append(case(zoo.FRESH, chance.choice(BUGS).name, chance.choice((ALONE, chance.choice(UNDER)))))
+    found += [
+        case(zoo.FRESH, chance.choice(BUGS).name, chance.choice((ALONE, chance.choice(UNDER)))) for _ in range(150)
+    ]
     for _ in range(120):
         some = chance.choice((HARMLESS, fresh.HARMLESS))
         found.append(case((*zoo.FRESH, *zoo.FRESH, *zoo.ARCHITECTURES), None, chance.choice(some).name))

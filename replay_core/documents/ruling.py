@@ -77,7 +77,7 @@ class LogprobFloor(TypedDict):
 
 
 class ScalarRuling(TypedDict):
-    """A loss or KL, made of log-probabilities by a formula that is known: it gives the recorded number of those recorded."""
+    """A loss or KL whose formula is known: of the recorded log-probabilities it makes the recorded number."""
 
     name: str
     recorded: Number

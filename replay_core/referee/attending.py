@@ -62,8 +62,8 @@ def alternatives(shadow: Shadow, module: Any) -> Iterator[Hypothesis]:
 
 
 def coarse_softmax(dtype: torch.dtype) -> changes.Change:
-    """A softmax whose weights are rounded before they are normalised, and their sum as well: what half precision is where
-    the model's code asks for float32."""
+    """A softmax whose weights are rounded before they are normalised, and their sum as well: half precision where the
+    model's code asks for float32."""
 
     def softmax(scores: Any, dim: int = -1, **_: Any) -> Any:
         def coarse(x: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,10 @@ class ErrorFigures:
 
     def is_explained_by(self, after: ErrorFigures, *, is_fitted: bool = False) -> bool:
         """Whether what is left `after` something is taken away is noise, or as little as a kernel that rounds at other
-        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error. `is_fitted`: by a size that was fitted, which a wrong part of it has as well, nearly."""
+        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error.
+
+        is_fitted: of something whose size was fitted: a wrong part leaves little then, too.
+        """
         size = after.statistics.get("size", (0.0, 0.0, 0.0))[0]
         left = after.left / self.left if self.left else 1.0
         is_little = (left <= limits.SURELY and not is_fitted) or (size <= limits.LITTLE and left <= limits.MOST_LEFT)
@@ -217,8 +220,8 @@ def _statistics(z: torch.Tensor, reach: torch.Tensor, heads: int = 1) -> dict[st
 
     size     rms of z.                       token, channel  the largest rms of one row, of one column.
     gain     |sum z r| / |r|, r = reach: normal in noise, large where e is a part of the truth itself.
-    tokens_gain, channels_gain  the rms of the same over rows, over columns; heads_gain over the heads of every row, as a
-             softmax's sum that is rounded leaves it.
+    tokens_gain, channels_gain  the rms of the same over rows, over columns; heads_gain over the heads of every row,
+             as a softmax's sum that is rounded leaves it.
     bias     the rms over columns of sum z / sqrt(N).
     rank     the largest singular value over sqrt(N) + sqrt(C), in units of rms(z): 1 for noise (Marchenko-Pastur).
     """

@@ -92,11 +92,12 @@ def _module(name: str) -> str:
 
 def _same_rows(a: Recorded, b: Recorded) -> np.ndarray[Any, np.dtype[np.int64]]:
     """For every sample of A the sample of B that has its tokens."""
-    ids = [side.ids_BL for side in (a, b)]
-    if ids[0] is None or ids[1] is None:
-        raise UnavailableError("a graft runs the model on recorded tokens", expected="input_ids on both sides")
-    keys = [[tuple(row[:size].tolist()) for row, size in zip(each, side.sizes, strict=True)]
-            for each, side in zip(ids, (a, b), strict=True)]  # fmt: skip
+    keys = []
+    for side in (a, b):
+        ids = side.ids_BL
+        if ids is None:
+            raise UnavailableError("a graft runs the model on recorded tokens", expected="input_ids on both sides")
+        keys.append([tuple(row[:size].tolist()) for row, size in zip(ids, side.sizes, strict=True)])
     if sorted(keys[0]) != sorted(keys[1]):
         raise UnavailableError("the two sides hold other tokens: what one put out has no place in the other")
     orders = [sorted(range(len(each)), key=each.__getitem__) for each in keys]

@@ -203,8 +203,8 @@ class Recorded:
         return None
 
     def tokens_BL(self, *names: str) -> Array | None:
-        """The first recorded tensor of these names, a number for every token [B, L] at the token it is about, 0 where it
-        says nothing; None where none is recorded."""
+        """The first recorded tensor of these names as a number for every token [B, L], at the token it is about; 0
+        where it says nothing. None where none is recorded."""
         ref = self.find(*names)
         values = None if ref is None or self.batch is None else self.batch.values(ref)
         if values is None or self.batch is None:
@@ -213,7 +213,7 @@ class Recorded:
 
     @cached_property
     def autocast(self) -> str | None:
-        """The half precision that products ran in where their inputs are float32: of torch.autocast over float32 weights."""
+        """The half precision of products whose inputs are float32: torch.autocast over float32 weights; else None."""
         halves = []
         for name, ref in self.modules.items():
             if not name.endswith(".output") or ref.dtype not in ("bfloat16", "float16"):

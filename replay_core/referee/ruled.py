@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 #: What stands out of an error, by the statistic that is furthest past its limit.
 _WORDS = {
     "token": "token {row}", "tokens_gain": "tokens, each by a factor of its own", "channel": "channel {channel}",
-    "heads_gain": "the heads of every token, each by a factor of its own", "channels_gain": "channels, each by a factor of its own", "bias": "channels, each by an offset of its own",
+    "heads_gain": "the heads of every token, each by a factor of its own",
+    "channels_gain": "channels, each by a factor of its own", "bias": "channels, each by an offset of its own",
     "gain": "all by {gain:+.1e} of themselves", "rank": "a difference of low rank", "size": "all of it",
     "hard": "elements past half a unit of the last place", "not_finite": "values that are not finite",
 }  # fmt: skip
@@ -99,7 +100,7 @@ class Graft:
 
 @dataclass(slots=True)
 class Grafting:
-    """What transplants show, the module at which the difference arises, and every one of them in order of computation."""
+    """What transplants show, the module at which the difference arises, and all of them in order of computation."""
 
     sentence: str
     module: str | None

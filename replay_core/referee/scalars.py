@@ -60,7 +60,7 @@ def ruled_scalars(
         dtype = getattr(torch, ref.dtype, torch.float32)
         unit = float(ulp(torch.tensor(said), dtype if dtype in SIGNIFICAND else torch.float32))
         floor = float(((slope_BT * noise_BT).square().sum() + unit * unit / 12).sqrt())
-        truth = float(value)
+        truth = float(value.detach())
         word = "NOISE" if abs(said - truth) <= limits.SCALAR * floor else "SUSPECT"
         found.append(RuledScalar(name, said, truth, floor, word))
     return found

@@ -31,8 +31,10 @@ _IDLE = (
 
 @dataclass(slots=True)
 class SideModel:
-    """causal_lm in the dtype its side computed in; reference: where its weights came from. autocast: what torch.autocast
-    makes of products, whose weights are rounded to it."""
+    """causal_lm in the dtype its side computed in; reference: where its weights came from.
+
+    autocast: what torch.autocast makes of products, whose weights are rounded to it.
+    """
 
     causal_lm: Any
     reference: str

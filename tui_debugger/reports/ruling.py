@@ -58,8 +58,8 @@ def _side(name: str, side: SideRuling, show_all: bool) -> list[str]:
             f"{_number(floor['ratio'])} x, {floor['tokens']} tokens"
         )
     lines += [
-        f"   {one['name']} {_number(one['recorded'])}: {_number(one['ratio'])} x what the log-probabilities' floor leaves of it"
-        f" ({_number(one['floor'])})" + ("" if one["ruling"] == "NOISE" else f": {one['ruling']}")
+        f"   {one['name']} {_number(one['recorded'])}: {_number(one['ratio'])} x what the log-probabilities' floor "
+        f"leaves of it ({_number(one['floor'])})" + ("" if one["ruling"] == "NOISE" else f": {one['ruling']}")
         for one in side["scalars"]
     ]
     covered = side["coverage"]

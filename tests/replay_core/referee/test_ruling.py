@@ -181,7 +181,7 @@ def test_a_graft_says_which_modules_output_carries_the_end_difference_and_what_c
     shares = {one["tensor"]: (float(one["comes"]), float(one["goes"] or 0.0)) for one in graft["grafts"]}
     assert all(share > 0.95 for share in shares["layers.0.mlp.down_proj.output"])
     assert all(abs(share) < 0.05 for share in shares["layers.0.mlp.up_proj.output"])
-    assert [one["tensor"] for one in graft["grafts"]][0] == "embed_tokens.output", "in order of computation"
+    assert graft["grafts"][0]["tensor"] == "embed_tokens.output", "in order of computation"
 
 
 @pytest.mark.long
