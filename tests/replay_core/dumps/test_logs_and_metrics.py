@@ -115,14 +115,13 @@ def test_a_line_that_is_no_json_costs_its_own_step_though_steps_are_read_togethe
     lines[300] = '{"step": 300, "loss": 0.5.5}'
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     records = open_run(tmp_path).records
-    for record in records:
-        if record.key.step == 300:
+    for step, record in enumerate(records):
+        assert record.key.step == step
+        if step == 300:
             with pytest.raises(DumpError, match="no metrics of step 300"):
                 record.tensors()
         else:
-            assert [(ref.name, ref.line) for ref in record.tensors()] == [
-                ("step", record.key.step + 1), ("loss", record.key.step + 1)
-            ]  # fmt: skip
+            assert [(ref.name, ref.line) for ref in record.tensors()] == [("step", step + 1), ("loss", step + 1)]
             assert record.problems == ()
 
 
@@ -139,11 +138,11 @@ def test_what_one_record_ends_in_costs_none_of_those_that_are_read_with_it(
 
     monkeypatch.setattr(log_text, "_read", ends)
     failed = []
-    for record in open_run(tmp_path).records:
+    for step, record in enumerate(open_run(tmp_path).records):
         try:
-            assert record.tensors()[0].source == Inline(record.key.step + 0.5)
+            assert record.tensors()[0].source == Inline(step + 0.5)
         except DumpError:
-            failed.append(record.key.step)
+            failed.append(step)
     assert failed == [7]
 
 
