@@ -258,6 +258,20 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
 
 #: The last comparison of this process, to be judged again: its figures, never its tensors.
 _latest: list[Comparison] = []
+#: What the last replay of this process compared to judge its cells, by the two dumps.
+_replayed: dict[tuple[Path, Path], Comparison] = {}
+
+
+def compared_by_replay(a: Path, b: Path) -> ComparisonDocument:
+    """The comparison of two cells' dumps that the last replay of this process made: nothing is read.
+
+    Raises:
+        RequestError: it made none of these two.
+    """
+    if (known := _replayed.get((a, b))) is None:
+        raise RequestError("no replay of this process compared these two", found=f"{a} and {b}", hint="compare them")
+    _latest[:] = [known]
+    return _comparison_document(known, None, False)
 
 
 def rejudge(
@@ -429,6 +443,9 @@ def replay(
         lambda result: on_event(Partial({"cell": clean(cell_entry(result))})),
         KEPT if is_held else None,
     )
+    made = [result.comparison for result in replayed.results if result.comparison is not None]
+    _replayed.clear()
+    _replayed.update({(Path(one.a.path), Path(one.b.path)): one for one in made})
     return replay_document(whole, replayed)
 
 
