@@ -254,7 +254,9 @@ def main() -> None:
     lines = []
     if PAGE.exists():
         known_lines = PAGE.read_text(encoding="utf-8").splitlines()
-        lines = [line for line in known_lines if line.count("|") == CELLS + 1 and not line.startswith(("| trainer |", "|-"))]
+        lines = [
+            line for line in known_lines if line.count("|") == CELLS + 1 and not line.startswith(("| trainer |", "|-"))
+        ]
     for one in DRIVES:
         if wanted and not any(word in one.name for word in wanted):
             continue

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.columns import columns
+from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten

@@ -103,8 +103,8 @@ SPECS = (
         distinctive=False, notes=(_TEXT_ONLY,),
     ),
     RowSpec(
-        "miles", r"/trajectory/(?P<eval>eval_)?(?P<step>\d+)\.jsonl$", "sample_index group_index status prompt messages", MILES,
-        distinctive=False, notes=(_TEXT_ONLY,),
+        "miles", r"/trajectory/(?P<eval>eval_)?(?P<step>\d+)\.jsonl$",
+        "sample_index group_index status prompt messages", MILES, distinctive=False, notes=(_TEXT_ONLY,),
     ),
     RowSpec("miles", r"/dashboard_columns/rollout_(?P<eval>eval_)?(?P<step>\d+)\.parquet$", "", MILES),
     RowSpec("trl", r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$", "", _PAIR, notes=(_TEXT_ONLY,)),

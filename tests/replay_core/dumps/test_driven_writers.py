@@ -48,8 +48,9 @@ ELSEWHERE = {
     "areal/single_controller_rollout": "", "areal/dump_to_file": "", "faults/healthy": "", "nemo_rl": "",
     "ms_swift/grpo": "", "ms_swift/megatron": "", "ms_swift/ray": "", "nexrl/self_hosted_fp32": "",
     "nexrl/seedtime/pt": "", "nexrl/seedtime/jsonl": "", "openrlhf/input_dumps": "", "prime_rl": "", "roll": "",
-    "slime": "", "miles/rollout_data": "role content weight_versions", "roll_critic": "", "miles/train_data": "weight_versions", "miles/policy_loss_debug": "",
-    "miles/dashboard_columns": "", "open_instruct": "run_name git_commit model_name timestamp",
+    "slime": "", "miles/rollout_data": "role content weight_versions", "miles/train_data": "weight_versions",
+    "miles/policy_loss_debug": "", "miles/dashboard_columns": "", "roll_critic": "",
+    "open_instruct": "run_name git_commit model_name timestamp",
     "sglang_dumper": "step rank dump_index name recompute_status layer_id world_rank world_size",
     "skyrl": "format shape dtype batch_size", "trl/base": "role content", "verl": "role content",
 }  # fmt: skip
