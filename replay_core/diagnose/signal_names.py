@@ -26,7 +26,10 @@ class Name:
 
 #: signal -> its names as "name framework [formula]", preferred first. `*` as framework: several use it.
 _TABLE: dict[str, tuple[str, ...]] = {
-    "loss": ("loss *", "train/loss slime", "actor/loss verl", "loss/train *", "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl"),
+    "loss": (
+        "loss *", "train/loss slime", "actor/loss verl", "loss/train *",
+        "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl",
+    ),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
         "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
@@ -145,7 +148,8 @@ ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
     "response_length", "response_length_max", "truncated", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
-    "entropy", "pair_logits", "pair_logps", "pair_reward", "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
+    "entropy", "pair_logits", "pair_logps", "pair_reward",
+    "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
     "loss", "grad_norm", "learning_rate",
 )  # fmt: skip
 

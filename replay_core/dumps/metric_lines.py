@@ -72,7 +72,9 @@ def table_row(line: str, names: list[str]) -> tuple[int | None, dict[str, float]
     cells = _cells(line)
     if len(cells) != len(names) or not cells[0].isdigit():
         return None, {}
-    return int(cells[0]), _numbers((name, cell) for name, cell in zip(names[1:], cells[1:], strict=True) if _CELL.match(cell))
+    return int(cells[0]), _numbers(
+        (name, cell) for name, cell in zip(names[1:], cells[1:], strict=True) if _CELL.match(cell)
+    )
 
 
 def _cells(line: str) -> list[str]:

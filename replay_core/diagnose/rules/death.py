@@ -161,7 +161,10 @@ def _frame(one: Told) -> list[Evidence]:
 def _blamed(one: Told) -> tuple[str, str]:
     """Cause and next step."""
     if one.kind == "nccl":
-        return "a collective was never joined by every rank: one stalled, died before, or called another", _WHO_IS_MISSING
+        return (
+            "a collective was never joined by every rank: one stalled, died before, or called another",
+            _WHO_IS_MISSING,
+        )
     if one.kind == "cuda_error":
         index = (
             "an index out of range (a token id or label beyond the vocabulary), or " if _INDEX.search(one.text) else ""
