@@ -133,8 +133,8 @@ def _hang(every: list[Told]) -> _Hang | None:
     are = "are" if len(found) > 1 else "is"
     return _Hang(
         f"{who} waited up to {longest:.0f} s; {_these(found)} {are} {where}, in {op} (collective {number})",
-        f"{_these(found)} stalled, or did less than the others (fewer micro-batches, a longer sequence); collectives of "
-        "different process groups are counted apart",
+        f"{_these(found)} stalled, or did less than the others (fewer micro-batches, a longer sequence); collectives "
+        "of different process groups are counted apart",
         waits,
     )
 

@@ -200,8 +200,8 @@ def _odd(log: RunLog) -> Iterator[Finding]:
 
 
 _SCALED = (
-    "a loss scale that is not taken out before clipping (scaler.unscale_), or a loss that is a sum over tokens, samples "
-    "or ranks instead of a mean; clipping then hides it"
+    "a loss scale that is not taken out before clipping (scaler.unscale_), or a loss that is a sum over tokens, "
+    "samples or ranks instead of a mean; clipping then hides it"
 )
 
 
@@ -214,8 +214,8 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
             f"the loss is {median(sizes):.3g} in every step: it is no mean over tokens",
             series.points[0].where(series.name),
             evidence=[series.shown(median(sizes), f"< {ABSURD:g}")],
-            cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not scaled, "
-            "or log-probabilities of padding",
+            cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not "
+            "scaled, or log-probabilities of padding",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
             steps=[point.step for point in series.points if point.step is not None],
         )
