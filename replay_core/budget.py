@@ -38,7 +38,7 @@ FLOOR_ROWS = 1 << 16
 _UNTIMED = 64
 #: CPU seconds of all readings of one file since it was opened. Genuine files take .02 s for a megabyte of JSON.
 FLOOR_SECONDS, SECONDS_PER_MIB = 0.75, 0.5
-#: Of each reading, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
+#: Of each record, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
 FREE_SECONDS = 0.0005
 #: What a process may hold beyond what it held when it began to read a file.
 FLOOR_MEMORY = 256 << 20
@@ -108,8 +108,11 @@ def forget() -> None:
 
 
 @contextmanager
-def reading(path: Path | str) -> Iterator[None]:
+def reading(path: Path | str, records: int = 1) -> Iterator[None]:
     """One file is read, and what it costs is its own; a reading inside that of the same file belongs to it.
+
+    Args:
+        records: so many of the file's are read: of each a little is not counted.
 
     Raises:
         BudgetError: the readings of the file took their time already.
@@ -132,7 +135,7 @@ def reading(path: Path | str) -> Iterator[None]:
         raise budget.over(allowed, "more") from None
     finally:
         _now.budget = outer
-        _took[file] = took + max(0.0, time.thread_time() - began - FREE_SECONDS)
+        _took[file] = took + max(0.0, time.thread_time() - began - records * FREE_SECONDS)
         if budget.memory_before is not None:
             _set_limit(budget.memory_before)
 

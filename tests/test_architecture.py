@@ -28,7 +28,13 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("pages",),
     ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
-    ("selection", "dtypes", "file_spans", "budget"),  # bytes of a file without a SIGBUS; what a file may cost
+    (
+        "selection",
+        "dtypes",
+        "file_spans",
+        "budget",
+        "collecting",
+    ),  # bytes of a file without a SIGBUS; what a file may cost
     ("errors",),
 )
 
@@ -48,7 +54,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("state",),
     ("tensor_list",),
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
-    ("terminal", "settings", "collecting"),
+    ("terminal", "slow_link", "settings", "collecting"),
     ("format", "paths", "actions"),
 )
 
