@@ -1,6 +1,6 @@
 """How many numbers and texts a framework's files hold, by the name of their field, counted without rldbg.
 
-The files are read by what wrote them (torch, pickle, json, pyarrow, msgspec), classes that are not installed as empty
+The files are read by what wrote them (torch, pickle, json, pyarrow), classes of a framework as empty
 ones; then every number is counted under the last name above it. Only for files of tests/data: pickles are run.
 """
 
@@ -25,8 +25,12 @@ _TENSORDICT = "_rebuild_tensordict_files_consolidated"
 _READ = frozenset({".pt", ".dp", ".pkl", ".jsonl", ".parquet"})
 
 
+#: Packages whose own classes are made; those of a framework would need it, and may be here or not.
+_KNOWN = frozenset({"torch", "numpy", "collections", "builtins", "_io", "_codecs"})
+
+
 class _Stub:
-    """An instance of a class that is not installed: what it was made of."""
+    """An instance of a framework's class: what it was made of."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self.parts: list[Any] = [*args, named]
@@ -40,10 +44,9 @@ class _Stub:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        try:
+        if module.partition(".")[0] in _KNOWN:
             return super().find_class(module, name)
-        except (ImportError, AttributeError):
-            return type(name, (_Stub,), {})
+        return type(name, (_Stub,), {})
 
 
 _PICKLE = SimpleNamespace(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(file).load(), __name__="counted")

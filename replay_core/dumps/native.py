@@ -14,6 +14,7 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.budget import reading, spend_bytes
+from replay_core.dumps.columns import join
 from replay_core.dumps.containers.json_lines import NAMED_LINES, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
@@ -176,12 +177,20 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         raise DumpError("a record holds a dict of fields", file=str(path), expected="dict", found=type(tree).__name__)
     said = tree.get("alignment")
     alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
-    fields = flatten({field: value for field, value in tree.items() if field not in _KEY_FIELDS})
+    fields = flatten({field: _rows(field, value) for field, value in tree.items() if field not in _KEY_FIELDS})
     named = [
         ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
         for ref in fields
     ]
     return _whole(key, path, named) if key.rank is not None else named
+
+
+def _rows(field: str, value: Any) -> Any:
+    """A list of vectors as one tensor of rows: a trainer's column with a tensor per sample (slime's, verl's jagged)."""
+    if isinstance(value, list) and value and all(isinstance(row, TensorRef) and len(row.shape) == 1 for row in value):
+        joined = join(field, value)
+        return value if joined is None else joined if joined.rows is None else joined.with_(alignment="packed")
+    return value
 
 
 def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:

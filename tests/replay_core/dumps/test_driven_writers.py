@@ -43,6 +43,19 @@ def test_what_of_a_miles_dump_lies_in_other_folders_is_said() -> None:
     assert sum("trajectory/" in note for note in run.notes) == 1
 
 
+def test_what_verls_own_package_caches_of_a_queue_opens_with_every_column() -> None:
+    run = open_run(FIXTURES / "verl_0_9_1/rollout_dump")
+    (record,) = run.records
+    assert (run.dialect, record.key.step, list(run.problems)) == ("verl", 7, [])
+    rows = {ref.canonical: ref.rows for ref in record.tensors() if ref.rows}
+    assert rows["prompt_ids"] == (4, 4, 5, 5)
+    for name in ("response_ids", "response_mask", "old_logprobs", "rollout_logprobs", "advantages"):
+        assert rows[name] == (6, 3, 5, 2), name
+    group = record.get("group_id")
+    assert group is not None
+    assert group.shape == (4,)
+
+
 #: Folder -> what is told elsewhere than in a field of this name: keys, a dump's own labels, texts of a sample as one.
 ELSEWHERE = {
     "areal/single_controller_rollout": "", "areal/dump_to_file": "", "faults/healthy": "", "nemo_rl": "",
@@ -51,7 +64,7 @@ ELSEWHERE = {
     "slime": "", "miles/rollout_data": "role content weight_versions", "miles/train_data": "weight_versions",
     "miles/policy_loss_debug": "", "miles/dashboard_columns": "", "roll_critic": "",
     "open_instruct": "run_name git_commit model_name timestamp",
-    "sglang_dumper": "step rank dump_index name recompute_status layer_id world_rank world_size",
+    "verl_0_9_1/rollout_data": "", "sglang_dumper": "step rank dump_index name recompute_status layer_id world_rank world_size",
     "skyrl": "format shape dtype batch_size", "trl/base": "role content", "verl": "role content",
 }  # fmt: skip
 
