@@ -29,7 +29,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
     ("selection", "dtypes", "file_spans", "budget"),  # bytes of a file without a SIGBUS; what a file may cost
-    ("errors",),
+    ("errors", "regexes"),
 )
 
 #: Rooms of `tui_debugger`, top floor first.
@@ -59,6 +59,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
     "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
     "replay_core.budget": (("limit_process",), "memory of a process that reads untrusted files"),
+    "replay_core.regexes": (("regex",), "expressions that are compiled when they are used"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),

@@ -34,7 +34,7 @@ class Region:
         self.memory = memory
         #: Where the region begins and its bytes, where it is so small that one call fetches them all.
         self._held: tuple[int, bytes] | None = None
-        if 0 <= fd and 0 < end - start <= SMALL:
+        if fd >= 0 and 0 < end - start <= SMALL:
             self._held = start, os.pread(fd, end - start, start)
 
     def part(self, offset: int, nbytes: int) -> Region:
