@@ -88,7 +88,7 @@ def index(path: Path) -> Index:
             match = _kind(f"{folder.path}/{file}")
             if match is None:
                 continue
-            rank, is_export = int(match.group(2)), match.re is _EXPORT
+            rank, is_export = int(match.group(2)), match.re.pattern == _EXPORT.pattern
             step = int(match.group(1)) if match.group(1) else _step_inside(folder.file(file))
             if is_export and "/token_exports/" in match.group() and "STABLE" not in folder.names:
                 found.problems.append(Problem(folder.path, "no STABLE marker: the export is not complete"))
