@@ -38,7 +38,7 @@ FLOOR_ROWS = 1 << 16
 _UNTIMED = 64
 #: CPU seconds of all readings of one file since it was opened. Genuine files take .02 s for a megabyte of JSON.
 FLOOR_SECONDS, SECONDS_PER_MIB = 0.75, 0.5
-#: Of each reading, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
+#: Of each record, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
 FREE_SECONDS = 0.0005
 #: What a process may hold beyond what it held when it began to read a file.
 FLOOR_MEMORY = 256 << 20
@@ -110,14 +110,17 @@ def forget() -> None:
 class reading:  # noqa: N801 - reads as the words of a `with`
     """One file is read, and what it costs is its own; a reading inside that of the same file belongs to it.
 
+    Args:
+        records: so many of the file's are read: of each a little is not counted.
+
     Raises:
         BudgetError: the readings of the file took their time already.
     """
 
-    __slots__ = ("_began", "_budget", "_file", "_outer", "_path", "_took")
+    __slots__ = ("_began", "_budget", "_file", "_outer", "_path", "_records", "_took")
 
-    def __init__(self, path: Path | str) -> None:
-        self._path, self._file = path, str(path)
+    def __init__(self, path: Path | str, records: int = 1) -> None:
+        self._path, self._file, self._records = path, str(path), records
 
     def __enter__(self) -> None:
         self._outer = _now.budget
@@ -140,7 +143,7 @@ class reading:  # noqa: N801 - reads as the words of a `with`
         if budget is None:
             return
         _now.budget = self._outer
-        _took[self._file] = self._took + max(0.0, time.thread_time() - self._began - FREE_SECONDS)
+        _took[self._file] = self._took + max(0.0, time.thread_time() - self._began - self._records * FREE_SECONDS)
         if budget.memory_before is not None:
             _set_limit(budget.memory_before)
         if isinstance(error, MemoryError):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
-from math import prod
+from math import copysign, prod
 from typing import TYPE_CHECKING, Any
 
 from replay_core.dtypes import ITEMSIZE
@@ -25,6 +25,8 @@ CHUNK = 262_144
 _SPAN = 1 << 22
 #: Rows further apart than this are read one by one: a call costs as much as copying so many bytes.
 _FAR = 1 << 16
+#: What a number of a log is, whose bytes are those of an array of it.
+_PYTHONS = {"bool": bool, "int64": int, "float64": float}
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -308,6 +310,16 @@ class _Blocks(threading.local):
 
 
 _blocks = _Blocks()
+
+
+def is_same_number(a: TensorRef, b: TensorRef) -> bool:
+    """Whether both are one and the same number that stood in a file's text, to the last bit. A NaN is none."""
+    if a.dtype != b.dtype or not (isinstance(a.source, Inline) and isinstance(b.source, Inline)):
+        return False
+    x, y = a.source.value, b.source.value
+    kind = _PYTHONS.get(a.dtype)
+    # -0.0 equals 0.0 and is another.
+    return type(x) is kind and type(y) is kind and x == y and (x != 0 or copysign(1, x) == copysign(1, y))
 
 
 def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | None:

@@ -256,6 +256,8 @@ class Record:
         self.names = names
         #: What reading the fields showed to be wrong; empty until somebody looks.
         self.problems: tuple[Problem, ...] = ()
+        #: Whether every field is a single value, which holds no samples; None until somebody looks.
+        self.is_flat: bool | None = None
         self._load = load
         self._tensors: tuple[TensorRef, ...] | None = None
 
@@ -265,6 +267,8 @@ class Record:
     def tensors(self) -> tuple[TensorRef, ...]:
         """The record's fields in file order. Reads headers, never tensor bytes.
 
+        What a log of ten thousand steps is asked for lies in it: `names` and `is_flat` outlive `release`.
+
         Raises:
             DumpError: the file cannot be read, or asks to run code.
         """
@@ -272,7 +276,8 @@ class Record:
             loaded = self._load()
             self._tensors = tuple(loaded)
             self.problems = loaded.problems if isinstance(loaded, Fields) else ()
-            self.names = tuple(ref.name for ref in self._tensors)
+            self.names = tuple([ref.name for ref in self._tensors])
+            self.is_flat = not any(ref.shape for ref in self._tensors)
         return self._tensors
 
     @property

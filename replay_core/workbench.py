@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay_core.collecting import seldom
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from replay_core.weight_sync.state import WeightState
 
 
+@seldom()
 def open_dump(
     path: Path,
     *more: Path,
@@ -139,6 +141,7 @@ def find_record(run: Run, key: RecordKey | None = None, *, holding: str | None =
     return chosen[0]
 
 
+@seldom()
 def compare_dumps(
     a: Path,
     b: Path,
@@ -204,7 +207,7 @@ def compare_dumps(
         renames=renames,
         summarised=summarised,
         on_event=on_event,
-        on_row=(lambda row: on_row(clean(documents.tensor_row(row)))) if on_row else lambda row: None,
+        on_row=(lambda row: on_row(documents.tensor_row(row))) if on_row else lambda row: None,
     )
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
         {"name": ", ".join(name)} if name else {}
@@ -301,6 +304,7 @@ def reopen(path: Path) -> Document:
     return read_document(path)
 
 
+@seldom()
 def diagnose(
     path: Path,
     *more: Path,

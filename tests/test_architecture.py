@@ -28,7 +28,8 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("pages",),
     ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
-    ("selection", "dtypes", "file_spans", "budget"),  # bytes of a file without a SIGBUS; what a file may cost
+    # bytes of a file without a SIGBUS; what a file may cost
+    ("selection", "dtypes", "file_spans", "budget", "collecting"),
     ("errors", "regexes"),
 )
 

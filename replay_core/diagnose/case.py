@@ -46,7 +46,7 @@ class Case:
         for step, every in self.steps():
             # What was logged holds no samples, and a log of ten thousand steps is not read for them.
             records = [record for record in every if record.key.stage != "training_metrics"]
-            if not records:
+            if all(record.is_flat for record in records):
                 continue
             for batch in batches_of(step, records, self.unreadable, self.run):
                 self.repeated += [what for what in batch.repeated if what not in self.repeated]

@@ -87,7 +87,10 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
     known: list[tuple[bool, Batch]] = []
     for record in records:
         try:
-            rows = Batch(record, record.tensors(), by_shape=True)
+            fields = () if record.is_flat else record.tensors()
+            if record.is_flat:
+                continue
+            rows = Batch(record, fields, by_shape=True)
             known.append((not rows.has_tokens, rows))
         except (RldbgError, ValueError) as error:
             what = error.in_one_line if isinstance(error, RldbgError) else error

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from replay_core.budget import reading, spend_bytes, spend_values
 from replay_core.dumps.containers import wire
-from replay_core.dumps.dialect import Dialect, Index, any_of
+from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
@@ -71,16 +71,18 @@ def index(path: Path) -> Index:
     return found
 
 
-def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    """The scalars of one step.
-
-    Raises:
-        DumpError: the file holds none of that step.
-    """
-    values = _parsed(path)[0].get(key.step)
-    if not values:
-        raise DumpError(f"the file holds no scalar of step {key.step}", file=str(path))
-    return [ref.with_(canonical=metric_name(ref.name)) for ref in flatten(dict(values))]
+def several(keys: Sequence[RecordKey], path: Path) -> Iterator[list[TensorRef] | DumpError]:
+    """The scalars of some steps."""
+    steps = _parsed(path)[0]
+    for key in keys:
+        values = steps.get(key.step)
+        if not values:
+            yield DumpError(f"the file holds no scalar of step {key.step}", file=str(path))
+            continue
+        fields = flatten(values)
+        for ref in fields:
+            ref.canonical = metric_name(ref.name)
+        yield fields
 
 
 @kept_while_unchanged(8)
@@ -234,4 +236,13 @@ def _json_number(text: bytes) -> float | None:
         return None
 
 
-DIALECT = Dialect("curves", "names", any_of(_files), index, read, grows=r"\.tfevents\.|\.wandb$", is_container=False)
+DIALECT = Dialect(
+    "curves",
+    "names",
+    any_of(_files),
+    index,
+    alone(several),
+    several=several,
+    grows=r"\.tfevents\.|\.wandb$",
+    is_container=False,
+)

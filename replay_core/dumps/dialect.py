@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from replay_core.errors import DumpError
 from replay_core.records import Problem, RecordKey, TensorRef
 
 #: A file, and the record it holds; one file may hold several.
@@ -42,10 +43,13 @@ class Dialect:
     """Whether the path (a directory or a file) is in this dialect. Looks at content, never only at a suffix."""
     index: Callable[[Path], Index]
     """Keys and files, by names alone where they suffice."""
-    read: Callable[[RecordKey, Path], list[TensorRef]]
+    read: Callable[[RecordKey, Path], Sequence[TensorRef]]
     """The fields of one file, named and aligned. Reads headers, never tensor bytes. What is wrong with the file and
     still lets it be read goes into a `records.Fields`."""
     _: KW_ONLY
+    several: Callable[[Sequence[RecordKey], Path], Iterator[Sequence[TensorRef] | DumpError]] | None = None
+    """The same of several records of one file, in the order of the keys, for files of very many small ones: to ask for
+    each of them alone costs ten times what stands in it. What is wrong with a record alone stands in its place."""
     before: Mapping[str, str] = field(default_factory=dict)
     """Dialects that would take a file of this one's if they were asked first, each with the reason."""
     grows: str | None = None
@@ -59,6 +63,20 @@ class Dialect:
 def any_of(files: Callable[[Path], Iterable[object]]) -> Callable[[Path], bool]:
     """Detects a dialect by whether any of its files is there."""
     return lambda path: next(iter(files(path)), None) is not None
+
+
+def alone(
+    several: Callable[[Sequence[RecordKey], Path], Iterator[Sequence[TensorRef] | DumpError]],
+) -> Callable[[RecordKey, Path], Sequence[TensorRef]]:
+    """`Dialect.read` of a dialect that reads several."""
+
+    def read(key: RecordKey, path: Path) -> Sequence[TensorRef]:
+        found = next(several([key], path))
+        if isinstance(found, DumpError):
+            raise found
+        return found
+
+    return read
 
 
 def in_order(dialects: Sequence[Dialect]) -> list[Dialect]:

@@ -26,6 +26,7 @@ MAX_FIELDS = 100_000
 NULL = "null is stored as NaN"
 _NAN = float("nan")
 _INT64 = 2**63
+_NUMBERS = frozenset({bool, int, float})
 
 
 def flatten(tree: Any) -> list[TensorRef]:
@@ -72,6 +73,8 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
                     inner = inner.with_()
                 inner.name = path
                 yield inner
+            elif type(inner) in _NUMBERS:  # and all of a log
+                yield _scalar(inner, path)
             else:
                 yield from _walk(inner, path, depth + 1)
     elif isinstance(value, (list, tuple)):

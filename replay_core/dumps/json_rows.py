@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,8 @@ from replay_core.regexes import regex
 
 #: A first row longer than this is decoded all the same, but not to find out what a file is.
 MAX_FIRST_ROW = 1 << 26
+#: Bytes of short lines that are read together.
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +164,54 @@ def _place(pattern: re.Pattern[bytes], field: str, text: bytes) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def decoded(path: Path, rows: tuple[Row, ...], problems: list[Problem]) -> Iterator[dict[str, Any]]:
+def decoded(path: Path, rows: Sequence[Row], problems: list[Problem]) -> Iterator[dict[str, Any]]:
     """The mappings of some lines, one held at a time. What cannot be decoded goes to `problems`.
+
+    Raises:
+        DumpError: the file cannot be opened, or has become shorter.
+    """
+    for _, value in numbered(path, rows):
+        if isinstance(value, Problem):
+            problems.append(value)
+        else:
+            yield value
+
+
+def numbered(path: Path, rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Any] | Problem]]:
+    """(number, mapping) of some lines, one held at a time; a problem in the place of what is none.
 
     Raises:
         DumpError: the file cannot be opened, or has become shorter.
     """
     region = file_region(path)
     try:
-        for row in rows:
-            try:
-                value, _ = decode(region.read(row.offset, row.nbytes))
-            except NoJsonError as error:
-                problems.append(Problem(str(path), damaged_line(row.number, b"", True, str(error))))
-                continue
-            if isinstance(value, dict):
-                yield value
-            else:
-                problems.append(Problem(str(path), f"line {row.number} is no mapping and was left out"))
+        for together in _beside(rows):
+            start = together[0].offset
+            text = region.read(start, together[-1].offset + together[-1].nbytes - start)
+            for row in together:
+                at = row.offset - start
+                try:
+                    value, _ = decode(text[at : at + row.nbytes])
+                except NoJsonError as error:
+                    yield row.number, Problem(str(path), damaged_line(row.number, b"", True, str(error)))
+                    continue
+                if isinstance(value, dict):
+                    yield row.number, value
+                else:
+                    yield row.number, Problem(str(path), f"line {row.number} is no mapping and was left out")
     finally:
         os.close(region.fd)
+
+
+def _beside(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows that lie one after the other, at most so many bytes that reading them at once is no burden."""
+    together: list[Row] = []
+    end = held = 0
+    for row in rows:
+        if together and (row.offset - end not in range(3) or held + row.nbytes > _AT_ONCE):
+            yield together
+            together, held = [], 0
+        together.append(row)
+        end, held = row.offset + row.nbytes, held + row.nbytes
+    if together:
+        yield together

@@ -7,13 +7,13 @@ of the step that was logged last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
-from replay_core.dumps.dialect import Dialect, Index, any_of
+from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
@@ -170,13 +170,22 @@ def index(path: Path) -> Index:
     return found
 
 
-def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    """The scalars of one micro-batch or step.
+def several(keys: Sequence[RecordKey], path: Path) -> Iterator[list[TensorRef] | DumpError]:
+    """The scalars of some micro-batches and steps."""
+    log = _log(path)
+    for key in keys:
+        try:
+            yield _read(log, key)
+        except KeyError:
+            yield DumpError(f"the log tells nothing of {key}", file=str(path))
+
+
+def _read(log: _Log, key: RecordKey) -> list[TensorRef]:
+    """The fields of one record.
 
     Raises:
-        DumpError: the log tells nothing of it.
+        KeyError: the log tells nothing of it.
     """
-    log = _log(path)
     if key.stage == "training_metrics":
         place = key.step, key.rank
         return [*_named(log.metrics.get(place, {})), *_told(log.events.get(place, []))]
@@ -186,7 +195,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         for micro in iteration.micros:
             if micro.index == key.micro:
                 return _fields(micro.placed(), [text for _, text in micro.warnings], micro.warning_lines)
-    raise DumpError(f"the log tells nothing of {key}", file=str(path))
+    raise KeyError(key)
 
 
 def _optimizer_values(iteration: step_log.Iteration) -> dict[str, tuple[float, int]]:
@@ -199,10 +208,9 @@ def _optimizer_values(iteration: step_log.Iteration) -> dict[str, tuple[float, i
 
 def _named(values: dict[str, tuple[float, int]]) -> list[TensorRef]:
     refs = flatten({key: value for key, (value, _) in values.items()})
-    lines = [line for _, line in values.values()]
-    return [
-        ref.with_(canonical=metric_name(ref.name, _WORDS), line=line) for ref, line in zip(refs, lines, strict=True)
-    ]
+    for ref, (_, line) in zip(refs, values.values(), strict=True):
+        ref.canonical, ref.line = metric_name(ref.name, _WORDS), line
+    return refs
 
 
 def _told(events: list[Event]) -> list[TensorRef]:
@@ -231,4 +239,13 @@ def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: li
 _WORDS = (("kl", "kl_loss"), ("kl_penalty", "kl_loss"), ("total", "metrics.total"), ("loss", "loss"))
 
 
-DIALECT = Dialect("log", "names", any_of(_files), index, read, grows=r"\.(?:log|out|txt|err)$", is_container=False)
+DIALECT = Dialect(
+    "log",
+    "names",
+    any_of(_files),
+    index,
+    alone(several),
+    several=several,
+    grows=r"\.(?:log|out|txt|err)$",
+    is_container=False,
+)

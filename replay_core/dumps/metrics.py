@@ -8,19 +8,20 @@ logging.jsonl, metrics*.jsonl                                         a flat map
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.dialect import Dialect, Index, any_of
+from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.json_rows import Row, decoded, first_row, names_with, rows_by_place
+from replay_core.dumps.json_rows import Row, first_row, names_with, numbered, rows_by_place
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged
-from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.records import Fields, Problem, RecordKey
 from replay_core.regexes import regex
 
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
@@ -141,32 +142,50 @@ def _step(row: dict[str, Any]) -> int | None:
     )
 
 
-def read(key: RecordKey, path: Path) -> list[TensorRef]:
-    """The step's metrics; what several rows of one step say of a metric is kept from the last.
+def several(keys: Sequence[RecordKey], path: Path) -> Iterator[Fields | DumpError]:
+    """The metrics of some steps; what several rows of one step say of a metric is kept from the last.
 
     Raises:
-        DumpError: the file holds no such row.
+        DumpError: the file cannot be opened, or has become shorter.
     """
-    problems: list[Problem] = []
-    merged: dict[str, Any] = {}
-    lines: dict[str, int | None] = {}
-    for line, row in _rows(key, path, problems):
-        told = {field: value for field, value in row.items() if value is not None}
-        merged.update(told)
-        lines.update(dict.fromkeys(told, line))
-    if not merged:
-        raise DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
-    fields = [ref.with_(canonical=metric_name(ref.name), line=lines.get(ref.name)) for ref in flatten(merged)]
-    return Fields(fields, problems)
+    for key, (rows, problems) in zip(keys, _told(keys, path), strict=True):
+        merged: dict[str, Any] = {}
+        lines: dict[str, int | None] = {}
+        for line, row in rows:
+            told = {field: value for field, value in row.items() if value is not None}
+            merged.update(told)
+            lines.update(dict.fromkeys(told, line))
+        if not merged:
+            yield DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
+            continue
+        fields = flatten(merged)
+        for ref in fields:
+            ref.canonical, ref.line = metric_name(ref.name), lines.get(ref.name)
+        yield Fields(fields, problems)
 
 
-def _rows(key: RecordKey, path: Path, problems: list[Problem]) -> list[tuple[int | None, dict[str, Any]]]:
-    """The rows of a step, each with its line where the file is one of lines."""
-    if path.suffix == ".jsonl":
-        chosen, told = _steps_rows(path)
-        problems += told
-        return [(row.number, value) for row in chosen.get(key.step, ()) for value in decoded(path, (row,), problems)]
-    return [(None, row) for row in _steps_history(path).get(key.step, ())]
+#: Rows of a step, each with its line where the file is one of lines, and what is wrong with some.
+_Told = tuple[list[tuple[int | None, dict[str, Any]]], Sequence[Problem]]
+
+
+def _told(keys: Sequence[RecordKey], path: Path) -> Iterator[_Told]:
+    if path.suffix != ".jsonl":
+        history = _steps_history(path)
+        for key in keys:
+            yield [(None, row) for row in history.get(key.step, ())], ()
+        return
+    of_step, damaged = _steps_rows(path)
+    chosen = [of_step.get(key.step, []) for key in keys]
+    values = numbered(path, [row for rows in chosen for row in rows])
+    for rows in chosen:
+        told: list[tuple[int | None, dict[str, Any]]] = []
+        problems = damaged
+        for line, value in islice(values, len(rows)):
+            if isinstance(value, Problem):
+                problems = (*problems, value)
+            else:
+                told.append((line, value))
+        yield told, problems
 
 
 @kept_while_unchanged(8)
@@ -185,4 +204,4 @@ def _steps_history(path: Path) -> dict[int | None, list[dict[str, Any]]]:
     return {step: [history[i] for i in positions] for step, positions in numbered.items()}
 
 
-DIALECT = Dialect("metrics", "names", any_of(_files), index, read, grows=r"\.jsonl?$")
+DIALECT = Dialect("metrics", "names", any_of(_files), index, alone(several), several=several, grows=r"\.jsonl?$")

@@ -61,6 +61,8 @@ DIALECTS = in_order(
         *(room.DIALECT for room in (metrics, curves, log_text, loose_rows, loose)),
     ]
 )  # fmt: skip
+#: Records of a file of very many that are read together.
+_AT_ONCE = 256
 #: Endings of files that would have to be unpacked first.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz", ".zip", ".tar")
 
@@ -256,10 +258,17 @@ def _joined(path: Path, parts: list[Run]) -> Run:
 
 def _run(dialect: Dialect, path: Path, index: Index) -> Run:
     records = []
+    shelves: dict[Path, _Shelf] = {}
     # Dialects list files by name; the sort keeps that order among records of one place in the step.
     for key, file in sorted(index.files, key=lambda entry: entry[0].order):
         names = index.names.get(file) if index.names else None
-        records.append(Record(key, file, _loader(dialect, key, file), names))
+        if dialect.several is None:
+            load = _loader(dialect, key, file)
+        else:
+            if file not in shelves:
+                shelves[file] = _Shelf(dialect, file)
+            load = shelves[file].loader(key)
+        records.append(Record(key, file, load, names))
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))
@@ -284,6 +293,43 @@ def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequen
             raise _unforeseen(dialect, file, error) from error
 
     return load
+
+
+class _Shelf:
+    """The records of a file of very many: when one is asked for, those that follow are read as well, and wait."""
+
+    def __init__(self, dialect: Dialect, file: Path) -> None:
+        assert dialect.several is not None
+        self._dialect, self._file, self._several = dialect, file, dialect.several
+        self._keys: list[RecordKey] = []
+        self._waiting: dict[int, Sequence[TensorRef] | DumpError] = {}
+
+    def loader(self, key: RecordKey) -> Callable[[], Sequence[TensorRef]]:
+        number = len(self._keys)
+        self._keys.append(key)
+        return lambda: self._load(number)
+
+    def _load(self, number: int) -> Sequence[TensorRef]:
+        if number not in self._waiting:
+            try:
+                self._waiting = self._read(number, _AT_ONCE)
+            except DumpError:
+                # It may be another's fault: one that cannot be read costs none of the others.
+                self._waiting = self._read(number, 1)
+        found = self._waiting.pop(number)
+        if isinstance(found, DumpError):
+            raise found
+        return payable(found)
+
+    def _read(self, number: int, count: int) -> dict[int, Sequence[TensorRef] | DumpError]:
+        keys = self._keys[number : number + count]
+        try:
+            with reading(self._file, len(keys)):
+                return dict(enumerate(self._several(keys, self._file), number))
+        except OSError as error:
+            raise DumpError(f"cannot read the file: {error.strerror}", file=str(error.filename or self._file)) from None
+        except _CONTENT as error:
+            raise _unforeseen(self._dialect, self._file, error) from error
 
 
 #: What content that no check of a dialect foresaw ends in: it is still the file's fault.

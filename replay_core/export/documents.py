@@ -204,7 +204,7 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
         if first is None
         else first_divergence(first, comparison.origin, comparison.around_first),
         "first_difference": None if difference is None else first_divergence(difference, None),
-        "tensors": [tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]],
+        "tensors": [],
         "problems": _problems(comparison.problems),
         "notes": comparison.notes,
         "hints": hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
@@ -216,7 +216,9 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
         "segments": None,
         "ruling": None,
     }
-    return clean(doc)
+    doc = clean(doc)
+    doc["tensors"] = [tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]]
+    return doc
 
 
 def _side(run: Run) -> RunSide:
@@ -246,7 +248,7 @@ def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around |
 
 
 def tensor_row(row: TensorVerdict) -> PairEntry:
-    """One tensor pair of a comparison."""
+    """One tensor pair of a comparison, its numbers as they enter a document."""
     ref_a, ref_b = (None if side is None else side[1] for side in (row.a, row.b))
     keys, place = _keys(row), _place(row)
     return {
@@ -255,16 +257,16 @@ def tensor_row(row: TensorVerdict) -> PairEntry:
         "b_key": keys["b_key"],
         "names": [None if ref is None else ref.name for ref in (ref_a, ref_b)],
         "verdict": row.verdict.value if row.skipped is None else "skipped",
-        "suspect": row.suspect,
+        "suspect": bool(row.suspect),
         "dtype": [None if ref is None else ref.dtype for ref in (ref_a, ref_b)],
         "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
-        "index": place["index"],
-        "a": place["a"],
-        "b": place["b"],
+        "index": clean(place["index"]),
+        "a": clean(place["a"]),
+        "b": clean(place["b"]),
         "reason": row.reason if row.skipped is None else row.skipped,
-        "rule": None if row.rule is None else row.rule.to_mapping(),
+        "rule": None if row.rule is None else clean(row.rule.to_mapping()),
         "note": row.note,
     }
 
@@ -291,7 +293,7 @@ def _keys(row: TensorVerdict) -> RecordPair:
 def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry:
     """Tier 1 figures of a pair; all of them unitless but max_abs and mean_signed, which are in the tensor's unit."""
     worst = None if row is None else row.worst_token
-    return {
+    entry: MetricsEntry = {
         "compared": pair.compared,
         "mismatched": pair.mismatched,
         "nan_a": pair.nan_a,
@@ -305,6 +307,7 @@ def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry
         "gain": pair.total.gain,
         "worst_token": None if worst is None else {"sample": worst[0], "position": worst[1], "rel_l2": worst[2]},
     }
+    return clean(entry)
 
 
 def _problems(problems: Sequence[Problem]) -> list[ProblemEntry]:

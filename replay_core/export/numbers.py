@@ -34,12 +34,12 @@ def clean(value: T) -> T:
 
 
 def _cleaned(value: Any) -> Any:
-    if type(value) in _AS_THEY_ARE:
+    if type(value) in _AS_THEY_ARE or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, dict):
-        return {str(key): _cleaned(inner) for key, inner in value.items()}
+        return {str(key): inner if type(inner) in _AS_THEY_ARE else _cleaned(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_cleaned(inner) for inner in value]
+        return [inner if type(inner) in _AS_THEY_ARE else _cleaned(inner) for inner in value]
     if hasattr(value, "tolist"):
         return _cleaned(value.tolist())
     return number(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from replay_core.measure.precision import Precision
 F64 = NDArray[np.float64]
 
 
+_NOTHING: F64 = np.zeros(0)
+_NOTHING.flags.writeable = False
+
+
 def _none() -> F64:
-    return np.zeros(0)
+    return _NOTHING
 
 
 @dataclass(slots=True)
@@ -234,6 +239,12 @@ class PairFigures:
         if lines is None:
             lines = self.rows.envelope()
         return max([0.0, *(height - slope * rtol for height, slope in lines)])
+
+
+@lru_cache(maxsize=256)
+def equal_figures(compared: int) -> PairFigures:
+    """The figures of so many elements that are bitwise equal. They are shared: nobody may change them."""
+    return PairFigures(compared=compared)
 
 
 def _meets(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -625,6 +625,8 @@ class Batch:
 
 def batch_of(record: Record, fields: Sequence[TensorRef]) -> tuple[Batch | None, str | None]:
     """The record's samples, or why they cannot be told. (None, None) where the record knows of none."""
+    if not any(ref.shape for ref in fields):
+        return None, None  # numbers alone, as a log has ten thousand of
     try:
         batch = Batch(record, fields)
     except (ValueError, DumpError) as error:

@@ -170,3 +170,19 @@ def test_what_raises_the_limits_is_a_number_whatever_was_typed(
 ) -> None:
     monkeypatch.setenv(budget.OPTION, text)
     assert budget.factor() == times
+
+
+def test_of_records_that_are_read_together_each_is_as_free_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FREE_SECONDS", 0.001)
+    budget.forget()
+
+    def looked(records: int) -> None:
+        with reading(tmp_path / f"of_{records}", records):
+            sum(range(400_000))
+
+    looked(1)
+    looked(100)
+    assert budget._took[str(tmp_path / "of_100")] == 0 < budget._took[str(tmp_path / "of_1")]
+    budget.forget()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from math import prod
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from replay_core import pages
 from replay_core.dumps import open_run
+from replay_core.dumps.fields import flatten
 from replay_core.errors import DumpError, TruncatedError
-from replay_core.records import FileBytes, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, TensorRef, Unreadable
 from tests.builders import save_file
 
 FLOATS = np.arange(3000, dtype="<f8")
@@ -161,3 +163,20 @@ def test_a_part_of_a_large_tensor_touches_only_its_pages(tmp_path: Path):
     assert read() - before < 1 << 20
     # A column is far from contiguous: its rows are read one by one, and never all between the first and the last.
     assert pages.part(ref, [(0, 262_144), (3, 5)])[::40_000].shape == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [(0.5, 0.5, True), (0.0, -0.0, False), (math.nan, math.nan, False), (1, 1, True), (1, True, False), (1, 1.0, False),
+     (2**53, 2**53 + 1, False), (math.inf, math.inf, True)],
+)  # fmt: skip
+def test_two_numbers_of_a_text_are_the_same_to_the_last_bit(a: float, b: float, same: bool) -> None:
+    one, other = (flatten({"x": value})[0] for value in (a, b))
+    assert pages.is_same_number(one, other) is same
+    assert bool(one.dtype == other.dtype and pages.same_bytes(one, other)) is same
+
+
+def test_a_number_of_another_type_than_its_text_s_is_compared_as_what_it_is_declared(tmp_path: Path) -> None:
+    one, other = (TensorRef("x", "float32", (), Inline(value)) for value in (0.1, 0.1 + 1e-12))
+    assert not pages.is_same_number(one, other)
+    assert pages.same_bytes(one, other)

@@ -21,11 +21,12 @@ from replay_core.compare.judging.verdict import Context, Decision, Judgement, Ve
 from replay_core.compare.pairing.align import MicroBatchPair, ShapesDifferError, TensorPair, lays_out
 from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
-from replay_core.measure.figures import PairFigures
+from replay_core.measure.figures import PairFigures, equal_figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
 
 #: Projections that a block's norm feeds, in models that norm first.
 _FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+EQUAL = "bitwise equal"
 #: Modules that look ids up.
 _EMBEDDINGS = ("emb", "wte")
 
@@ -125,6 +126,10 @@ class Judge:
             self._note_input(row)
         return row
 
+    def equal(self, pair: TensorPair) -> TensorVerdict:
+        """The row of a pair of numbers that are known to be one and the same, and that nothing is computed from."""
+        return TensorVerdict(pair.name, Verdict.SAME, EQUAL, a=pair.a, b=pair.b, figures=equal_figures(1))
+
     def _note_input(self, row: TensorVerdict) -> None:
         module, is_same = (row.place, naming.module_of(row.name)), row.verdict is Verdict.SAME
         # Of ids and positions a whole model is computed, layer by layer: an embedding alone has only its own error.
@@ -164,7 +169,7 @@ class Judge:
         a, b = row.a[1], row.b[1]
         self._note_precision(row, found.dtypes)
         if found.figures is None or found.rows is None:
-            row.reason, row.figures = "bitwise equal", PairFigures(compared=a.numel)
+            row.reason, row.figures = EQUAL, equal_figures(a.numel)
             return
         row.figures, row.unmasked = found.figures, found.unmasked
         shown = self._shown.get(row.place)

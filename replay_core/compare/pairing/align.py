@@ -52,6 +52,8 @@ def pair_tensors(micro_pair: MicroBatchPair) -> Iterator[TensorPair]:
     for key in list(a):
         if key in b:
             yield TensorPair(key[0], a.pop(key), b.pop(key))
+    if not a and not b:
+        return
     for meant in (_name, _param, _output):
         in_a, in_b = _by_meaning(a, meant), _by_meaning(b, meant)
         for word, keys in in_a.items():

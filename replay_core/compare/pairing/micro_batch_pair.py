@@ -74,7 +74,10 @@ class Side:
 
     def _take(self, record: Record, ref: TensorRef) -> None:
         stage = record.key.stage
-        for name in (ref.canonical or ref.name, ref.name, f"{ref.name} of {record.path.name}"):
+        if (key := (ref.canonical or ref.name, stage)) not in self.tensors:
+            self.tensors[key] = (record, ref)
+            return
+        for name in (ref.name, f"{ref.name} of {record.path.name}"):
             if (name, stage) not in self.tensors:
                 self.tensors[name, stage] = (record, ref)
                 return

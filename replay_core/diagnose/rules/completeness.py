@@ -57,7 +57,7 @@ def _overwritten(case: Case) -> Iterator[Finding]:
         if record.key.stage != "loss":
             continue
         number = record.key.minibatch
-        if number is None:
+        if number is None and (record.names is None or "extra_info.batch_idx" in record.names):
             ref = record.get("extra_info.batch_idx")
             value = getattr(ref.source, "value", None) if ref is not None else None
             number = value if isinstance(value, int) else None

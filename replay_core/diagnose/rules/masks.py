@@ -132,8 +132,8 @@ def lengths_disagree(case: Case) -> Iterator[Finding]:
     The fallback cut completions and mask to length 1, so what counts is position 0 alone: micros whose
     position 0 is masked have a loss, all others 0.0000. Skipped without both a capture and its log.
     """
-    captures = [record for record in case.records() if _masked_at(record)]
-    logs = [record for record in case.records() if _counted(record) is not None]
+    captures = [record for record in case.records() if not record.is_flat and _masked_at(record)]
+    logs = [record for record in case.records() if captures and _counted(record) is not None]
     if not captures or not logs:
         raise Skip("needs captured samples (masked tokens and completions) and the log of the same run")
     masks = _masked_at(captures[0])

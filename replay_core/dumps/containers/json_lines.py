@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ MAX_LINE = 1 << 30
 MAX_DOCUMENT = 1 << 28
 #: Damaged lines that are named one by one.
 NAMED_LINES = 5
+#: A log may look like JSON at its first character.
+HOPELESS = 1000
 #: A description that is nested deeper ends in the stacks of whoever walks it.
 MAX_DEPTH = 64
 _BLOCK = 1 << 20
@@ -43,14 +46,14 @@ def decode(text: bytes) -> tuple[Any, bool]:
     Raises:
         NoJsonError: it is no JSON, or nested deeper than Python recurses.
     """
-    with suppress(ImportError):  # a trainer that drives itself from a dump may have rldbg and nothing of its libraries
-        import msgspec  # 10 ms; opening by names decodes nothing
-
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            try:
-                return msgspec.json.decode(text), False
-            except RecursionError:
-                raise NoJsonError("nested too deeply") from None
+    fast, refused = _fast()
+    if fast is not None:
+        try:
+            return fast(text), False
+        except RecursionError:
+            raise NoJsonError("nested too deeply") from None
+        except refused:
+            pass
     constants: list[str] = []
 
     def constant(word: str) -> float:
@@ -63,6 +66,16 @@ def decode(text: bytes) -> tuple[Any, bool]:
         raise NoJsonError("nested too deeply") from None
     except ValueError as error:
         raise NoJsonError(str(error)) from None
+
+
+@cache
+def _fast() -> tuple[Callable[[bytes], Any] | None, tuple[type[Exception], ...]]:
+    """msgspec's decoder, and what it raises; None for a trainer that drives itself from a dump with rldbg alone."""
+    try:
+        import msgspec  # 10 ms; opening by names decodes nothing
+    except ImportError:
+        return None, ()
+    return msgspec.json.decode, (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 def lines_of(region: Region) -> Iterator[tuple[int, bytes, bool]]:
@@ -97,7 +110,10 @@ def lines_of(region: Region) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def rows_of(region: Region, problem: Callable[[str], None], note: Callable[[str], None]) -> Iterator[Any]:
-    """Every line's value. A line that is none goes to `problem`; bare NaNs go to `note`, once."""
+    """Every line's value. A line that is none goes to `problem`; bare NaNs go to `note`, once.
+
+    A file that begins with `HOPELESS` such lines is none of JSON, and not read to its end.
+    """
     damaged = 0
     for number, (_, line, ended) in enumerate(lines_of(region), 1):
         try:
@@ -106,6 +122,8 @@ def rows_of(region: Region, problem: Callable[[str], None], note: Callable[[str]
             damaged += 1
             if damaged <= NAMED_LINES:
                 problem(damaged_line(number, line, ended, str(error)))
+            if number == damaged == HOPELESS:
+                return
             continue
         if constants:
             note(NAN_NOTE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from replay_core.diagnose.merging import merged
 from replay_core.diagnose.rule import RULES, Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.errors import RequestError
+from replay_core.records import Record, RecordKey
+from replay_core.workbench import diagnose
 from tests.replay_core.diagnose.batches import healthy, of, save, seen, why_skipped
 
 
@@ -241,3 +244,21 @@ def test_a_finding_is_given_its_rules_id_link_and_source() -> None:
     ]  # fmt: skip
     assert {each.source for each in found} == {known.source}
     assert found[0].next_step == "rldbg ls RUN"
+
+
+def test_a_log_is_read_for_its_signals_and_its_numbers_not_for_every_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"[Micro 0] 1. Loss: pg_loss=1\niter {n}: loss 0.5, time 1ms\n" for n in range(40)))
+    read: Counter[RecordKey] = Counter()
+    tensors = Record.tensors
+
+    def counted(self: Record) -> Any:
+        read[self.key] += not self.is_read
+        return tensors(self)
+
+    monkeypatch.setattr(Record, "tensors", counted)
+    diagnose(log)
+    assert len(read) == 80
+    assert max(read.values()) <= 3

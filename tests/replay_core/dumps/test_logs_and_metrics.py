@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from replay_core.dumps import open_run
+from replay_core.dumps import log_text, open_run
+from replay_core.dumps.containers import read_container
 from replay_core.dumps.log_text import metric_line
-from replay_core.errors import NotADumpError
-from replay_core.records import Inline, Record
+from replay_core.errors import DumpError, NotADumpError
+from replay_core.records import Inline, Record, RecordKey
 
 
 def scalars(record: Record) -> dict[str, object]:
@@ -106,3 +108,46 @@ def test_a_text_of_another_program_holds_no_metric(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(bytes(range(200, 256)) * 40)
     with pytest.raises(NotADumpError, match="no container"):
         open_run(tmp_path / "weights.bin")
+
+
+def test_a_line_that_is_no_json_costs_its_own_step_though_steps_are_read_together(tmp_path: Path) -> None:
+    lines = [f'{{"step": {step}, "loss": 0.5}}' for step in range(600)]
+    lines[300] = '{"step": 300, "loss": 0.5.5}'
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    records = open_run(tmp_path).records
+    for step, record in enumerate(records):
+        assert record.key.step == step
+        if step == 300:
+            with pytest.raises(DumpError, match="no metrics of step 300"):
+                record.tensors()
+        else:
+            assert [(ref.name, ref.line) for ref in record.tensors()] == [("step", step + 1), ("loss", step + 1)]
+            assert record.problems == ()
+
+
+def test_what_one_record_ends_in_costs_none_of_those_that_are_read_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.log").write_text("".join(f"{{'loss': {step}.5}}\n" for step in range(20)))
+    read = log_text._read
+
+    def ends(log: Any, key: RecordKey) -> Any:
+        if key.step == 7:
+            raise ValueError("of a kind that nobody foresaw")
+        return read(log, key)
+
+    monkeypatch.setattr(log_text, "_read", ends)
+    failed = []
+    for step, record in enumerate(open_run(tmp_path).records):
+        try:
+            assert record.tensors()[0].source == Inline(step + 0.5)
+        except DumpError:
+            failed.append(step)
+    assert failed == [7]
+
+
+def test_a_text_that_only_begins_like_json_is_not_decoded_to_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("[Micro 0] 1. Loss: pg_loss=1\niter 1: loss 0.5, time 1ms\n" * 10_000 + '{"a": 1}\n')
+    with pytest.raises(DumpError, match="no line of the file is JSON"):
+        read_container(log)

@@ -1,0 +1,22 @@
+"""When Python looks for garbage while a job works: seldom, for what a job makes is a run and a document, and stays."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: New objects before the young are looked through, and how often the old are: Python's own 700, 10 and 10 take a
+#: quarter of the time of comparing two logs of thirty thousand steps.
+_SELDOM = (50_000, 50, 100)
+
+
+@contextmanager
+def seldom() -> Iterator[None]:
+    """Collect less often until the block ends; a collector that is off stays off."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
