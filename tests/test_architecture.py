@@ -49,7 +49,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("state",),
     ("tensor_list",),
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
-    ("terminal", "settings", "collecting"),
+    ("terminal", "slow_link", "settings", "collecting"),
     ("format", "paths", "actions"),
 )
 

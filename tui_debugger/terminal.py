@@ -53,6 +53,8 @@ def toggle_mouse(app: App[Any]) -> bool:
 
 def is_behind(app: App[Any]) -> bool:
     """Whether the terminal has not taken yet what was drawn before (a slow link, output stopped by ctrl+s)."""
+    if getattr(app._driver, "is_behind", False):
+        return True
     writer = getattr(app._driver, "_writer_thread", None)  # none where nothing is drawn; textual has no public name
     if writer is None or not writer.is_alive():
         return False
