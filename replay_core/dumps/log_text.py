@@ -19,7 +19,7 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
-from replay_core.dumps.metric_lines import is_aside, metric_line
+from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
@@ -34,6 +34,7 @@ _FAR = 1 << 26
 _LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
+    rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
     rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .{0,400}loss:"
     rb"|" + HINT.pattern.encode()
 )
@@ -92,10 +93,15 @@ def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
+    heads: dict[str, list[str]] = {}
     watch = Watch()
     last: int | None = None
     for line in _paid_lines(path):
         step, values = metric_line(line.text)
+        if not values and (names := table_head(line.text)):
+            heads[line.stream] = names
+        elif not values and line.stream in heads:
+            step, values = table_row(line.text, heads[line.stream])
         if values:
             if step is None:
                 log.counted = True

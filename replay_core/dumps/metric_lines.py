@@ -6,6 +6,8 @@ step 3: {'train/loss': 0.01, 'train/grad_norm': 0.8}          slime, miles; `Glo
 Step 3 | Time: 5.3s | Loss: 0.01 | Grad. Norm: 0.8            prime-rl
 iteration 3/ 100 | lm loss: 1.2E+00 | grad norm: 0.8 |        Megatron
 step:  3  loss:  1.2  grad_norm: 0.8  tps: 1,234              torchtitan
+Step | Training Loss | reward                                 transformers in a notebook, as pasted: a head, then
+3    | 0.01          | 0.5                                    rows of numbers (tabs or bars between them)
 """
 
 from __future__ import annotations
@@ -53,6 +55,32 @@ def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     if "loss:" in line and (match := _TITAN.search(line)):
         return int(match.group(1)), _numbers(_TITAN_PAIR.findall(match.group(2)))
     return None, {}
+
+
+_HEAD = re.compile(r"^[|\s]*Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b", re.IGNORECASE)
+_CELL = re.compile(rf"^{_NUM}$", re.IGNORECASE)
+
+
+def table_head(line: str) -> list[str] | None:
+    """The names of a pasted table's columns, the step's first; None for any other line."""
+    if not _HEAD.match(line):
+        return None
+    names = [re.sub(r"\s*/\s*", "/", name) for name in _cells(line)]
+    return ["loss" if name in ("Training Loss", "Loss") else name for name in names]
+
+
+def table_row(line: str, names: list[str]) -> tuple[int | None, dict[str, float]]:
+    """A row of a table with these columns; no metrics for any other line."""
+    cells = _cells(line)
+    if len(cells) != len(names) or not cells[0].isdigit():
+        return None, {}
+    return int(cells[0]), _numbers(
+        (name, cell) for name, cell in zip(names[1:], cells[1:], strict=True) if _CELL.match(cell)
+    )
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"[|\t]", line.strip().strip("|"))]
 
 
 def is_aside(values: dict[str, float]) -> bool:
