@@ -64,7 +64,8 @@ ELSEWHERE = {
     "slime": "", "miles/rollout_data": "role content weight_versions", "miles/train_data": "weight_versions",
     "miles/policy_loss_debug": "", "miles/dashboard_columns": "", "roll_critic": "",
     "open_instruct": "run_name git_commit model_name timestamp",
-    "verl_0_9_1/rollout_data": "", "sglang_dumper": "step rank dump_index name recompute_status layer_id world_rank world_size",
+    "verl_0_9_1/rollout_data": "",
+    "sglang_dumper": "step rank dump_index name recompute_status layer_id world_rank world_size",
     "skyrl": "format shape dtype batch_size", "trl/base": "role content", "verl": "role content",
 }  # fmt: skip
 
