@@ -188,7 +188,8 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _rows(field: str, value: Any) -> Any:
     """A list of vectors as one tensor of rows: a trainer's column with a tensor per sample (slime's, verl's jagged)."""
-    if isinstance(value, list) and value and all(isinstance(row, TensorRef) and len(row.shape) == 1 for row in value):
+    is_vectors = isinstance(value, list) and all(isinstance(row, TensorRef) and len(row.shape) == 1 for row in value)
+    if is_vectors and len({row.dtype for row in value}) == 1:
         joined = join(field, value)
         return value if joined is None else joined if joined.rows is None else joined.with_(alignment="packed")
     return value

@@ -58,7 +58,7 @@ def test_what_verls_own_package_caches_of_a_queue_opens_with_every_column() -> N
 
 #: Folder -> what is told elsewhere than in a field of this name: keys, a dump's own labels, texts of a sample as one.
 ELSEWHERE = {
-    "areal/single_controller_rollout": "", "areal/dump_to_file": "", "faults/healthy": "", "nemo_rl": "",
+    "areal/single_controller_rollout": "", "areal_text": "", "faults/healthy": "", "nemo_rl": "",
     "ms_swift/grpo": "", "ms_swift/megatron": "", "ms_swift/ray": "", "nexrl/self_hosted_fp32": "",
     "nexrl/seedtime/pt": "", "nexrl/seedtime/jsonl": "", "openrlhf/input_dumps": "", "prime_rl": "", "roll": "",
     "slime": "", "miles/rollout_data": "role content weight_versions", "miles/train_data": "weight_versions",
