@@ -24,7 +24,7 @@ TERMINALS: dict[str, tuple[tuple[int, int], dict[str, str]]] = {
 WALK: tuple[tuple[str, str], ...] = (
     ("", "first at"),
     ("Enter", "a="),
-    ("3 z", "relative L2"),
+    ("3 z", "where"),
     ("z 1", "step 0"),
     ("4", "4 Log"),
     ("5", "attention"),
@@ -35,16 +35,16 @@ WALK: tuple[tuple[str, str], ...] = (
     ("Escape l", "Log"),
     ("Escape :", "Search"),
     ("Escape @", "index"),
-    ("Escape /", "/"),
+    ("Escape /", "regular expression"),
     ("Escape o", "Open"),
     ("Escape c", "Compare"),
     ("Escape M", "odel"),
-    ("Escape R", "olerance"),
+    ("Escape R", "Judge by"),
     ("Escape m", "READY"),
     ("r", "ERROR"),
     ("a", "Axes"),
     ("Escape Escape P", "parity"),
-    ("Escape J", "not ruled"),
+    ("Escape J", "Weights to rule"),
     ("Escape C", "rends"),
     ("Escape", "first at"),
 )
@@ -62,3 +62,20 @@ def pane(request: pytest.FixtureRequest) -> Iterator[Tmux]:
         session = Tmux(Path(folder), size, **environment)
         yield session
         session.close()
+
+
+def test_a_walk_through_every_screen(pane: Tmux, request: pytest.FixtureRequest) -> None:
+    pane.start(*_DUMPS)
+    for keys, what in WALK:
+        pane.keys(*keys.split())
+        shown = pane.wait_for(what, timeout=30 if keys else 120)
+        assert not any(sign in shown for sign in (*_GARBLED, "Traceback", "EXIT")), shown
+        if "LANG=C" in request.node.name:
+            assert shown.isascii(), sorted({char for char in shown if not char.isascii()})
+        lines = shown.splitlines()
+        assert max(map(len, lines)) <= pane.size[0], shown
+        # A box that reaches past the edge shows no right corner.
+        tops = [line for line in lines if line.count("╭") > line.count("╮")]
+        assert not tops, shown
+    pane.keys("q")
+    assert "EXIT 0" in pane.wait_for("EXIT")
