@@ -293,7 +293,8 @@ def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
     }
     b = Path(params["b"]) if params.get("b") else None
     weights = {f"weights_{side}": params.get(f"weights_{side}") for side in "ab"}
-    return workbench.referee(Path(params["a"]), b, on_event=on_event, **weights, **selection)
+    graft = bool(params.get("graft"))
+    return workbench.referee(Path(params["a"]), b, graft=graft, on_event=on_event, **weights, **selection)
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:

@@ -542,6 +542,7 @@ def referee(
     *,
     weights_a: str | None = None,
     weights_b: str | None = None,
+    graft: bool = False,
     on_event: OnEvent = ignore,
     **selection: Selection | str | None,
 ) -> RulingDocument:
@@ -549,11 +550,16 @@ def referee(
 
     Args:
         weights_a, weights_b: the model of a side, as a replay's `model`; None takes what the dump notes.
+        graft: also put each of B's module outputs into A's forward, and say which part of the end difference comes.
         selection: step, rank, micro, role: the first computation of them that holds module tensors is ruled.
 
     Raises:
         SelectionError: nothing matches.
+        RequestError: `graft` of one side.
+        UnavailableError: `graft`, and the sides were not given the same tokens, or record no log-probabilities.
     """
+    if graft and b is None:
+        raise RequestError("a graft is from one side into the other", expected="two dumps: rldbg referee A B --graft")
     from replay_core.export.rulings import ruling_document
     from replay_core.referee.recorded import ruled_first
     from replay_core.referee.ruled import lacking, not_ruled
@@ -574,4 +580,4 @@ def referee(
     on_event(IMPORTING)
     from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
 
-    return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event))
+    return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event, graft=graft))

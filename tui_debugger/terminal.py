@@ -11,7 +11,6 @@ from __future__ import annotations
 import codecs
 import functools
 import os
-import re
 import select
 import signal
 import threading
@@ -25,6 +24,7 @@ from textual.app import App
 from textual.color import Color
 from textual.filter import LineFilter
 
+from replay_core.regexes import regex
 from tui_debugger.format import UNSAFE
 
 #: What is left to an orderly end once the terminal is gone.
@@ -100,7 +100,7 @@ _PLAIN = {
 
 #: Signs that ASCII needs two of, and the blank beside them that gives its cell.
 _TWO = {"≤": "<=", "≥": ">=", "≠": "!="}
-_BESIDE_A_BLANK = re.compile("( ?)([≤≥≠]) | ([≤≥≠])")
+_BESIDE_A_BLANK = regex("( ?)([≤≥≠]) | ([≤≥≠])")
 
 
 def plain(text: str) -> str:
