@@ -40,7 +40,16 @@ class Tmux:
         """Run rldbg with these arguments, by the Python program `through`; the pane says `EXIT code` after it."""
         # tmux gives its panes a TERM of its own.
         term = [f"TERM={self._environment['TERM']}"] if "TERM" in self._given else []
-        words = ["env", *term, sys.executable, *through, *([sys.executable] if through else []), "-m", "tui_debugger", *arguments]
+        words = [
+            "env",
+            *term,
+            sys.executable,
+            *through,
+            *([sys.executable] if through else []),
+            "-m",
+            "tui_debugger",
+            *arguments,
+        ]
         command = f"{shlex.join(words)}; echo EXIT $?; sleep 600"
         columns, rows = self.size
         where = ["-c", str(cwd)] if cwd else []

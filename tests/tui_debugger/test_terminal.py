@@ -150,7 +150,14 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
-    [{"TERM": "xterm"}, {"LC_ALL": "C"}, {"LC_ALL": "", "LC_CTYPE": "", "LANG": "C"}, {"NO_COLOR": "1"}, {"TERM": "linux", "LC_ALL": "POSIX"}, {"COLUMNS": "80"}],
+    [
+        {"TERM": "xterm"},
+        {"LC_ALL": "C"},
+        {"LC_ALL": "", "LC_CTYPE": "", "LANG": "C"},
+        {"NO_COLOR": "1"},
+        {"TERM": "linux", "LC_ALL": "POSIX"},
+        {"COLUMNS": "80"},
+    ],
     ids=str,
 )
 def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: dict[str, str]) -> None:
