@@ -239,6 +239,8 @@ def _places(recorded: Recorded, claim: Claim) -> list[tuple[int, int]]:
         valid = said[2] & valid
         valid[:, :1] = False
     samples, positions = valid.nonzero()
+    if claim.rows is not None:
+        samples, positions = samples[claim.rows.numpy()], positions[claim.rows.numpy()]
     return list(zip(samples.tolist(), positions.tolist(), strict=True))
 
 
@@ -247,7 +249,7 @@ def _floor(side: RuledSide, shadow: Shadow, noises: list[dict[str, torch.Tensor]
     claim = next((claim for claim in shadow.claims.values() if claim.kind == "logprobs"), None)
     if claim is None or not claim.truth.numel():
         return
-    noise = torch.stack([run[claim.name].square() for run in noises]).mean(0)
+    noise = torch.stack([run[claim.name].double().square() for run in noises]).mean(0)
     floor, gap = noise.sqrt(), (claim.recorded - claim.truth).abs()
     past = float((gap > 6 * floor.clamp(min=float(floor.mean()) / 4)).double().mean())
     side.floor = Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from replay_core import workbench
 from replay_core.documents.ruling import RulingDocument
 from replay_core.recorder import Recorder
+from replay_core.referee import shadow
 from tests.fixtures import FIXTURES
 
 LENGTHS = (17, 9, 20)
@@ -156,6 +157,20 @@ def test_without_weights_nothing_is_ruled_and_it_is_said(right: Path):
     doc = workbench.referee(right)
     assert doc["ruling"] is None
     assert "no weights" in doc["sentence"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plant", [_nothing, _scaled_row], ids=["right", "row"])
+def test_where_little_can_be_kept_rows_are_sampled_and_the_rest_is_read_again(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any], None]
+):
+    monkeypatch.setattr(shadow, "KEPT", 1 << 16)
+    doc = workbench.referee(_run(weights, tmp_path / "b", torch.bfloat16, "eager", plant), weights_a=str(weights))
+    expected = ("NOISE", None) if plant is _nothing else ("BUG", "layers.1.self_attn.o_proj")
+    assert (doc["ruling"], doc["module"]) == expected, doc["sentence"]
+    if plant is _scaled_row:
+        assert doc["what"] is not None
+        assert "channel 5" in doc["what"], "the rows that are kept show the channel"
 
 
 def _other_columns(model: Any) -> None:
