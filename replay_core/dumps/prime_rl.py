@@ -21,13 +21,14 @@ from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 #: Micro-batches of one rank in one step; a run over thousands of sequences packs them into hundreds.
 MOST_BATCHES = 1 << 12
 #: Bytes of the least batch that holds a token: seven columns of at least one value.
 LEAST_BATCH = 14
-_EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
-_BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
+_EXPORT = regex(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
+_BATCH = regex(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
 _EXPORT_NEEDS = frozenset({"micro_step", "token_ids", "trainer_logprobs"})
 _MICRO = ("micro_step",)
 
@@ -87,7 +88,7 @@ def index(path: Path) -> Index:
             match = _kind(f"{folder.path}/{file}")
             if match is None:
                 continue
-            rank, is_export = int(match.group(2)), match.re is _EXPORT
+            rank, is_export = int(match.group(2)), match.re.pattern == _EXPORT.pattern
             step = int(match.group(1)) if match.group(1) else _step_inside(folder.file(file))
             if is_export and "/token_exports/" in match.group() and "STABLE" not in folder.names:
                 found.problems.append(Problem(folder.path, "no STABLE marker: the export is not complete"))
