@@ -26,7 +26,7 @@ _READ = frozenset({".pt", ".dp", ".pkl", ".jsonl", ".parquet"})
 
 
 #: Packages whose own classes are made; those of a framework would need it, and may be here or not.
-_KNOWN = frozenset({"torch", "numpy", "collections", "builtins", "_io", "_codecs"})
+_KNOWN = frozenset({"torch", "__builtin__", "numpy", "collections", "builtins", "_io", "_codecs"})
 
 
 class _Stub:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.counted import lost
+from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.pages import array
+from replay_core.recorder import Recorder
 from tests.fixtures import FIXTURES
 
 
@@ -54,6 +57,30 @@ def test_what_verls_own_package_caches_of_a_queue_opens_with_every_column() -> N
     group = record.get("group_id")
     assert group is not None
     assert group.shape == (4,)
+
+
+@pytest.mark.parametrize("as_recorded", [True, False])
+def test_rewards_of_tokens_and_uids_are_read_where_a_trainer_hands_them_over(as_recorded: bool, tmp_path: Path) -> None:
+    rewards = torch.nn.functional.pad(torch.tensor([[1.0], [0.0], [1.0], [0.0]]), (5, 0))
+    ids, mask = torch.ones(4, 10, dtype=torch.long), torch.ones(4, 6)
+    fields = {"sequences": ids, "response_mask": mask, "rewards": rewards, "uids": ["a", "a", "b", "b"]}
+    if as_recorded:
+        with Recorder(tmp_path) as recorder, recorder.step(0) as record:
+            record("batch_inputs", fields)
+    else:
+        torch.save(fields, tmp_path / "batch.pt")
+    names = {ref.name: ref.canonical for ref in open_run(tmp_path).records[0].tensors()}
+    assert (names["rewards"], names["uids"]) == ("token_rewards", "group_id")
+    skipped = [one["id"] for one in workbench.diagnose(tmp_path, rules=["D01", "D05"])["skipped"]]
+    assert not skipped
+
+
+def test_conversations_of_a_loose_batch_are_a_text_per_sample(tmp_path: Path) -> None:
+    turns = [[{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"}][: 1 + i] for i in range(2)]
+    torch.save({"input_ids": torch.ones(2, 3, dtype=torch.long), "raw_prompt": turns}, tmp_path / "step_3.pt")
+    refs = {ref.name: ref for ref in open_run(tmp_path).records[0].tensors()}
+    assert refs.keys() == {"input_ids", "raw_prompt"}
+    assert (refs["raw_prompt"].dtype, refs["raw_prompt"].shape) == ("text", (2,))
 
 
 #: Folder -> what is told elsewhere than in a field of this name: keys, a dump's own labels, texts of a sample as one.
