@@ -32,9 +32,9 @@ class Harmless:
 HARMLESS: list[Harmless] = []
 
 
-def harmless(name: str, other: str | None = None) -> Callable[[Change], Change]:
+def harmless(name: str, other: str | None = None, *, among: list[Harmless] = HARMLESS) -> Callable[[Change], Change]:
     def keep(apply: Change) -> Change:
-        HARMLESS.append(Harmless(name, apply, other))
+        among.append(Harmless(name, apply, other))
         return apply
 
     return keep
@@ -213,6 +213,22 @@ def fused_mlp(running: Running) -> bool:
 
             around(module, fused)
     return found
+
+
+def coarse_frequencies(running: Running) -> bool:
+    """Rotary frequencies rounded to bfloat16."""
+    rotary = running.base.rotary_emb
+    found = [name for name, _ in rotary.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+    for name in found:
+        frequencies = getattr(rotary, name)
+        frequencies.copy_(frequencies.to(torch.bfloat16).float())
+    return bool(found)
+
+
+@harmless("rotary frequencies in bfloat16, as model.to() makes them")
+def cast_frequencies(running: Running) -> bool:
+    """Of 40 tokens; at thousands they are radians off, and a fault."""
+    return next(running.model.parameters()).dtype == torch.bfloat16 and coarse_frequencies(running)
 
 
 @harmless("rotation in fp32")

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import zoo
+from benchmarks import fresh, zoo
 from benchmarks.harmless import HARMLESS, Harmless
 from benchmarks.peers import msprobe_rule, sglang_rule, torch_assert_close
 from benchmarks.planted import BUGS, Bug, Where
@@ -51,7 +51,9 @@ UNDER = ("sdpa instead of eager", "packed, with sdpa", "two ranks' sums in the s
 ALONE = "alone"
 
 
-HALVES = ("open", "held out", "harmless")
+HALVES = ("open", "held out", "fresh", "harmless")
+_BUGS = {one.name: one for one in (*BUGS, *fresh.BUGS)}
+_HARMLESS = {one.name: one for one in (*HARMLESS, *fresh.HARMLESS)}
 
 
 @cache
@@ -78,7 +80,9 @@ class Case:
 
     @property
     def half(self) -> str:
-        return "harmless" if self.bug is None else "held out" if self.bug in held_out() else "open"
+        if self.bug is None or any(one.name == self.bug for one in fresh.BUGS):
+            return "harmless" if self.bug is None else "fresh"
+        return "held out" if self.bug in held_out() else "open"
 
     @property
     def side(self) -> str:
@@ -113,6 +117,27 @@ def cases(quick: bool) -> list[Case]:
     each = [chance.choice(group) for group in groups.values()]
     harmless = [case for case in each if case.bug is None]
     return chance.sample(harmless, 8) + chance.sample([case for case in each if case.bug is not None], 16)
+
+
+def fresh_cases(seed: int) -> list[Case]:
+    """The bugs and changes of `fresh.py` on its architectures and others, and the usual ones on its: 100 of the first,
+    150 of the second and 120 that are harmless, drawn by the seed; half of the bugs alone."""
+    chance, found = random.Random(seed), []
+
+    def case(architectures: tuple[str, ...], bug: str | None, change: str) -> Case:
+        kind = chance.choice(zoo.KINDS)
+        return Case(chance.choice(architectures), chance.choice(tuple(zoo.DTYPES)), kind, bug, change)
+
+    for _ in range(100):
+        under = chance.choice((ALONE, chance.choice((*UNDER, *(one.name for one in fresh.HARMLESS)))))
+        found.append(case((*zoo.FRESH, *zoo.FRESH, *zoo.ARCHITECTURES), chance.choice(fresh.BUGS).name, under))
+    found += [
+        case(zoo.FRESH, chance.choice(BUGS).name, chance.choice((ALONE, chance.choice(UNDER)))) for _ in range(150)
+    ]
+    for _ in range(120):
+        some = chance.choice((HARMLESS, fresh.HARMLESS))
+        found.append(case((*zoo.FRESH, *zoo.FRESH, *zoo.ARCHITECTURES), None, chance.choice(some).name))
+    return list(dict.fromkeys(found))
 
 
 @dataclass
@@ -151,8 +176,7 @@ class Lab:
 
     def pair(self, case: Case) -> Pair | None:
         """The dumps of a case; None where the architecture has no such thing."""
-        bug: Bug | None = next((one for one in BUGS if one.name == case.bug), None)
-        change = next((one for one in HARMLESS if one.name == case.change), None)
+        bug, change = _BUGS.get(case.bug or ""), _HARMLESS.get(case.change)
         other = self._other(case, change, bug)
         if other is None:
             return None
@@ -370,6 +394,7 @@ def main() -> None:
     parser.add_argument("--judges", default="table,referee,peers", help="of table, referee, peers (%(default)s)")
     parser.add_argument("--case", help="one case by its name; keeps its dumps and says where")
     parser.add_argument("--match", default="", help="only cases whose name holds this")
+    parser.add_argument("--fresh", type=int, metavar="SEED", help="the bugs, changes and architectures of `fresh.py`")
     parser.add_argument("--half", choices=HALVES, help="only the open bugs, those held out, or what is harmless")
     parser.add_argument("--some", type=int, help="only so many cases, by chance")
     parser.add_argument("--models", type=int, help="only the cases of so many models, by chance")
@@ -382,7 +407,8 @@ def main() -> None:
 
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    chosen = [case for case in cases(asked.quick) if asked.match in str(case)]
+    every = cases(asked.quick) if asked.fresh is None else fresh_cases(asked.fresh)
+    chosen = [case for case in every if asked.match in str(case)]
     chosen = [case for case in chosen if asked.half in (None, case.half)]
     chance = random.Random(asked.seed)
     if asked.models is not None:

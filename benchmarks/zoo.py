@@ -61,22 +61,30 @@ def configurations() -> dict[str, Any]:
             n_group=2, topk_group=1, first_k_dense_replace=1, kv_lora_rank=24, q_lora_rank=32, qk_rope_head_dim=8,
             qk_nope_head_dim=16, v_head_dim=16, num_mtp_layers=0,
         ),
+        "phi": hf.PhiConfig(**_COMMON),
+        "olmo2": hf.Olmo2Config(**_GROUPED),
+        "granite": hf.GraniteConfig(
+            **_GROUPED, residual_multiplier=0.7, attention_multiplier=0.2, embedding_multiplier=3.0, logits_scaling=2.0
+        ),
+        "starcoder2": hf.Starcoder2Config(**_GROUPED),
     }  # fmt: skip
 
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "mixtral", "qwen3_moe", "gpt_neox",
                  "deepseek_v3")  # fmt: skip
+#: Those that rules and limits were not made with: `fresh.py`.
+FRESH = ("phi", "olmo2", "granite", "starcoder2")
 
 #: The parts of a block by what they do, and what architectures call them.
 PARTS = {
     "q": ("self_attn.q_proj", "self_attn.q_b_proj", "attention.query_key_value"),
     "k": ("self_attn.k_proj", "self_attn.kv_b_proj"),
     "v": ("self_attn.v_proj", "self_attn.kv_a_proj_with_mqa"),
-    "o": ("self_attn.o_proj", "attention.dense"),
+    "o": ("self_attn.o_proj", "attention.dense", "self_attn.dense"),
     "gate": ("mlp.gate_proj", "mlp.shared_experts.gate_proj"),
-    "up": ("mlp.up_proj", "mlp.shared_experts.up_proj", "mlp.dense_h_to_4h"),
-    "down": ("mlp.down_proj", "mlp.shared_experts.down_proj", "mlp.dense_4h_to_h"),
-    "act": ("mlp.act_fn", "mlp.act", "mlp.shared_experts.act_fn"),
+    "up": ("mlp.up_proj", "mlp.shared_experts.up_proj", "mlp.dense_h_to_4h", "mlp.fc1", "mlp.c_fc"),
+    "down": ("mlp.down_proj", "mlp.shared_experts.down_proj", "mlp.dense_4h_to_h", "mlp.fc2", "mlp.c_proj"),
+    "act": ("mlp.act_fn", "mlp.act", "mlp.activation_fn", "mlp.shared_experts.act_fn"),
     "attention": ("self_attn", "attention"),
     "norm": ("input_layernorm",),
     "second_norm": ("post_attention_layernorm",),

@@ -124,6 +124,9 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
     selection: dict[str, Any] = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
     a, b = Path(params["a"]), Path(params["b"])
     rows = _RowStream(on_event) if params.get("stream") else None
+    if params.get("replayed"):
+        doc = workbench.compared_by_replay(a, b)
+        return {**doc, "tensors": rows.whole(doc["tensors"])} if rows is not None else doc
     doc = workbench.compare_dumps(
         a,
         b,
@@ -290,7 +293,8 @@ def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
     }
     b = Path(params["b"]) if params.get("b") else None
     weights = {f"weights_{side}": params.get(f"weights_{side}") for side in "ab"}
-    return workbench.referee(Path(params["a"]), b, on_event=on_event, **weights, **selection)
+    graft = bool(params.get("graft"))
+    return workbench.referee(Path(params["a"]), b, graft=graft, on_event=on_event, **weights, **selection)
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:

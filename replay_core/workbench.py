@@ -258,6 +258,20 @@ def compare_three(self_hosted: Path, weaver: Path, remote: Path, **options: Any)
 
 #: The last comparison of this process, to be judged again: its figures, never its tensors.
 _latest: list[Comparison] = []
+#: What the last replay of this process compared to judge its cells, by the two dumps.
+_replayed: dict[tuple[Path, Path], Comparison] = {}
+
+
+def compared_by_replay(a: Path, b: Path) -> ComparisonDocument:
+    """The comparison of two cells' dumps that the last replay of this process made: nothing is read.
+
+    Raises:
+        RequestError: it made none of these two.
+    """
+    if (known := _replayed.get((a, b))) is None:
+        raise RequestError("no replay of this process compared these two", found=f"{a} and {b}", hint="compare them")
+    _latest[:] = [known]
+    return _comparison_document(known, None, False)
 
 
 def rejudge(
@@ -429,6 +443,9 @@ def replay(
         lambda result: on_event(Partial({"cell": clean(cell_entry(result))})),
         KEPT if is_held else None,
     )
+    made = [result.comparison for result in replayed.results if result.comparison is not None]
+    _replayed.clear()
+    _replayed.update({(Path(one.a.path), Path(one.b.path)): one for one in made})
     return replay_document(whole, replayed)
 
 
@@ -525,6 +542,7 @@ def referee(
     *,
     weights_a: str | None = None,
     weights_b: str | None = None,
+    graft: bool = False,
     on_event: OnEvent = ignore,
     **selection: Selection | str | None,
 ) -> RulingDocument:
@@ -532,11 +550,16 @@ def referee(
 
     Args:
         weights_a, weights_b: the model of a side, as a replay's `model`; None takes what the dump notes.
+        graft: also put each of B's module outputs into A's forward, and say which part of the end difference comes.
         selection: step, rank, micro, role: the first computation of them that holds module tensors is ruled.
 
     Raises:
         SelectionError: nothing matches.
+        RequestError: `graft` of one side.
+        UnavailableError: `graft`, and the sides were not given the same tokens, or record no log-probabilities.
     """
+    if graft and b is None:
+        raise RequestError("a graft is from one side into the other", expected="two dumps: rldbg referee A B --graft")
     from replay_core.export.rulings import ruling_document
     from replay_core.referee.recorded import ruled_first
     from replay_core.referee.ruled import lacking, not_ruled
@@ -557,4 +580,4 @@ def referee(
     on_event(IMPORTING)
     from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
 
-    return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event))
+    return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event, graft=graft))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.driver import Driver
 from textual.events import Event, Key
 from textual.screen import Screen
 from textual.worker import WorkerFailed
@@ -133,6 +134,14 @@ class RldbgApp(App[None]):
         if self._problems:
             text = "\n".join(self._problems)
             self.notify(text, title="settings", severity="warning", markup=False, timeout=15)
+
+    def get_driver_class(self) -> type[Driver]:
+        chosen = super().get_driver_class()
+        if chosen.__name__ != "LinuxDriver":
+            return chosen  # a test's, or one that the environment names
+        from tui_debugger.slow_link import AskingDriver  # of the module that textual has just imported
+
+        return AskingDriver
 
     def get_default_screen(self) -> Screen[Any]:
         return self.debugger

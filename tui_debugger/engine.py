@@ -39,6 +39,8 @@ class ChildEngine:
         self._background = AsyncChild(wire.READER)
         self._replayer = AsyncChild(wire.REPLAYER)
         self._coordinator = AsyncChild(wire.REPLAYER)
+        self._replayed: AsyncChild | None = None
+        """Who ran the last replay to its end: it knows how the cells compared."""
 
     async def start(self) -> None:
         """Start the reader; the replayer starts with its first job."""
@@ -47,11 +49,22 @@ class ChildEngine:
     async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         if is_coordinating(job):
             await self._replayer.stop()
-            return await self._coordinator.run(job, on_event)
+        child = self._child_of(job)
+        if job.kind == "replay":
+            self._replayed = None
+        answer = await child.run(job, on_event)
+        if job.kind == "replay":
+            self._replayed = child
+        return answer
+
+    def _child_of(self, job: Job) -> AsyncChild:
+        if is_coordinating(job):
+            return self._coordinator
         if job.kind in BACKGROUND_JOBS:
-            return await self._background.run(job, on_event)
-        child = self._replayer if wire.role_of(job) == wire.REPLAYER else self._reader
-        return await child.run(job, on_event)
+            return self._background
+        if job.params.get("replayed") and self._replayed is not None:
+            return self._replayed
+        return self._replayer if wire.role_of(job) == wire.REPLAYER else self._reader
 
     async def stop(self) -> None:
         children = (self._reader, self._background, self._replayer, self._coordinator)

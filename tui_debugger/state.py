@@ -98,6 +98,11 @@ class Matrix:
         return self.document is not None and not self.document["matrix"]
 
     @property
+    def asked(self) -> list[CellEntry]:
+        """Those of the axes: not each row alone, not the recording."""
+        return [cell for cell in self.cells if cell["part"] == "cell"]
+
+    @property
     def first_number(self) -> int:
         """The number of the first of `cells`: the recording is 0, and joins them when all have run."""
         return 0 if self.document is not None else 1

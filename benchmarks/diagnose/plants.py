@@ -14,8 +14,8 @@ from benchmarks.diagnose.trainer import Recipe
 
 #: What each form of a run holds: a fault can be named where it shows.
 HOLDS = {
-    "native": {"tokens", "rollout", "reward", "groups", "advantages", "ratio", "loss", "grad", "kl", "values", "ref",
-               "twice", "trend", "old"},
+    "native": {"stated", "tokens", "rollout", "reward", "groups", "advantages", "ratio", "loss", "grad", "kl", "values",
+               "ref", "twice", "trend", "old"},
     "verl": {"tokens", "rollout", "reward", "groups", "advantages", "values", "ref", "old"},
     "TRL": {"tokens", "rollout", "advantages", "ratio", "old"},
     "slime": {"tokens", "rollout", "reward", "groups", "advantages", "values", "ref", "twice", "old"},
@@ -144,7 +144,7 @@ PLANTS: tuple[Plant, ...] = (
     _plant("raw-advantages", "reward groups advantages", r"raw rewards", held=True),
     _plant("rolled-advantages", "reward groups advantages", r"other samples", r"advantage"),
     _plant("groups-by-place", "reward groups advantages", r"wrong groups", r"advantage"),
-    _plant("whole-batch-group", "reward groups advantages", r"whole batch|batch mean", r"advantage", held=True),
+    _plant("whole-batch-group", "stated reward groups advantages", r"whole batch|batch mean", r"advantage", held=True),
     _plant("normalised-twice", "reward groups advantages", r"no variant", r"advantage", held=True),
     _plant("nan-groups", "reward groups advantages", r"NaN|not finite|without a spread", r"not finite", judge="exact"),
     _plant("same-prompts", "tokens trend", r"same prompts|every step has the same"),
@@ -264,7 +264,7 @@ PLANTS: tuple[Plant, ...] = (
         "format-without-answers",
         "trend",
         r"format",
-        r"entropy|accuracy",
+        r"entropy|accuracy|equal|same reward|every advantage is 0",
         log=("trend", r"format"),
         fault="judge-of-form",
         lr=4e-3,

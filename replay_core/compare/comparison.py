@@ -39,7 +39,7 @@ from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
-from replay_core.compare.updates import clear_updates
+from replay_core.compare.updates import Updates
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
@@ -158,6 +158,7 @@ def compare_runs(
     chosen_b = b.records if records_b is None else records_b
     result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
     judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances)
+    updates = Updates(a, b, tolerances)
     work = _Work(result, chosen_a, chosen_b, names, renames)
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
@@ -168,6 +169,7 @@ def compare_runs(
         if row is None:
             repeated += 1
             continue
+        updates.settle(row)
         on_row(row)
         if result.summary is not None:
             result.summary.add(row, micro_pair)
@@ -185,8 +187,6 @@ def compare_runs(
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     if not names:
         result.notes += tolerances.unmet(row.name for row in result.tensors)
-    if not exact:
-        clear_updates(result.tensors, a, b)
     result.notes += share_gains(result.tensors, chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")

@@ -8,14 +8,15 @@ g itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from replay_core import naming, pages
+from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.tensors import TensorVerdict
-from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.errors import RldbgError
 from replay_core.records import Run
 
@@ -23,29 +24,48 @@ from replay_core.records import Run
 _ROUNDINGS = 4
 
 
-def clear_updates(rows: Sequence[TensorVerdict], a: Run, b: Run) -> None:
-    """Make CLOSE of weights that are no further apart than their gradients, which agree, make them.
+class Updates:
+    """Makes CLOSE of weights that are no further apart than their gradients, which agree, make them.
 
-    Both runs say which optimizer stepped (flags: optimizer), the same.
+    Both runs say which optimizer stepped (flags: optimizer), the same. What a person's own limits say stands.
     """
-    said = [(run.flags or {}).get("optimizer") for run in (a, b)]
-    if not isinstance(said[0], dict) or said[0] != said[1] or not isinstance(said[0].get("lr"), (int, float)):
-        return
-    gradients = {(row.key.step, row.key.rank, row.key.role, row.name): row for row in rows
-                 if naming.meaning(row.name).kind == "gradient"}  # fmt: skip
-    for row in rows:
-        if row.verdict is not Verdict.DIFF or naming.meaning(row.name).kind != "param":
-            continue
-        name = "grad." + row.name.removeprefix("param.")
-        gradient = gradients.get((row.key.step, row.key.rank, row.key.role, name))
-        if gradient is not None and not gradient.verdict.diverges:
-            _clear(row, gradient, said[0])
+
+    def __init__(self, a: Run, b: Run, tolerances: Tolerances) -> None:
+        of_a, of_b = ((run.flags or {}).get("optimizer") for run in (a, b))
+        is_said = isinstance(of_a, dict) and of_a == of_b and isinstance(of_a.get("lr"), (int, float))
+        self._optimizer = of_a if is_said else None
+        self._tolerances = tolerances
+        self._gradients: dict[tuple[Any, ...], TensorVerdict] = {}
+
+    def settle(self, row: TensorVerdict) -> None:
+        """Take the next row in order of computation (gradients come before weights), and judge it again if need be."""
+        kind = naming.meaning(row.name).kind
+        if self._optimizer is None or row.skipped is not None or kind not in ("gradient", "param"):
+            return
+        name = row.name.removeprefix("grad.").removeprefix("param.")
+        place = (row.key.step, row.key.rank, row.key.role, name)
+        if kind == "gradient":
+            self._gradients[place] = row
+            return
+        gradient = self._gradients.get(place)
+        if gradient is None or row.context is None or row.figures is None or row.context.bitwise_only:
+            return
+        parted = _parted_by_table(row) and not _parted_by_table(gradient)
+        if parted and (why := _explained(row, gradient, self._optimizer)) is not None:
+            row.context = replace(row.context, explained=why)
+            row.take(judge(row.figures, row.unmasked, row.context, self._tolerances))
 
 
-def _clear(row: TensorVerdict, gradient: TensorVerdict, optimizer: dict[str, Any]) -> None:
+def _parted_by_table(row: TensorVerdict) -> bool:
+    if row.context is None or row.figures is None:
+        return row.verdict.diverges
+    return judge(row.figures, row.unmasked, row.context).verdict.diverges
+
+
+def _explained(row: TensorVerdict, gradient: TensorVerdict, optimizer: dict[str, Any]) -> str | None:
     values = [_read(one, side) for one in (row, gradient) for side in ("a", "b")]
     if any(one is None or one.shape != values[0].shape for one in values):  # type: ignore[union-attr]
-        return
+        return None
     p_a, p_b, g_a, g_b = values
     assert p_a is not None
     assert p_b is not None
@@ -61,9 +81,8 @@ def _clear(row: TensorVerdict, gradient: TensorVerdict, optimizer: dict[str, Any
     allowed = allowed + _ROUNDINGS * 2.0**-24 * np.maximum(np.abs(p_a), np.abs(p_b))
     moved = np.abs(p_a - p_b)
     if not bool((moved <= allowed).all()):
-        return
-    row.verdict, row.suspect, row.rule = Verdict.CLOSE, False, None
-    row.reason = (
+        return None
+    return (
         f"no further apart than a step of {rate:g} makes of what rounding leaves of the gradient, which agrees: "
         f"greatest difference {float(moved.max()):.2g}, at {int((moved > 0).sum())} of {moved.size} elements"
     )

@@ -6,6 +6,7 @@ every pack agrees with its reference, no later one does.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -166,6 +167,8 @@ class Gap:
             and self.mean > DISAGREE
             and self.correlation > 0.9
             and self.gain is not None
+            # A temperature spares no sample.
+            and not is_of_padding(self)
         )
 
     @property
@@ -188,6 +191,22 @@ class Gap:
         if known_N.sum() < FEWEST:
             return None
         return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
+
+    @cached_property
+    def by_padding(self) -> tuple[float, float] | None:
+        """mean |d| of samples without left padding and of those with it; None where all have as much. Where rows are
+        not recorded padded, the longest prompts are those that a padded batch leaves without.
+        """
+        pads_B = self.batch.laid.left_pads_B
+        if (pads_B is None or not pads_B.any()) and self.batch.response_N is not None:
+            heads_B = self.batch.flat.first(self.batch.response_N)
+            pads_B = heads_B.max(initial=0) - heads_B
+        if pads_B is None or not (pads_B == 0).any() or not (pads_B > 0).any():
+            return None
+        flush_B, padded_B = self.by_sample_B[pads_B == 0], self.by_sample_B[pads_B > 0]
+        if not np.isfinite(flush_B).any() or not np.isfinite(padded_B).any():
+            return None
+        return float(np.nanmean(flush_B)), float(np.nanmean(padded_B))
 
     @property
     def is_stale(self) -> bool:
@@ -217,6 +236,51 @@ class Gap:
             # A token that is left alone has probability 1 on one side and nearly 1 on the other.
             and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9
         )
+
+
+def is_of_padding(between: Gap) -> bool:
+    """Whether samples with left padding differ and those without do not."""
+    flush, padded = between.by_padding or (between.mean, between.mean)
+    return flush < DISAGREE / 3 and padded > 5 * flush
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """Places where samples of a batch share a token and everything before it: one forward gives it one number.
+
+    `trainer` and `rollout` are the mean range of each side's numbers at such a place, nats.
+    """
+
+    places: int
+    trainer: float
+    rollout: float
+
+    @property
+    def known(self) -> bool:
+        return self.places >= FEWEST_TWINS
+
+
+#: Fewer places that samples share say nothing; and responses are followed this far.
+FEWEST_TWINS, FOLLOWED = 4, 64
+
+
+def twins_of(between: Gap) -> Twins:
+    """The ranges at places that two samples and more share, over the first 64 tokens of their responses."""
+    batch, trainer, rollout, both_N = between.batch, between.trainer, between.rollout, between.both_N
+    if batch.tokens_N is None or batch.response_N is None:
+        return Twins(0, 0.0, 0.0)
+    heads_B, places = batch.flat.first(batch.response_N), defaultdict(list)
+    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
+        prefix = hash(batch.tokens_N[start : start + head].tobytes())
+        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
+            prefix = hash((prefix, int(batch.tokens_N[at])))
+            if both_N[at]:
+                places[prefix].append(at)
+    shared = [found for found in places.values() if len(found) > 1]
+    if not shared:
+        return Twins(0, 0.0, 0.0)
+    ranges = [(np.ptp(trainer.values_N[found]), np.ptp(rollout.values_N[found])) for found in shared]
+    return Twins(len(shared), float(np.mean([a for a, _ in ranges])), float(np.mean([b for _, b in ranges])))
 
 
 def unsampled(rollout: Column, trainer: Column, both_N: Array) -> Array:

@@ -21,7 +21,13 @@ class Chain:
 
     def _explained(self, cause: Finding, other: Finding) -> bool:
         """Whether a finding can be the cause of another: no later in the chain, no milder, and in one of its steps."""
-        if other.id not in self.explains.get(cause.id, ()) or LINKS.index(cause.link) > LINKS.index(other.link):
+        if other.id not in self.explains.get(cause.id, ()):
+            return False
+        # What a run comes to over its steps has no place in a step's chain: it may be behind any link of later steps.
+        if cause.link != "trend" and LINKS.index(cause.link) > LINKS.index(other.link):
+            return False
+        # Of two things a run comes to, the one that begins first.
+        if cause.link == other.link == "trend" and cause.steps and other.steps and cause.steps[0] > other.steps[0]:
             return False
         meet = not cause.steps or not other.steps or set(cause.steps) & set(other.steps) or cause.id in self.lasting
         # One rule may tell of a tensor and of the metric that follows from it.

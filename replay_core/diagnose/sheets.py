@@ -169,8 +169,10 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
     if stated is not None:
         return stated
     twins = len({_key(spine.tokens(sample)) for sample in range(len(spine))}) < len(spine)
-    shared = [name for name in TELL_TWINS if spine.refs(name) and other.refs(name)] if twins else []
-    if shared:
+    for names in (_TELL_ANSWERS, TELL_TWINS) if twins else ():
+        shared = [name for name in names if spine.refs(name) and other.refs(name)]
+        if not shared:
+            continue
         chosen = _matched(marked(spine, shared), marked(other, shared))
         if chosen is not None and all(place is not None for place in chosen):
             return chosen
@@ -197,6 +199,8 @@ def _stated_rows(spine: Sheet, other: Sheet) -> list[int | None] | None:
 
 #: What tells two samples of equal tokens apart: answers to one prompt drawn twice, in different groups.
 TELL_TWINS = ("sample_id", "group_id", "reward", "advantages")
+#: And answers of one group: a forward that sees neighbours, or is random, gives them other numbers.
+_TELL_ANSWERS = (*TELL_TWINS, "rollout_logprobs", "old_logprobs")
 
 
 def marked(sheet: Sheet, names: Sequence[str]) -> list[bytes]:

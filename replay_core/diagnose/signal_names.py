@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from replay_core.regexes import regex
+
 
 @dataclass(frozen=True, slots=True)
 class Name:
@@ -26,7 +28,10 @@ class Name:
 
 #: signal -> its names as "name framework [formula]", preferred first. `*` as framework: several use it.
 _TABLE: dict[str, tuple[str, ...]] = {
-    "loss": ("loss *", "train/loss slime", "actor/loss verl", "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl"),
+    "loss": (
+        "loss *", "train/loss slime", "actor/loss verl", "loss/train *",
+        "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl",
+    ),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
         "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
@@ -125,24 +130,28 @@ _TABLE: dict[str, tuple[str, ...]] = {
 
 #: Signals of which a run logs many: one series each, known by what stands in the middle.
 _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
-    (re.compile(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
-    (re.compile(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
-    (re.compile(r"^perf/\w+_time$"), "phase_seconds", "slime"),
-    (re.compile(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
-    (re.compile(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
-    (re.compile(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
-    (re.compile(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
+    (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
+    (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
+    (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
+    (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
+    (regex(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
+    (regex(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
+    (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
+    (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
+    (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
+    (regex(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
+    (regex(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
 )
 
-_ASIDE = re.compile(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+_ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
     "response_length", "response_length_max", "truncated", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
-    "entropy", "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
+    "entropy", "pair_logits", "pair_logps", "pair_reward",
+    "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
     "loss", "grad_norm", "learning_rate",
 )  # fmt: skip
 
@@ -177,12 +186,17 @@ def _entry(text: str) -> tuple[str, str, str]:
 
 
 #: What only TRL, and those that patch it (ms-swift, Unsloth), log beside `kl`: then it is k3.
-_TRL = re.compile(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
+_TRL = regex(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
 
 
 def is_trl(names: Iterable[str]) -> bool:
     """Whether the names that are logged together are TRL's."""
     return any(_TRL.match(name) for name in names)
+
+
+def is_of_pairs(names: Iterable[str]) -> bool:
+    """Whether the names that are logged together are of preference pairs (DPO, KTO): their `kl` is a sequence's."""
+    return any("logps/chosen" in name or "logps/rejected" in name for name in names)
 
 
 @lru_cache(maxsize=4096)  # a log says the same names at every step

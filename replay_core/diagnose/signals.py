@@ -273,12 +273,13 @@ def _take(log: RunLog, record: Record) -> None:
     except RldbgError:
         return  # the run's own reading counts it as unreadable
     trl = signal_names.is_trl(ref.name for ref in refs)
+    pairs = signal_names.is_of_pairs(ref.name for ref in refs)
     for ref in refs:
         if ref.dtype == "text":
             _tell(log, record, ref)
         elif ref.shape == () and ref.dtype != "bool":
             value = _number(ref)
-            if value is not None:
+            if value is not None and not (pairs and ref.name.removeprefix("metrics.") == "kl"):
                 log.add(ref.name, _point(record, ref, value), trl)
 
 

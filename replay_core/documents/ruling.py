@@ -76,6 +76,20 @@ class LogprobFloor(TypedDict):
     """Share of tokens more than six times their own floor away."""
 
 
+class ScalarRuling(TypedDict):
+    """A loss or KL whose formula is known: of the recorded log-probabilities it makes the recorded number."""
+
+    name: str
+    recorded: Number
+    truth: Number
+    """Of the log-probabilities of the whole model in fp64."""
+    floor: Number
+    """What the log-probabilities' own noise leaves of it."""
+    ratio: Number
+    """|recorded - truth| / floor."""
+    ruling: RulingWord
+
+
 class RulingCoverage(TypedDict):
     """What was ruled and what was not; names are of tensors."""
 
@@ -113,8 +127,27 @@ class SideRuling(TypedDict):
     tensors: list[RuledTensor]
     """In order of computation."""
     floor: LogprobFloor | None
+    scalars: list[ScalarRuling]
     coverage: RulingCoverage | None
     notes: list[str]
+
+
+class GraftEntry(TypedDict):
+    """B's recorded output of a module in A's forward, and A's in B's."""
+
+    tensor: str
+    comes: Number
+    """The part of what the log-probabilities differ by that comes with B's output."""
+    goes: Number | None
+    """The part that goes with A's; null where B's weights and settings do not make the difference of themselves."""
+
+
+class GraftingPart(TypedDict):
+    """Proof by transplant: the first module, in order of computation, whose output carries the end difference."""
+
+    sentence: str
+    module: str | None
+    grafts: list[GraftEntry]
 
 
 class RulingDocument(Versioned):
@@ -131,5 +164,7 @@ class RulingDocument(Versioned):
     sentence: str
     differences: list[str]
     """What the two sides were given differently: weights, settings, tokens, recipes."""
+    graft: GraftingPart | None
+    """null: not asked for."""
     a: SideRuling
     b: SideRuling | None

@@ -7,7 +7,6 @@ of the step that was logged last.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,20 +19,22 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
-from replay_core.dumps.metric_lines import is_aside, metric_line
+from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 SUFFIXES = (".log", ".out", ".txt", ".err")
 #: A log is known by its first lines; a trainer prints its configuration before them.
 _HEAD = 1 << 20
 #: A file that is named itself is looked into further, whatever it is called.
 _FAR = 1 << 26
-_LIKELY = re.compile(
+_LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
+    rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
     rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .{0,400}loss:"
     rb"|" + HINT.pattern.encode()
 )
@@ -92,10 +93,15 @@ def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
+    heads: dict[str, list[str]] = {}
     watch = Watch()
     last: int | None = None
     for line in _paid_lines(path):
         step, values = metric_line(line.text)
+        if not values and (names := table_head(line.text)):
+            heads[line.stream] = names
+        elif not values and line.stream in heads:
+            step, values = table_row(line.text, heads[line.stream])
         if values:
             if step is None:
                 log.counted = True
@@ -132,7 +138,7 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
             yield line
 
 
-_ITER_STEP = re.compile(r"\biter (\d{1,12}): loss ")
+_ITER_STEP = regex(r"\biter (\d{1,12}): loss ")
 
 
 def index(path: Path) -> Index:

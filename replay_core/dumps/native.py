@@ -24,6 +24,7 @@ from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import ALIGNMENTS, STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
 #: A line lists the fields of one record.
 MAX_LINE = 1 << 26
@@ -32,10 +33,10 @@ FORMAT_VERSION = 1
 #: The recorder keeps a few notes in it.
 MAX_MANIFEST = 1 << 26
 
-_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
-_INDEX = re.compile(r"index_rank\d+\.jsonl$")
+_FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
+_INDEX = regex(r"index_rank\d+\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
-_PLACEMENT = re.compile(r"(?:S\(|Shard\(dim=)(\d+)\)")
+_PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
 _REPLICATED = {"R": "Replicate", "Replicate()": "Replicate"}
 _KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 

@@ -22,14 +22,15 @@ from replay_core.dumps.words import named, words
 from replay_core.errors import BudgetError, DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 #: Micro-batches of one rank in one step, which cost a record each: so many, and one more for so many bytes. A run over
 #: thousands of sequences packs them into hundreds, of a few hundred tokens at least.
 FLOOR_BATCHES, BATCH_BYTES = 1 << 9, 1 << 11
 #: Bytes of the least batch that holds a token: seven columns of at least one value.
 LEAST_BATCH = 14
-_EXPORT = re.compile(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
-_BATCH = re.compile(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
+_EXPORT = regex(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
+_BATCH = regex(r"/rollouts/step_(\d+)/rank_(\d+)\.bin$")
 _EXPORT_NEEDS = frozenset({"micro_step", "token_ids", "trainer_logprobs"})
 _MICRO = ("micro_step",)
 
@@ -89,7 +90,7 @@ def index(path: Path) -> Index:
             match = _kind(f"{folder.path}/{file}")
             if match is None:
                 continue
-            rank, is_export = int(match.group(2)), match.re is _EXPORT
+            rank, is_export = int(match.group(2)), match.re.pattern == _EXPORT.pattern
             step = int(match.group(1)) if match.group(1) else _step_inside(folder.file(file))
             if is_export and "/token_exports/" in match.group() and "STABLE" not in folder.names:
                 found.problems.append(Problem(folder.path, "no STABLE marker: the export is not complete"))

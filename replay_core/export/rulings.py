@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from replay_core.documents.ruling import RuledTensor, RulingDocument, RulingWord, SideRuling
+from replay_core.documents.ruling import (
+    GraftEntry,
+    GraftingPart,
+    RuledTensor,
+    RulingDocument,
+    RulingWord,
+    SideRuling,
+)
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 
 if TYPE_CHECKING:
-    from replay_core.referee.ruled import RuledClaim, RuledSide, Ruling
+    from replay_core.referee.ruled import Grafting, RuledClaim, RuledSide, Ruling
 
 _ORDER = ("BUG", "SUSPECT", "NOISE")
 
@@ -42,6 +49,7 @@ def ruling_document(ruling: Ruling) -> RulingDocument:
         hypothesis=best,
         sentence=_sentence(word, side, first, best, ruled),
         differences=ruling.differences,
+        graft=None if ruling.grafting is None else _grafting(ruling.grafting),
         a=_side(ruling.a),
         b=None if ruling.b is None else _side(ruling.b),
     )
@@ -71,6 +79,11 @@ def _sentence(
     return f"{where}{first.claim.owner}{handed}: {first.what}, {size}{why} ({covered})"
 
 
+def _grafting(found: Grafting) -> GraftingPart:
+    grafts: list[GraftEntry] = [{"tensor": one.tensor, "comes": one.comes, "goes": one.goes} for one in found.grafts]
+    return {"sentence": found.sentence, "module": found.module, "grafts": grafts}
+
+
 def _side(side: RuledSide) -> SideRuling:
     return {
         "path": str(side.run.path),
@@ -94,6 +107,17 @@ def _side(side: RuledSide) -> SideRuling:
             "tokens": side.floor.tokens,
             "past": side.floor.past,
         },
+        "scalars": [
+            {
+                "name": one.name,
+                "recorded": one.recorded,
+                "truth": one.truth,
+                "floor": one.floor,
+                "ratio": abs(one.recorded - one.truth) / one.floor,
+                "ruling": cast("RulingWord", one.ruling),
+            }
+            for one in side.scalars
+        ],
         "coverage": cast(Any, side.coverage),
         "notes": side.notes,
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -76,6 +76,13 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(value, dtype=torch.float64), exponent - bits)
 
 
+def rounded_to(dtype: torch.dtype, value: torch.Tensor) -> TrueTensor:
+    """A tensor as one of another dtype, rounded to it."""
+    with _disable_current_modes():
+        true = value.true if isinstance(value, TrueTensor) else value.double()
+        return TrueTensor(true.to(dtype).double(), dtype)
+
+
 class Noise:
     """Adds what rounding would: uniform within half a unit of the last place, independent for every element.
 
@@ -111,6 +118,9 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
+        if name == "_to_copy" and _is_stored(args[0]) and kwargs.get("dtype") in SIGNIFICAND:
+            # A weight that is cast: the same of it is rounded every time.
+            return rounded_to(kwargs["dtype"], args[0])
         is_in_place = name.endswith("_") and not name.startswith("_") and bool(args)
         true_args = _each(_true, args)
         true_kwargs = {key: _wide(key, value) for key, value in _each(_true, kwargs).items()}
@@ -182,6 +192,10 @@ def _each(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _each(change, one) for key, one in tree.items()}
     return change(tree)
+
+
+def _is_stored(value: Any) -> bool:
+    return isinstance(value, torch.nn.Parameter) and value.is_floating_point()
 
 
 def _true(value: Any) -> Any:

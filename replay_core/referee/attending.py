@@ -61,6 +61,34 @@ def alternatives(shadow: Shadow, module: Any) -> Iterator[Hypothesis]:
         yield Hypothesis(what, _rotating(there, back))
 
 
+def coarse_softmax(dtype: torch.dtype) -> changes.Change:
+    """A softmax whose weights are rounded before they are normalised, and their sum as well: half precision where the
+    model's code asks for float32."""
+
+    def softmax(scores: Any, dim: int = -1, **_: Any) -> Any:
+        def coarse(x: torch.Tensor) -> torch.Tensor:
+            each = _rounded((x - x.amax(dim, keepdim=True)), dtype).exp()
+            each = _rounded(each, dtype)
+            return each / _rounded(each.sum(dim, keepdim=True), dtype)
+
+        return changes.plainly(coarse, scores, dtype)
+
+    @contextmanager
+    def change(_module: Any) -> Iterator[None]:
+        own = torch.nn.functional.softmax
+        torch.nn.functional.softmax = softmax
+        try:
+            yield
+        finally:
+            torch.nn.functional.softmax = own
+
+    return change
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype).double()
+
+
 # ---- what attention is given
 
 

@@ -142,8 +142,10 @@ def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype).double()
 
 
-def plainly(change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """A tensor changed outside the arithmetic, rounded as one of its dtype."""
+def plainly(
+    change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A tensor changed outside the arithmetic, rounded as one of its dtype, or of `dtype`."""
     with _disable_current_modes():
         value = change(x.true if isinstance(x, TrueTensor) else x.double())
-        return TrueTensor(_rounded(value, x.dtype), x.dtype)
+        return TrueTensor(_rounded(value, dtype or x.dtype), dtype or x.dtype)

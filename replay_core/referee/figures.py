@@ -60,12 +60,15 @@ class ErrorFigures:
         """The largest ratio of a statistic to its limit: above 1 is no noise."""
         return max((ratio for _, _, ratio in self.statistics.values()), default=0.0)
 
-    def is_explained_by(self, after: ErrorFigures) -> bool:
+    def is_explained_by(self, after: ErrorFigures, *, is_fitted: bool = False) -> bool:
         """Whether what is left `after` something is taken away is noise, or as little as a kernel that rounds at other
-        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error."""
+        places (the sum of a doubled part, weights that were scaled and rounded again) leaves of a larger error.
+
+        is_fitted: of something whose size was fitted: a wrong part leaves little then, too.
+        """
         size = after.statistics.get("size", (0.0, 0.0, 0.0))[0]
         left = after.left / self.left if self.left else 1.0
-        is_little = left <= limits.SURELY or (size <= limits.LITTLE and left <= limits.MOST_LEFT)
+        is_little = (left <= limits.SURELY and not is_fitted) or (size <= limits.LITTLE and left <= limits.MOST_LEFT)
         return after.excess < 1 or (is_little and not after.not_finite)
 
     @property
@@ -125,8 +128,10 @@ class Yardstick:
         nulls = []
         for s in range(min(len(runs), _LEFT_OUT)):
             rest = _sigma(torch.cat([self._runs[:s], self._runs[s + 1 :]]), unit2)
-            nulls.append(_statistics(self._runs[s] / rest, place / rest))
-        nulls += [_statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma) for one in (once, as_written)]
+            nulls.append(_statistics(self._runs[s] / rest, place / rest, claim.heads))
+        nulls += [
+            _statistics(one.nan_to_num(0.0, 0.0, 0.0) / sigma, place / sigma, claim.heads) for one in (once, as_written)
+        ]
         #: The most that noise had of every statistic.
         self.most = {name: max(null.get(name, 0.0) for null in nulls) for null in nulls for name in null}
 
@@ -142,6 +147,10 @@ class Yardstick:
         finite = (self.recorded.isfinite() | ~truth.isfinite()) & truth.isfinite()
         return torch.where(finite, self.recorded - truth, 0.0)
 
+    def unequal(self, moved: torch.Tensor) -> float:
+        """Share of elements that a recipe, `moved` [rows, C] away from the truth, does not give bit for bit."""
+        return _unequal(_rounded(self.truth + moved, self.claim.dtype), self.recorded)
+
     def bound(self, statistic: str) -> float:
         """The most that an error may have of a statistic and be noise."""
         noise = self.most.get(statistic, 0.0)
@@ -154,7 +163,7 @@ class Yardstick:
         place, unit, unit2, sigma = self._noise(truth)
         e = self._error(truth)
         table = {}
-        for name, value in _statistics(e / sigma, place / sigma).items():
+        for name, value in _statistics(e / sigma, place / sigma, claim.heads).items():
             table[name] = (value, self.most.get(name, 0.0), value / self.bound(name))
         hard = None
         if claim.rounds_once and claim.dtype != torch.float32:
@@ -206,12 +215,13 @@ def _sigma(runs: torch.Tensor, unit2: torch.Tensor) -> torch.Tensor:
     return ((seen + _PRIOR * unit2 * scale) / (count + _PRIOR)).maximum(unit2).sqrt()
 
 
-def _statistics(z: torch.Tensor, reach: torch.Tensor) -> dict[str, float]:
+def _statistics(z: torch.Tensor, reach: torch.Tensor, heads: int = 1) -> dict[str, float]:
     """What is asked of z [N, C]; `reach` is the truth in units of its own noise.
 
     size     rms of z.                       token, channel  the largest rms of one row, of one column.
     gain     |sum z r| / |r|, r = reach: normal in noise, large where e is a part of the truth itself.
-    tokens_gain, channels_gain  the rms of the same over rows, over columns.
+    tokens_gain, channels_gain  the rms of the same over rows, over columns; heads_gain over the heads of every row,
+             as a softmax's sum that is rounded leaves it.
     bias     the rms over columns of sum z / sqrt(N).
     rank     the largest singular value over sqrt(N) + sqrt(C), in units of rms(z): 1 for noise (Marchenko-Pastur).
     """
@@ -231,6 +241,9 @@ def _statistics(z: torch.Tensor, reach: torch.Tensor) -> dict[str, float]:
         "channels_gain": float((along.sum(0).square() / (r2.sum(0) + eps)).mean().sqrt()),
         "bias": float((z.sum(0).square() / rows).mean().sqrt()),
     }
+    if heads > 1:
+        each, power = (one.unflatten(1, (heads, -1)).sum(2) for one in (along, r2))
+        found["heads_gain"] = float((each.square() / (power + eps)).mean().sqrt())
     if min(rows, channels) >= 8 and size > 0:
         gram = z @ z.T if rows <= channels else z.T @ z
         top = float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt())

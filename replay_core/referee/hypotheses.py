@@ -23,15 +23,12 @@ from typing import Any
 import torch
 
 from replay_core.referee import limits
-from replay_core.referee.arithmetic import Noise, Rounding, exactly
+from replay_core.referee.arithmetic import SIGNIFICAND, Noise, Rounding, exactly, nearest
 from replay_core.referee.figures import ErrorFigures, Yardstick
 from replay_core.referee.shadow import Claim, Shadow
 
-#: Of a right recipe at most this share of elements is not bitwise what was recorded, a fifth of what any other leaves.
-_UNEQUAL = 0.03
-#: A harmless recipe changes a tensor by at most so much of its size; beyond, it is a fault of precision: frequencies in
-#: bfloat16 turn whole radians at position 1000.
-HARMLESS = 0.02
+#: A harmless recipe changes a tensor by at most so much of its size.
+_HARMLESS = 0.02
 #: How far alpha may be from what a hypothesis says, and how many of its own deviations it must be from 0.
 _ALPHA, _SURE = 0.1, 8.0
 #: Newton's steps towards a value.
@@ -64,6 +61,14 @@ class Tried:
     before: ErrorFigures
     after: ErrorFigures
     explains: bool
+
+
+def harmless(claim: Claim) -> float:
+    """How much of a tensor's size a harmless recipe may change. A rotary table is stored in the claim's dtype whatever
+    its frequencies were: what moves it by no more than a unit of the last place there is a rounding. Beyond it is a
+    fault of precision that grows with the position: whole radians at token 1000.
+    """
+    return 2.0 ** (1 - SIGNIFICAND[claim.dtype][0]) if claim.kind == "rope" else _HARMLESS
 
 
 def tried(
@@ -115,6 +120,20 @@ def is_quietly(yard: Yardstick, moved: torch.Tensor) -> bool:
     return abs(alpha - 1) < _ALPHA and alpha * power**0.5 > sure
 
 
+def is_bitwise(shadow: Shadow, yard: Yardstick, before: ErrorFigures, change: Callable[[Any], Any]) -> bool:
+    """Whether what was recorded is, bit for bit, what the module's code rounds to with a change, and without it is not:
+    every operation rounded to the nearest, or once at its end."""
+    claim = yard.claim
+    for rounding in (nearest, exactly):
+        moved = _moved(shadow, claim, shadow.changed(claim), change, rounding)
+        if moved is None:
+            return False
+        unequal = yard.unequal(moved[yard.rows])
+        if unequal <= limits.UNEQUAL and unequal * limits.RUNNER_UP <= before.unequal:
+            return True
+    return False
+
+
 def held(one: Hypothesis, yard: Yardstick, before: ErrorFigures, moved: torch.Tensor) -> Tried | None:
     """A hypothesis that moves the truth by `moved` [rows, C] against the error; None where it moves nothing."""
     z, toward = yard.error / yard.sigma, moved / yard.sigma
@@ -125,11 +144,14 @@ def held(one: Hypothesis, yard: Yardstick, before: ErrorFigures, moved: torch.Te
     if one.sized is not None:
         part = alpha if abs(alpha - round(alpha)) > _ALPHA or round(alpha) == 0 else float(round(alpha))
         after = yard.figures(part * moved)
-        return Tried(
-            one.sized(part), one, before, after, before.is_explained_by(after) and abs(alpha) * power**0.5 > _SURE
-        )
+        explains = before.is_explained_by(after, is_fitted=part != round(part)) and abs(alpha) * power**0.5 > _SURE
+        return Tried(one.sized(part), one, before, after, explains)
     after = yard.figures(moved)
-    if one.harmless and after.unequal_once <= _UNEQUAL and after.unequal_once * 5 <= before.unequal_once:
+    if (
+        one.harmless
+        and after.unequal_once <= limits.UNEQUAL
+        and after.unequal_once * limits.RUNNER_UP <= before.unequal_once
+    ):
         # A partial sum beside a half is rounded up by one kernel and down by another: rare, and never far.
         return Tried(one.name, one, before, after, after.largest <= 2.0)
     if abs(alpha - 1) < _ALPHA or one.harmless:

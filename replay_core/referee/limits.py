@@ -25,6 +25,7 @@ _LIMITS = {
     "gain": (3.0, 10.0),
     "tokens_gain": (2.0, 2.5),
     "channels_gain": (2.0, 2.5),
+    "heads_gain": (1.6, 2.5),
     "bias": (2.0, 2.5),
     "rank": (1.7, 2.0),
 }
@@ -34,6 +35,12 @@ FLOAT32 = 3.0
 LEAST_GAIN = 2.0**-22
 #: What an explanation may leave beside noise: so many sigma and so much of the error's square; or so little of that.
 LITTLE, MOST_LEFT, SURELY = 2.0, 0.3, 0.01
+#: Of a right recipe at most this share of elements is not bitwise what was recorded, a fifth of what any other leaves.
+UNEQUAL, RUNNER_UP = 0.03, 5.0
+#: A softmax in half precision leaves an attention's error below so many roundings.
+COARSE = 8.0
+#: How many of what the tokens' noise leaves of a loss or KL may be noise.
+SCALAR = 6.0
 #: What is SUSPECT before it is a BUG: this part of the limit.
 SUSPECT = 0.85
 

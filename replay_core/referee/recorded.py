@@ -22,6 +22,9 @@ Array = NDArray[Any]
 #: What a computation may have recorded of the policy's own log-probabilities, the nearest to the forward first.
 LOGPROBS = ("policy_logprobs", "old_logprobs")
 
+#: What modules that multiply by a matrix are called.
+_PRODUCTS = ("proj", "dense", "fc1", "fc2", "c_fc", "query_key_value", "h_to_4h", "lm_head", "embed_out")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -199,6 +202,28 @@ class Recorded:
             return (name, self._grid(np.nan_to_num(values.values_N), numbers), self._grid(said_N, numbers), ref.dtype)
         return None
 
+    def tokens_BL(self, *names: str) -> Array | None:
+        """The first recorded tensor of these names as a number for every token [B, L], at the token it is about; 0
+        where it says nothing. None where none is recorded."""
+        ref = self.find(*names)
+        values = None if ref is None or self.batch is None else self.batch.values(ref)
+        if values is None or self.batch is None:
+            return None
+        return self._grid(np.where(values.said_N, np.nan_to_num(values.values_N), 0.0), self._numbers(self.batch))
+
+    @cached_property
+    def autocast(self) -> str | None:
+        """The half precision of products whose inputs are float32: torch.autocast over float32 weights; else None."""
+        halves = []
+        for name, ref in self.modules.items():
+            if not name.endswith(".output") or ref.dtype not in ("bfloat16", "float16"):
+                continue
+            owner = name.removesuffix(".output")
+            given = self.modules.get(f"{owner}.inputs.0")
+            if given is not None and given.dtype == "float32" and owner.endswith(_PRODUCTS):
+                halves.append(ref.dtype)
+        return max(halves, key=halves.count) if halves else None
+
     @property
     def dtype(self) -> str | None:
         """The dtype most module outputs have; None where none is recorded."""
@@ -221,11 +246,12 @@ def ruled_first(records: Sequence[Record], like: Place | None = None) -> tuple[P
     else the first with module tensors, else the first with log-probabilities, else the first."""
     found = computations(records)
 
-    def worth(place: Place) -> tuple[bool, bool, bool]:
+    def worth(place: Place) -> tuple[bool, int, bool]:
         names = {ref.canonical or ref.name for record in found[place] for ref in record.tensors()}
         has_modules = any(naming.is_module_tensor(name) for name in names)
         same = like is not None and (place.step, place.micro, place.rank) == (like.step, like.micro, like.rank)
-        return has_modules, bool(names.intersection(LOGPROBS)) and "input_ids" in names, same
+        forwards = (len(LOGPROBS) - at for at, name in enumerate(LOGPROBS) if name in names and "input_ids" in names)
+        return has_modules, next(forwards, 0), same
 
     best = max(found, key=worth)
     return best, found[best]

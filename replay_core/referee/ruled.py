@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: What stands out of an error, by the statistic that is furthest past its limit.
 _WORDS = {
     "token": "token {row}", "tokens_gain": "tokens, each by a factor of its own", "channel": "channel {channel}",
+    "heads_gain": "the heads of every token, each by a factor of its own",
     "channels_gain": "channels, each by a factor of its own", "bias": "channels, each by an offset of its own",
     "gain": "all by {gain:+.1e} of themselves", "rank": "a difference of low rank", "size": "all of it",
     "hard": "elements past half a unit of the last place", "not_finite": "values that are not finite",
@@ -34,8 +35,9 @@ class RuledClaim:
     row: tuple[int, int] | None
     recipe: str | None = None
     pattern: str | None = None
-    #: The hypothesis that is in an error no larger than noise.
+    #: The hypothesis that is in an error no larger than noise; whether it was told by the bits alone.
     quietly: str | None = None
+    is_bitwise: bool = False
 
     @property
     def rounding(self) -> str | None:
@@ -50,6 +52,8 @@ class RuledClaim:
     @property
     def what(self) -> str:
         """What in it stands out: the pattern that describes it, else by which statistic it does."""
+        if self.is_bitwise:
+            return "within its rounding, but bit for bit what another rounding inside gives"
         if self.quietly is not None:
             return "smaller than its rounding, but all in one direction"
         if self.pattern is not None:
@@ -74,6 +78,36 @@ class Floor:
 
 
 @dataclass(slots=True)
+class RuledScalar:
+    """A loss or KL as recorded, of the log-probabilities' truth, and what their noise leaves of it."""
+
+    name: str
+    recorded: float
+    truth: float
+    floor: float
+    ruling: str
+
+
+@dataclass(slots=True)
+class Graft:
+    """A recorded tensor of one side in the other's forward: which part of the end difference comes with B's in A's, and
+    which goes with A's in B's (None where B's model does not make the difference of itself)."""
+
+    tensor: str
+    comes: float
+    goes: float | None
+
+
+@dataclass(slots=True)
+class Grafting:
+    """What transplants show, the module at which the difference arises, and all of them in order of computation."""
+
+    sentence: str
+    module: str | None
+    grafts: list[Graft]
+
+
+@dataclass(slots=True)
 class RuledSide:
     """One side, ruled alone; why_not where it could not be."""
 
@@ -82,12 +116,14 @@ class RuledSide:
     model: SideModel | None = None
     claims: list[RuledClaim] = field(default_factory=list)
     floor: Floor | None = None
+    scalars: list[RuledScalar] = field(default_factory=list)
     hypotheses: list[tuple[str, bool, float, float]] = field(default_factory=list)
     #: Harmless changes of modules that what was recorded was made with: owner -> change.
     kept: dict[str, Any] = field(default_factory=dict)
     coverage: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     why_not: str | None = None
+    temperature: float = 1.0
 
     @property
     def ruling(self) -> str | None:
@@ -117,6 +153,7 @@ class Ruling:
     a: RuledSide
     b: RuledSide | None
     differences: list[str] = field(default_factory=list)
+    grafting: Grafting | None = None
 
 
 def lacking(run: Run, records: Sequence[Record], weights: str | None) -> str | None:

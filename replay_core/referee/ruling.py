@@ -14,12 +14,15 @@ from replay_core.records import Record, Run
 from replay_core.referee import limits
 from replay_core.referee.alternatives import EPSILONS, alternatives
 from replay_core.referee.arithmetic import Noise, exactly, nearest
+from replay_core.referee.attending import coarse_softmax
 from replay_core.referee.changes import attribute, parameters
 from replay_core.referee.figures import Yardstick
-from replay_core.referee.hypotheses import HARMLESS, Tried, is_quietly, tried
+from replay_core.referee.grafting import grafted
+from replay_core.referee.hypotheses import Tried, harmless, is_bitwise, is_quietly, tried
 from replay_core.referee.patterns import pattern
 from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
+from replay_core.referee.scalars import ruled_scalars
 from replay_core.referee.shadow import Claim, Shadow
 from replay_core.referee.weights import Checkpoint, all_of, differences, other_weights, side_model
 
@@ -28,10 +31,19 @@ def rule(
     a: tuple[Run, Place, Sequence[Record], str | None],
     b: tuple[Run, Place, Sequence[Record], str | None] | None,
     on_event: OnEvent = ignore,
+    *,
+    graft: bool = False,
 ) -> Ruling:
-    """Rule one or two sides: (run, computation, its records, where the weights lie: None for what the dump notes)."""
+    """Rule one or two sides: (run, computation, its records, where the weights lie: None for what the dump notes).
+
+    Raises:
+        UnavailableError: `graft`, and the sides are such that nothing can be (`grafting`).
+    """
     sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
-    return together(sides[0], sides[1] if len(sides) > 1 else None)
+    ruling = together(sides[0], sides[1] if len(sides) > 1 else None)
+    if graft and b is not None and ruling.b is not None:
+        ruling.grafting = grafted(ruling.a, a[2], ruling.b, b[2], on_event)
+    return ruling
 
 
 def together(a: RuledSide, b: RuledSide | None) -> Ruling:
@@ -44,11 +56,18 @@ def together(a: RuledSide, b: RuledSide | None) -> Ruling:
 
 def _roundings(a: RuledSide, b: RuledSide) -> list[str]:
     """Where the two sides first round in other places, each of them right."""
-    of_b = {one.claim.name: one.rounding for one in b.claims}
+    of_b = {one.claim.name: one for one in b.claims}
     for one in a.claims:
         other = of_b.get(one.claim.name)
-        if one.rounding is not None and other is not None and one.rounding != other:
-            return [f"first rounding in other places: {one.claim.name}: a {one.rounding}, b {other}"]
+        if other is None:
+            continue
+        if one.recipe != other.recipe:
+            said = [each.recipe or "as the model's code is written" for each in (one, other)]
+        elif one.rounding is not None and other.rounding is not None and one.rounding != other.rounding:
+            said = [one.rounding, other.rounding]
+        else:
+            continue
+        return [f"first rounding in other places: {one.claim.name}: a {said[0]}, b {said[1]}"]
     return []
 
 
@@ -72,7 +91,8 @@ def rule_side(
         side.why_not = f"no weights: {error.in_one_line}"
         return side
     side.notes += side.model.notes
-    shadow = Shadow(side.model.causal_lm, recorded, _temperature(recorded))
+    side.temperature = _temperature(recorded)
+    shadow = Shadow(side.model, recorded, side.temperature)
     noises = _claims(shadow, on_event, str(run.path))
     written = shadow.perturb(nearest)
     others = other_weights(run, side.model.reference)
@@ -85,7 +105,11 @@ def rule_side(
             one.quietly = next(
                 (what for what, moved in quiet.items() if name in moved and is_quietly(yard, moved[name])), None
             )
-            one.ruling = "BUG" if one.quietly else one.ruling
+        if one.quietly is None and _may_be_coarse(claim, one):
+            one.is_bitwise = is_bitwise(shadow, yard, one.figures, coarse_softmax(claim.dtype))
+            short = str(claim.dtype).removeprefix("torch.")
+            one.quietly = f"the softmax computed in {short} within, in half precision" if one.is_bitwise else None
+        one.ruling = "BUG" if one.quietly else one.ruling
         if one.ruling != "NOISE":
             is_first = side.first is one
             asked = (each for each in alternatives(shadow, claim, others) if is_first or each.harmless)
@@ -97,16 +121,23 @@ def rule_side(
                 one.pattern = None if seen is None else seen.words
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
+    side.coverage = _coverage(shadow, side)
     if recorded.modules and recorded.logprobs() is not None:
-        whole = Shadow(side.model.causal_lm, recorded, shadow.temperature, is_forced=False)
+        whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False)
         with ExitStack() as kept:
             for owner, change in side.kept.items():
                 kept.enter_context(change(shadow.module(owner)))
-            side.floor = _floor(whole, _claims(whole, on_event, f"{run.path}, the whole model", limits.FLOOR_RUNS))
-    else:
-        side.floor = _floor(shadow, noises)
-    side.coverage = _coverage(shadow, side)
+            noises = _claims(whole, on_event, f"{run.path}, the whole model", limits.FLOOR_RUNS)
+        shadow = whole
+    _floor(side, shadow, noises)
     return side
+
+
+def _may_be_coarse(claim: Claim, one: RuledClaim) -> bool:
+    """Whether an attention's rounding is neither of those that kernels have."""
+    found = one.figures
+    is_half = claim.dtype in (torch.bfloat16, torch.float16)
+    return claim.heads > 1 and is_half and found.unequal > limits.UNEQUAL and found.size < limits.COARSE
 
 
 def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
@@ -116,7 +147,7 @@ def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
         side.hypotheses = side.hypotheses or [(one.quietly, True, excess, excess)]
         return
     recipe = next((each for each in found if each.hypothesis.harmless and each.explains), None)
-    if recipe is not None and one.figures.relative < HARMLESS:
+    if recipe is not None and one.figures.relative < harmless(one.claim):
         one.ruling, one.recipe = "NOISE", recipe.hypothesis.name
         if one.claim.kind == "rope":
             side.kept.setdefault(one.claim.owner, recipe.hypothesis.change)
@@ -129,7 +160,7 @@ def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record
     assert side.place is not None
     assert side.model is not None
     recorded = Recorded(side.run, side.place, records, as_laid=True)
-    shadow = Shadow(side.model.causal_lm, recorded, temperature)
+    shadow = Shadow(side.model, recorded, temperature)
     noises = _claims(shadow, ignore, "")
     claim = shadow.claims.get(first.claim.name)
     if claim is None:
@@ -190,14 +221,22 @@ def _places(recorded: Recorded, claim: Claim) -> list[tuple[int, int]]:
     return list(zip(samples.tolist(), positions.tolist(), strict=True))
 
 
-def _floor(shadow: Shadow, noises: list[dict[str, Any]]) -> Floor | None:
+def _floor(side: RuledSide, shadow: Shadow, noises: list[dict[str, torch.Tensor]]) -> None:
+    """The log-probabilities, and what is made of them, against the model's own noise."""
     claim = next((claim for claim in shadow.claims.values() if claim.kind == "logprobs"), None)
     if claim is None or not claim.truth.numel():
-        return None
-    noise = sum(run[claim.name].square() for run in noises) / len(noises)
+        return
+    noise = torch.stack([run[claim.name].square() for run in noises]).mean(0)
     floor, gap = noise.sqrt(), (claim.recorded - claim.truth).abs()
     past = float((gap > 6 * floor.clamp(min=float(floor.mean()) / 4)).double().mean())
-    return Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)
+    side.floor = Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)
+
+    def placed(values: torch.Tensor) -> torch.Tensor:
+        grid = torch.zeros(shadow.logprob_mask.shape, dtype=torch.float64)
+        grid[shadow.logprob_mask] = values[:, 0]
+        return grid
+
+    side.scalars = ruled_scalars(shadow.recorded, placed(claim.truth), placed(floor), placed(claim.recorded))
 
 
 def _temperature(recorded: Recorded) -> float:

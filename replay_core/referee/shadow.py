@@ -20,8 +20,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from replay_core import naming
-from replay_core.referee.arithmetic import Arithmetic, Rounding, TrueTensor, exactly
+from replay_core.referee.arithmetic import Arithmetic, Rounding, TrueTensor, exactly, rounded_to
 from replay_core.referee.recorded import Recorded
+from replay_core.referee.weights import SideModel
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class Claim:
 
     name: of the tensor; owner: the module whose work lies between the last recorded tensors and this one; handed:
     whether it is the input of a module that the owner calls. kind: what the owner is (`kind_of`); is_leaf: it has no
-    modules in it. rounds_once: it is a product of one matrix, so one rounding is all there is.
+    modules in it. rounds_once: it is a product of one matrix, so one rounding is all there is. heads: of what attention
+    hands on.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Claim:
     recorded: torch.Tensor
     truth: torch.Tensor
     rounds_once: bool = False
+    heads: int = 1
     noises: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -48,13 +51,14 @@ class Shadow:
     """The model of one side, run on what that side recorded.
 
     Args:
-        causal_lm: the model with its weights as stored, in the dtype that the side computed in.
+        side: the model with its weights as stored, in the dtype that the side computed in.
         temperature: what logits are divided by.
         is_forced: False puts nothing in its place but the tokens: what the whole model makes of the batch.
     """
 
-    def __init__(self, causal_lm: Any, recorded: Recorded, temperature: float = 1.0, is_forced: bool = True) -> None:
-        self.causal_lm, self.recorded, self.temperature = causal_lm, recorded, temperature
+    def __init__(self, side: SideModel, recorded: Recorded, temperature: float = 1.0, is_forced: bool = True) -> None:
+        self.causal_lm, self.autocast = side.causal_lm, side.autocast
+        self.recorded, self.temperature = recorded, temperature
         self.is_forced = is_forced
         self.claims: dict[str, Claim] = {}
         #: Recorded tensors that did not fit what the model has there, and those whose way from the tokens is unknown.
@@ -62,7 +66,7 @@ class Shadow:
         self.unrooted: list[str] = []
         #: Whole numbers that were chosen otherwise than the truth would (experts): name -> share of tokens.
         self.flips: dict[str, float] = {}
-        self.modules = _named(causal_lm, recorded)
+        self.modules = _named(self.causal_lm, recorded)
         self._used: set[str] = set()
         self._grids: dict[str, torch.Tensor | None] = {}
         self._valid = torch.from_numpy(recorded.valid_BL.copy())
@@ -108,7 +112,7 @@ class Shadow:
         The owner alone is run again; where it hands on what another module calls with, the whole model is.
         """
         if claim.kind == "logprobs":
-            with torch.no_grad(), Arithmetic(rounding), change:
+            with self._computing(rounding), change:
                 self._noise = {}
                 self._logprobs(self.logits)
                 made, self._noise = self._noise, None
@@ -119,7 +123,7 @@ class Shadow:
         self._noise = {}
         try:
             # The change last: what it does to a child's output, it does to the recorded one.
-            with torch.no_grad(), Arithmetic(rounding), self._hooked(), change:
+            with self._computing(rounding), self._hooked(), change:
                 for name in within:
                     self._calls.pop(name, None)
                 for args, kwargs in calls:
@@ -137,10 +141,17 @@ class Shadow:
     def _run(self, rounding: Rounding) -> None:
         self._calls.clear()
         self._makers.clear()
-        with torch.no_grad(), Arithmetic(rounding), self._hooked():
+        with self._computing(rounding), self._hooked():
             logits = self._forward()
             if logits is not None:
                 self._logprobs(logits)
+
+    @contextmanager
+    def _computing(self, rounding: Rounding) -> Iterator[None]:
+        is_cast = self.autocast is not None
+        autocast = torch.autocast("cpu", self.autocast, enabled=is_cast, cache_enabled=False)
+        with torch.no_grad(), autocast, Arithmetic(rounding):
+            yield
 
     def _forward(self) -> Any:
         recorded = self.recorded
@@ -214,6 +225,9 @@ class Shadow:
             kwargs = {
                 word: taken(words.index(word) if word in words else None, word, value) for word, value in kwargs.items()
             }
+            if self.autocast is not None and isinstance(module, torch.nn.Linear) and args:
+                # What it reads is what was recorded, rounded: known, and no noise.
+                args = (rounded_to(self.autocast, args[0]), *args[1:])
             if self._noise is None:
                 self._given.setdefault(names[0], []).append((args, kwargs))
             return args, kwargs
@@ -340,7 +354,9 @@ class Shadow:
             self.unrooted.append(name)
             return
         if name not in self.claims:
-            self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once)
+            heads = getattr(self.causal_lm.config, "num_attention_heads", 1) if kind == "attention" and handed else 1
+            heads = heads if isinstance(heads, int) and truth.shape[1] % heads == 0 else 1
+            self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once, heads)
 
 
 def score(logits: torch.Tensor, temperature: float, targets: torch.Tensor, cut: int | None = None) -> torch.Tensor:

@@ -31,12 +31,16 @@ _IDLE = (
 
 @dataclass(slots=True)
 class SideModel:
-    """causal_lm in the dtype its side computed in; reference: where its weights came from."""
+    """causal_lm in the dtype its side computed in; reference: where its weights came from.
+
+    autocast: what torch.autocast makes of products, whose weights are rounded to it.
+    """
 
     causal_lm: Any
     reference: str
     dtype: str
     notes: list[str]
+    autocast: torch.dtype | None = None
 
 
 def side_model(recorded: Recorded, weights: str | None) -> SideModel:
@@ -46,7 +50,7 @@ def side_model(recorded: Recorded, weights: str | None) -> SideModel:
         ModelError, UnavailableError: there are no weights, or they do not fit (as a replay's).
     """
     run, place = recorded.run, recorded.place
-    dtype = recorded.dtype or _said_dtype(run) or "float32"
+    dtype = "float32" if recorded.autocast else recorded.dtype or _said_dtype(run) or "float32"
     plan = ReplayPlan(
         dump=str(run.path), step=place.step or 0, rank=place.rank or 0, micro=place.micro or 0,
         model=weights or references.CHECKPOINT, out="", role=place.role, flags=Flags(attention="eager", dtype=dtype),
@@ -59,7 +63,14 @@ def side_model(recorded: Recorded, weights: str | None) -> SideModel:
     if hasattr(causal_lm, "set_experts_implementation"):
         # Fused experts are kernels of their own dtypes.
         causal_lm.set_experts_implementation("eager")
-    return SideModel(causal_lm, loaded.reference, dtype, loaded.notes)
+    if recorded.autocast is None:
+        return SideModel(causal_lm, loaded.reference, dtype, loaded.notes)
+    autocast: torch.dtype = getattr(torch, recorded.autocast)
+    for module in causal_lm.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.to(autocast)
+    notes = [f"products run in {recorded.autocast} over {dtype} weights, as torch.autocast does", *loaded.notes]
+    return SideModel(causal_lm, loaded.reference, dtype, notes, autocast)
 
 
 def _said_dtype(run: Run) -> str | None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,15 +29,28 @@ class Tmux:
         path = os.pathsep.join(part for part in sys.path if part)
         self._environment = {**os.environ, "PYTHONPATH": path, "LANG": "C.UTF-8", **environment}
         self._environment.pop("TMUX", None)
+        self._given = environment
         self.size = size
 
     def tmux(self, *arguments: str) -> str:
         command = ["tmux", "-u", "-f", "/dev/null", "-S", self._socket, *arguments]
         return subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True).stdout
 
-    def start(self, *arguments: str, cwd: Path | None = None) -> None:
-        """Run rldbg with these arguments; the pane says `EXIT code` after it."""
-        command = f"{shlex.quote(sys.executable)} -m tui_debugger {shlex.join(arguments)}; echo EXIT $?; sleep 600"
+    def start(self, *arguments: str, cwd: Path | None = None, through: Sequence[str] = ()) -> None:
+        """Run rldbg with these arguments, by the Python program `through`; the pane says `EXIT code` after it."""
+        # tmux gives its panes a TERM of its own.
+        term = [f"TERM={self._environment['TERM']}"] if "TERM" in self._given else []
+        words = [
+            "env",
+            *term,
+            sys.executable,
+            *through,
+            *([sys.executable] if through else []),
+            "-m",
+            "tui_debugger",
+            *arguments,
+        ]
+        command = f"{shlex.join(words)}; echo EXIT $?; sleep 600"
         columns, rows = self.size
         where = ["-c", str(cwd)] if cwd else []
         self.tmux("new-session", "-d", "-s", "t", "-x", str(columns), "-y", str(rows), *where, command)

@@ -1,8 +1,9 @@
-"""How many keys lie between what a person opens and its answer, in a real tmux: compare 0, replay 2, log 0, parity 0.
-The matrix takes `m` and `r` (test_matrix_screen)."""
+"""How many keys lie between what a person opens and its answer, in a real tmux: compare 0, replay 2, matrix 2, log 0,
+parity 0."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from tests.tui_debugger.in_tmux import Tmux, needs_tmux
 
 SIZES = [(80, 24), (160, 48)]
 #: What starting takes on a box that others use too, and what a first replay does: bounds, not pauses.
-_OPEN_S, _REPLAY_S = 120, 300
+_OPEN_S, _REPLAY_S, _MATRIX_S = 120, 300, 1500
 
 pytestmark = [pytest.mark.slow, needs_tmux]
 
@@ -72,3 +73,12 @@ def test_a_replay_under_another_setting_takes_the_flag_and_r(start: Callable[...
     pane.wait_for("Tensors · of step 0", timeout=_OPEN_S)
     pane.keys("p", "r")
     pane.wait_for("A rows alone ↔ B packed", "everything SAME or CLOSE", timeout=_REPLAY_S)
+
+
+def test_which_of_all_settings_breaks_agreement_takes_m_and_r(start: Callable[..., Tmux], demo: Path) -> None:
+    pane = start(demo / "run")
+    pane.wait_for("Tensors · of step 0", timeout=_OPEN_S)
+    pane.keys("m", "r")
+    shown = pane.wait_for("agree", "of 8 cells", "BASELINE", "recorded", timeout=_MATRIX_S)
+    assert re.match(r"▌  (AGREES|DIFFERS|FAILED)  \d agree", shown.splitlines()[1]), shown
+    assert len(re.findall(r"^[ ›+]+\d+ (ran|unavailable|failed) ", shown, re.MULTILINE)) >= 8, shown

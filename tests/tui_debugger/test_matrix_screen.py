@@ -112,11 +112,12 @@ async def test_esc_leads_from_a_cells_tensors_back_to_the_cell() -> None:
 
 
 class _OneCell(ScriptedEngine):
-    """Its matrix has run one cell, and stands at the next."""
+    """Its matrix has run each row alone and one cell, and stands at the next."""
 
     async def _replay(self, _job: Job, on_event: OnEvent) -> Any:
         on_event(Progress(3, 3, "records written"))
-        on_event(Partial({"cell": document("matrix")["cells"][1]}))
+        for cell in document("matrix")["cells"][1:3]:
+            on_event(Partial({"cell": cell}))
         await asyncio.Event().wait()
 
 
@@ -125,10 +126,11 @@ async def test_a_matrix_that_runs_says_since_when_what_is_left_and_how_to_stop_a
 ):
     async with opened(A, engine=_OneCell(), size=(80, 24)) as (app, pilot):
         await pilot.press("m", "r")
-        await until(pilot, lambda: "1 of 9 cells" in screen(app))
+        await until(pilot, lambda: "1 of 8 cells" in screen(app))
         head = "\n".join(screen(app).splitlines()[1:4])
         assert "records written" not in head, "those were of the cell before"
-        assert "cell 2 starts" in head
+        assert "cell 3 starts" in head
         await until(pilot, lambda: "s · ctrl+c cancels · about" in screen(app))
         await pilot.press("ctrl+c")
         await rest(app, pilot)
+        assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1], "the count it had"

@@ -22,6 +22,9 @@ from tui_debugger.reports.ruling import ruling_report
 @click.option("--weights-a", help="The model of side A; without it, what the dump notes for the step.")
 @click.option("--weights-b", help="The model of side B.")
 @click.option("--fail-above", type=float, metavar="X", help="Exit 1 where log-probabilities are off by X floors.")
+@click.option(
+    "--graft", is_flag=True, help="Put each module's output of B into A's forward: which carries the difference?"
+)
 @click.option("--all", "show_all", is_flag=True, help="List every tensor that was ruled.")
 @document_output
 def command(
@@ -35,6 +38,7 @@ def command(
     weights_a: str | None,
     weights_b: str | None,
     fail_above: float | None,
+    graft: bool,
     show_all: bool,
     as_json: bool,
     output: Path | None,
@@ -50,7 +54,7 @@ def command(
     progress = ProgressLine()
     doc = workbench.referee(
         a, b, weights_a=weights_a or weights, weights_b=weights_b or weights, step=step, rank=rank, micro=micro,
-        role=role, on_event=progress,
+        role=role, graft=graft, on_event=progress,
     )  # fmt: skip
     progress.clear()
     finish(doc, lambda one: ruling_report(one, show_all=show_all), as_json=as_json, output=output)

@@ -155,9 +155,17 @@ class Comparing:
             elif "tensors" in part:
                 final.extend(part["tensors"])
 
-        job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
+        def ask(params: dict[str, Any]) -> Coroutine[Any, Any, ComparisonDocument]:
+            job = Job("compare", {**params, **state.tolerance.compare_params(), "stream": True})
+            return self._errands.run(job, what, on_part=take)
+
         try:
-            document = await self._errands.run(job, what, on_part=take)
+            try:
+                document = await ask(params)
+            except RequestError:  # the child that ran the replay is another by now
+                if not params.pop("replayed", False):
+                    raise
+                document = await ask(params)
         except BaseException:
             # What was on the screen is there again: rows that are a part of a comparison are no answer.
             state.tensors.go_back_to(before)
@@ -251,7 +259,8 @@ class Comparing:
                 raise
             # The reader was started anew, or compared something else since.
             self._errands.log("the figures are gone: comparing again")
-            return await self.compared(compared, f"comparing by {self.state.tolerance}")
+            both = {name: value for name, value in compared.items() if name != "replayed"}
+            return await self.compared(both, f"comparing by {self.state.tolerance}")
 
     async def _rejudged(self, compared: dict[str, Any]) -> ComparisonDocument:
         """The same comparison under the tolerance in force."""
@@ -261,6 +270,7 @@ class Comparing:
         def take(part: DocumentPiece) -> None:
             final.extend(part.get("tensors") or [])
 
-        params = {"a": compared["a"], "b": compared["b"], **tolerance.params(), "stream": True}
+        held: dict[str, Any] = {"a": compared["a"], "b": compared["b"], "replayed": compared.get("replayed", False)}
+        params = {**held, **tolerance.params(), "stream": True}
         document = await self._errands.run(Job("rejudge", params), f"judging by {tolerance}", on_part=take)
         return self._whole(document, final)

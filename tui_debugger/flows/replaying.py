@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import ChildDiedError, ModelError, RldbgError
 from replay_core.jobs import DocumentPiece, Job, Progress
@@ -148,7 +148,9 @@ class Replaying:
         if not all(sides):
             self._errands.tell("a cell that did not run left nothing to compare: l shows its log", "warning")
             return False
-        params = {"a": sides[0], "b": sides[1]}
+        params: dict[str, Any] = {"a": sides[0], "b": sides[1]}
+        if self.state.tolerance.is_table:
+            params["replayed"] = True  # as its cell was judged: what is large is not compared twice
         document = await self._errands.guard(self._comparing.compared(params, "listing where they differ"))
         if document is None:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay_core.documents.parts import Number
-from replay_core.documents.ruling import RuledTensor, RulingDocument, SideRuling
+from replay_core.documents.ruling import GraftingPart, RuledTensor, RulingDocument, SideRuling
 from tui_debugger import format as words
 
 #: Names listed of one kind of gap; the document has all.
@@ -18,10 +18,27 @@ def headline(doc: RulingDocument) -> str:
 def ruling_report(doc: RulingDocument, *, show_all: bool = False) -> str:
     lines = [headline(doc)]
     lines += [f"differs: {one}" for one in doc["differences"]]
+    if doc["graft"] is not None:
+        lines += ["", *_grafts(doc["graft"], show_all)]
     for name, side in (("a", doc["a"]), ("b", doc["b"])):
         if side is not None:
             lines += ["", *_side(name, side, show_all)]
     return words.safe("\n".join(lines), lines=True)
+
+
+def _grafts(graft: GraftingPart, show_all: bool) -> list[str]:
+    told = [
+        one for one in graft["grafts"] if show_all or not isinstance(one["comes"], float) or abs(one["comes"]) >= 0.01
+    ]
+    lines = [f"graft: {graft['sentence']}"]
+    for one in told:
+        goes = "" if one["goes"] is None else f", {_share(one['goes'])} goes with A's in B"
+        lines.append(f"   {one['tensor']}: {_share(one['comes'])} comes with B's in A{goes}")
+    return lines
+
+
+def _share(value: Number) -> str:
+    return value if isinstance(value, str) else f"{value:.1%}"
 
 
 def _side(name: str, side: SideRuling, show_all: bool) -> list[str]:
@@ -40,6 +57,11 @@ def _side(name: str, side: SideRuling, show_all: bool) -> list[str]:
             f"   log-probabilities: off by {_number(floor['observed'])} nats, floor {_number(floor['floor'])}: "
             f"{_number(floor['ratio'])} x, {floor['tokens']} tokens"
         )
+    lines += [
+        f"   {one['name']} {_number(one['recorded'])}: {_number(one['ratio'])} x what the log-probabilities' floor "
+        f"leaves of it ({_number(one['floor'])})" + ("" if one["ruling"] == "NOISE" else f": {one['ruling']}")
+        for one in side["scalars"]
+    ]
     covered = side["coverage"]
     if covered is not None:
         lines.append(

@@ -14,6 +14,7 @@ from textual.suggester import Suggester
 from textual.widgets import Input, Static
 
 from tui_debugger import format as fmt
+from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.line_input import LineInput
 
 #: Entries listed under the line; what is left out is counted.
@@ -52,7 +53,7 @@ class Completing(Suggester):
         return next(iter(completions(value, self._known)), None) if value else None
 
 
-class AskScreen(ModalScreen[str | None]):
+class AskScreen(ModalScreen[str | None], PatientScreen[str | None]):
     """Asks; answers with the text, or None on escape."""
 
     BINDINGS = [

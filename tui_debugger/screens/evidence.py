@@ -17,6 +17,7 @@ from textual.widgets import Static
 from tui_debugger import format as fmt
 from tui_debugger.health import WORDS, in_steps
 from tui_debugger.screens.examining import can_do
+from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import paint
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _seen(piece: Mapping[str, Any]) -> str:
     return fmt.number(value, 5) if is_number else fmt.safe(value)
 
 
-class EvidenceScreen(ModalScreen[None]):
+class EvidenceScreen(ModalScreen[None], PatientScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f", "dismiss", show=False),
         Binding("enter", "go", show=False),

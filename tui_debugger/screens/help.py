@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from tui_debugger import actions
 from tui_debugger.screens.ask import AskScreen
+from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import paint
 
 _WORDS = (
@@ -37,7 +38,7 @@ _ABOUT = (
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(ModalScreen[None], PatientScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1", "dismiss", show=False),
         Binding("j,down", "scroll('down')", show=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.screen import Screen
+from textual.screen import Screen, ScreenResultType
 
 from tui_debugger import keymap, terminal
 from tui_debugger.actions import Action
@@ -15,7 +15,20 @@ if TYPE_CHECKING:
     from tui_debugger.screens.stage import Stage
 
 
-class KeyedScreen(Screen[None]):
+class PatientScreen(Screen[ScreenResultType]):
+    """Draws nothing while the terminal is behind.
+
+    Over a slow link every frame that waits is older than what the keys have done since: the next one drawn holds it
+    all.
+    """
+
+    def _on_timer_update(self) -> None:
+        # Textual asks again at its own pace, and a full queue would stop the keys.
+        if not terminal.is_behind(self.app):
+            super()._on_timer_update()
+
+
+class KeyedScreen(PatientScreen[None]):
     """Binds the keys of one screen, and routes what they ask for."""
 
     KEYS_OF: ClassVar[str]
@@ -26,12 +39,6 @@ class KeyedScreen(Screen[None]):
         for binding in keymap.bindings(self.KEYS_OF, actions):
             for key in binding.key.split(","):
                 self._bindings.bind(key, binding.action, binding.description, show=False)
-
-    def _on_timer_update(self) -> None:
-        # Over a slow link every frame that waits is older than what the keys have done since: the next one drawn holds
-        # it all. Textual asks again at its own pace, and a full queue would stop the keys.
-        if not terminal.is_behind(self.app):
-            super()._on_timer_update()
 
     def doers(self) -> Iterable[object]:
         """Who may have a `do_<id>` for an action, the first asked first."""

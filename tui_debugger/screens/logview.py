@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 
 from tui_debugger import format as fmt
 from tui_debugger.screens.ask import AskScreen
+from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import write_border
 from tui_debugger.widgets.rows import Rows
 
@@ -77,7 +78,7 @@ class _LogLines(Rows):
         return Text(self.pieces[row][1])
 
 
-class LogScreen(ModalScreen[None]):
+class LogScreen(ModalScreen[None], PatientScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,l", "back", show=False),
         Binding("j", "move('step', 1)", show=False),

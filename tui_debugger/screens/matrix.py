@@ -175,23 +175,24 @@ class MatrixScreen(Overlay):
         text = Text(no_wrap=True, overflow="ellipsis", end="")
         if matrix.runs:
             text.append(" RUN ", paint(self, "key"))
-            done, total = len(matrix.cells), Axes.parse(matrix.axes).size + 1
-            text.append(f" {done} of {total} cells · {state.job.busy or 'starting'}")
+            asked, total = matrix.asked, Axes.parse(matrix.axes).size
+            text.append(f" {len(asked)} of {total} cells · {state.job.busy or 'starting'}")
             if (busy := state.job.busy) is not None:
-                spent = busy.now - busy.began
-                left = f" · about {fmt.seconds(spent / done * (total - done))} left" if done else ""
+                each = (busy.now - busy.began) / max(1, len(matrix.cells))  # each row alone takes its time, too
+                left = f" · about {fmt.seconds(each * (total - len(asked)))} left" if matrix.cells else ""
                 text.append(f"\n {busy.how_long}{left}", paint(self, "muted"))
             return text
         if state.job.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))
-            return text.append(f" {fmt.safe(state.job.trouble)}")
+            text.append(f" {fmt.safe(state.job.trouble)}")
+            return text.append(f"\n {fmt.safe(state.job.trouble_help)}", paint(self, "muted"))
         if not matrix.cells and state.opened.a is None:
             text.append(" READY ", paint(self, "muted"))
             return text.append(f" {NO_DUMP}: esc, then o opens one")
         if not matrix.cells:
             text.append(" READY ", paint(self, "key"))
             return text.append(f" {Axes.parse(matrix.axes).size} cells beside the recording and each row alone")
-        asked = [cell for cell in matrix.cells if cell["part"] == "cell"]
+        asked = matrix.asked
         off = [cell for cell in asked if cell["agreement"]["agrees"] is False]
         down = [cell for cell in asked if cell["outcome"] in ("failed", "crashed")]
         gone = [cell for cell in asked if cell["outcome"] == "unavailable"]

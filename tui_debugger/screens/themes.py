@@ -11,9 +11,10 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList
 
 from tui_debugger import remembered, theming
+from tui_debugger.screens.keyed import PatientScreen
 
 
-class ThemeScreen(ModalScreen[None]):
+class ThemeScreen(ModalScreen[None], PatientScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "leave", show=False),
         Binding("j", "move('down')", show=False),

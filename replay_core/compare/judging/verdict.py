@@ -89,6 +89,8 @@ class Context:
     known_fp32: bool = False
     scalar: bool = False
     bitwise_only: bool = False
+    #: What makes as much of a difference as there is, although it is no fault, in a sentence: told, not judged, once.
+    explained: str | None = None
     #: Of logprobs: (sample, mean exp|d| over its tokens) of the sample furthest off.
     worst_sample: tuple[int, float] | None = None
     #: The canonical name, for rules that go by it.

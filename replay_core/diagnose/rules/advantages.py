@@ -186,6 +186,17 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
             yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
+#: Algorithms whose baseline is a group's.
+_OF_GROUPS = ("grpo", "dapo", "gspo", "dr_grpo", "drgrpo", "cispo", "rloo")
+
+
+def kind_of(batch: StepBatch) -> str:
+    """The algorithm that the dump states, in lower case; empty where it states none."""
+    stated = batch.laid.flags.get("loss")
+    kind = stated.get("kind") if isinstance(stated, dict) else stated
+    return str(kind or "").lower()
+
+
 def _rewards(batch: StepBatch) -> Iterator[tuple[str, Array]]:
     """What the advantages may have been computed from."""
     if batch.reward_B is not None:
@@ -271,6 +282,17 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
         if name is not None:
             if not np.abs(heard_B).max() > 0:
                 return  # zeros agree with every variant
+            stated = kind_of(batch)
+            if name.startswith("(r - batch mean)") and stated in _OF_GROUPS and np.bincount(group_B).min() > 1:
+                yield finding(
+                    "warning",
+                    f"advantages are measured against the whole batch: {name}",
+                    batch.laid.where("advantages"),
+                    evidence=[shown("computed from", what), shown("algorithm that is stated", stated)],
+                    cause=f"{stated} measures a response against its own group; the group is lost on the way, or "
+                    "another estimator is configured",
+                )
+                return
             yield finding(
                 "info",
                 f"advantages are {name}",
@@ -389,10 +411,12 @@ def _groupings(batch: StepBatch) -> Iterator[tuple[str, Array]]:
     if batch.prompt_B is not None:
         yield "equal prompts as groups", batch.prompt_B
     yield "the whole batch as one group", np.zeros(total, dtype=np.int64)
-    if total % groups == 0:
-        size = total // groups
-        yield f"every {size} rows in a row as a group", np.arange(total) // size
-        yield f"every {groups}th row as a group", np.arange(total) % groups
+    for order in batch.laid.orders:
+        place_B = np.argsort(order)
+        if total % groups == 0:
+            size = total // groups
+            yield f"every {size} rows in a row as a group", place_B // size
+            yield f"every {groups}th row as a group", place_B % groups
     for size in (2, 4, 8, 16):
         if total % size == 0 and size < total:
             yield f"every {size} rows in a row as a group", np.arange(total) // size

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.stating import finding, listed, shown
 from replay_core.dumps.log_events import DEATHS
+from replay_core.regexes import regex
 
-_COLLECTIVE = re.compile(r"OpType=(\w+)")
-_INDEX = re.compile(r"device-side assert|index out of|indexSelect|srcIndex")
-_BY_HAND = re.compile(r"KeyboardInterrupt|SIGINT|signal: 2\b")
-_SIGKILL = re.compile(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
-_SIGTERM = re.compile(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
+#: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
+_WAITED = regex(r"WorkNCCL\((?=[^)]*OpType=(?P<op>\w+))(?=[^)]*SeqNum=(?P<number>\d+))")
+_RANK = regex(r"\bRank (\d+)\]")
+_MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
+_INDEX = regex(r"device-side assert|index out of|indexSelect|srcIndex")
+_BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
+_SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
+_SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
 
 
 @rule("L06", "the run died", link="dump", scope="signals",
@@ -29,15 +33,17 @@ def died(log: RunLog) -> Iterator[Finding]:
     memory is D36's.
     """
     last = log.last_lines()
-    told = log.events(*DEATHS)
+    # Lines of several ranks are kept by rank; the first of them all is the cause.
+    files = list(dict.fromkeys(one.point.path for one in log.events(*DEATHS)))
+    told = sorted(log.events(*DEATHS), key=lambda one: (files.index(one.point.path), one.point.line or 0))
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
     if at_the_end and not at_the_end[0].kind.startswith("oom"):
-        yield _dead(at_the_end[0], len(at_the_end), went_on=False)
+        yield _dead(at_the_end, went_on=False)
         return
     before = [one for one in told if one not in at_the_end]
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
     if fatal:
-        yield _dead(fatal[0], len(fatal), went_on=True)
+        yield _dead(fatal, went_on=True)
     caught = [one for one in before if one.kind == "traceback"]
     if caught and not fatal:
         yield finding(
@@ -51,24 +57,95 @@ def died(log: RunLog) -> Iterator[Finding]:
         )
 
 
-def _dead(one: Told, lines: int, *, went_on: bool) -> Finding:
-    cause, next_step = _blamed(one)
+def _dead(every: list[Told], *, went_on: bool) -> Finding:
+    one = every[0]
+    hang = _hang(every) if one.kind == "nccl" else None
+    cause, next_step = _blamed(one) if hang is None else (hang.cause, _WHO_IS_MISSING)
     by_hand = _BY_HAND.search(one.text) is not None
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
+    words = _words(one) if hang is None else hang.claim
     return finding(
         "warning" if by_hand else "error",
-        f"the run {'was stopped by hand' if by_hand else 'died'} at line {one.point.line}, {step}"
-        f"{', and was started again' if went_on else ''}: {_words(one)}",
+        f"the run {'was stopped by hand' if by_hand else 'hung' if hang else 'died'} at line {one.point.line}, {step}"
+        f"{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
         evidence=[
             shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
             *_frame(one),
-            shown("lines that tell of an end", lines, "0", "log"),
+            *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
+            shown("lines that tell of an end", len(every), "0", "log"),
         ],
         cause=cause,
         next_step=next_step,
         steps=steps_of([one.point]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Hang:
+    """Which ranks waited in which collective, in words."""
+
+    claim: str
+    cause: str
+    waits: tuple[tuple[str, str], ...]
+
+
+_WHO_IS_MISSING = (
+    "the first error of a rank that did not wait is the cause; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes what every rank was doing; raise the timeout only where a step is that long"
+)
+
+
+def _hang(every: list[Told]) -> _Hang | None:
+    """What the watchdogs tell: each rank's collective and its number in the rank's queue."""
+    ranks: dict[tuple[str, int], list[int]] = {}
+    longest = 0.0
+    for one in every:
+        waited, rank = _WAITED.search(one.text), _rank(one)
+        if waited is None:
+            continue
+        known = ranks.setdefault((waited["op"], int(waited["number"])), [])
+        if rank is not None and rank not in known:
+            known.append(rank)
+        if took := _MILLISECONDS.search(one.text):
+            longest = max(longest, int(took[1]) / 1000)
+    if not ranks:
+        return None
+    waits = tuple((_these(found), f"{op}, its collective {number}") for (op, number), found in ranks.items())
+    (op, number), found = min(ranks.items(), key=lambda each: each[0][1])
+    who = _these(sorted({rank for some in ranks.values() for rank in some}))
+    if len(ranks) == 1:
+        return _Hang(
+            f"{who} waited {longest:.0f} s in {op} (collective {number}) for the others",
+            f"a rank that is not among them never came to {op}: it stalled, died before, or called another collective; "
+            "where every rank is among them, the network",
+            waits,
+        )
+    if len({op for op, _ in ranks}) > 1 and len({number for _, number in ranks}) == 1:
+        apart = "; ".join(f"{_these(some)} called {each}" for (each, _), some in ranks.items())
+        return _Hang(
+            f"ranks called different collectives at the same place ({number}): {apart}",
+            "the ranks took different paths: a branch on data of the rank, another number of micro-batches",
+            waits,
+        )
+    # Numbers count the collectives of one process group: of another operation they may be another group's.
+    where = "behind" if len({op for op, _ in ranks}) == 1 else "elsewhere"
+    are = "are" if len(found) > 1 else "is"
+    return _Hang(
+        f"{who} waited up to {longest:.0f} s; {_these(found)} {are} {where}, in {op} (collective {number})",
+        f"{_these(found)} stalled, or did less than the others (fewer micro-batches, a longer sequence); collectives "
+        "of different process groups are counted apart",
+        waits,
+    )
+
+
+def _rank(one: Told) -> int | None:
+    found = _RANK.search(one.text)
+    return int(found[1]) if found else one.point.rank
+
+
+def _these(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks))}" if ranks else "a rank"
 
 
 def _words(one: Told) -> str:
@@ -84,16 +161,9 @@ def _frame(one: Told) -> list[Evidence]:
 def _blamed(one: Told) -> tuple[str, str]:
     """Cause and next step."""
     if one.kind == "nccl":
-        found = _COLLECTIVE.search(one.text)
-        what = (
-            f"{found.group(1)} was never joined by every rank"
-            if found
-            else "a collective was never joined by every rank"
-        )
         return (
-            f"{what}: a rank stalled, died before, or called another collective",
-            "the first error of any other rank is the cause; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 "
-            "TORCH_NCCL_DUMP_ON_TIMEOUT=1 names the rank that is missing; or raise the timeout, where the step is long",
+            "a collective was never joined by every rank: one stalled, died before, or called another",
+            _WHO_IS_MISSING,
         )
     if one.kind == "cuda_error":
         index = (

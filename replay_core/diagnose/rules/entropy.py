@@ -11,16 +11,19 @@ from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding
 
 ENTROPY_MIN = 0.05
+#: A policy that writes one answer to each prompt.
+NONE = 0.005
 ENTROPY_GROWTH = 2.0
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
 FALLEN = 4.0
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
+      explains=("D01", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning and rising, or
-    under a quarter of it and falling, too.
+    """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning and
+    rising, or under a quarter of it and falling, too.
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -34,7 +37,7 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     now = trends.level(values)
     if now < ENTROPY_MIN:
         yield finding(
-            "warning",
+            "error" if now < NONE else "warning",
             f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
             series.first(under=ENTROPY_MIN),
             evidence=[series.shown(now, f"> {ENTROPY_MIN:g}")],

@@ -153,23 +153,31 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
         )
 
 
-#: No norm of a mean loss is that large: a loss scale of fp16 (2^16) is left in, or a sum stands for a mean.
-HUGE = 1e4
+#: No norm of a mean loss is that large: a loss scale of fp16 (2^16) is left in, or a sum stands for a mean. Above the
+#: second no warm-up passes through it either, and one step tells.
+HUGE, ABSURD = 1e4, 1e6
 
 
-@rule("L11", "the gradient norm is no norm of these gradients", link="gradient", scope="signals", needs=("grad_norm",),
-      source="verl#4710; torch.amp: clip after scaler.unscale_")  # fmt: skip
+@rule("L11", "the gradient norm is no norm of these gradients", link="gradient", scope="signals",
+      needs=("grad_norm|loss",),
+      source="verl#4710; torch.amp: clip after scaler.unscale_; ProRL-Agent-Server#40 (2.96e9)")  # fmt: skip
 def odd_norm(log: RunLog) -> Iterator[Finding]:
-    """The same number (to 1e-4) in every one of 5 steps and more, or over 1e4 from the first step on (median of the
-    first 5): a warning. The same number only where loss or reward change.
+    """The same number (to 1e-4) in every one of 5 steps and more is a warning, where loss or reward change. Over 1e4
+    from the first step on (median of the first 5, in 2 steps and more): a warning; over 1e6 in every step: an error.
+    Where the norm tells nothing, a loss over 1e6 in every step: a warning.
     """
-    series = given(log.get("grad_norm"))
+    found = list(_odd(log))
+    yield from found or _sum_for_mean(log)
+
+
+def _odd(log: RunLog) -> Iterator[Finding]:
+    series = log.get("grad_norm")
+    if series is None or not series.finite:
+        return
     values = series.finite
-    if len(values) < 5:
-        raise Skip("needs grad_norm of 5 steps")
-    low, high = min(values), max(values)
+    low, high, begun = min(values), max(values), median(values[:5])
     others = [one.finite for name in ("loss", "pg_loss", "reward") if (one := log.get(name)) is not None]
-    if low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
+    if len(values) >= 5 and low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
         yield finding(
             "warning",
             f"grad_norm is the same in all {len(values)} steps: {high:.5g}",
@@ -179,14 +187,35 @@ def odd_norm(log: RunLog) -> Iterator[Finding]:
             next_step="log what clip_grad_norm_ returns: the norm before clipping",
             steps=series.steps(),
         )
-    elif median(values[:5]) > HUGE:
+    elif low > ABSURD or (begun > HUGE and len(values) > 1):
         yield finding(
-            "warning",
-            f"grad_norm is {median(values[:5]):.3g} from the first step on: gradients are far too large",
+            "error" if low > ABSURD else "warning",
+            f"grad_norm is {begun:.3g} from the first step on: gradients are far too large",
             series.points[0].where(series.name),
-            evidence=[series.shown(median(values[:5]), f"< {HUGE:g}")],
-            cause="a loss scale that is not taken out before clipping (scaler.unscale_), or a loss that is a sum over "
-            "tokens, samples or ranks instead of a mean; clipping then hides it",
+            evidence=[series.shown(begun, f"< {HUGE:g}")],
+            cause=_SCALED,
             next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
             steps=series.steps(over=HUGE),
+        )
+
+
+_SCALED = (
+    "a loss scale that is not taken out before clipping (scaler.unscale_), or a loss that is a sum over tokens, "
+    "samples or ranks instead of a mean; clipping then hides it"
+)
+
+
+def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
+    series = log.get("loss")
+    sizes = [abs(value) for value in series.finite] if series else []
+    if series and sizes and min(sizes) > ABSURD:
+        yield finding(
+            "warning",
+            f"the loss is {median(sizes):.3g} in every step: it is no mean over tokens",
+            series.points[0].where(series.name),
+            evidence=[series.shown(median(sizes), f"< {ABSURD:g}")],
+            cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not "
+            "scaled, or log-probabilities of padding",
+            next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
+            steps=[point.step for point in series.points if point.step is not None],
         )

@@ -15,6 +15,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: Steps of one figure before it is a habit.
 FEWEST, MANY = 5, 16
@@ -63,8 +64,9 @@ def rate(log: RunLog) -> Iterator[Finding]:
 
 
 _STILL = (
-    "the optimizer holds other parameters than the model that is run (made before it was wrapped, moved or given its "
-    "adapter), no step is taken, or the reference is the policy itself (one object, or updated with it)"
+    "no update reaches the policy: the learning rate is 0, no gradient comes to it since the loss is detached, or the "
+    "optimizer holds other parameters than the model that is run, made before it was wrapped, moved or given its "
+    "adapter; or the reference is the policy itself: one object, or updated with it"
 )
 
 
@@ -75,7 +77,8 @@ def never_moves(case: Case) -> Iterator[Finding]:
     ends at the first step that has moved.
     """
     seen: list[int] = []
-    where, largest, pushed = None, 0.0, False
+    where, largest = None, 0.0
+    pushed: int | None = None
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
         if batch.step is None or trainer is None or ref is None:
@@ -89,12 +92,13 @@ def never_moves(case: Case) -> Iterator[Finding]:
         largest = max(largest, gap)
         advantages = batch.columns.of("advantages")
         if advantages is not None and np.abs(np.nan_to_num(advantages.values_N[both_N])).max(initial=0.0) > 0.1:
-            pushed = True
+            pushed = batch.step if pushed is None else pushed
         if batch.step not in seen:
             seen.append(batch.step)
         where = batch.laid.where("ref_logprobs", sample=0)
-    if len(seen) < 3 or not pushed:
-        raise Skip("needs policy and reference of 3 steps, and advantages that are not 0")
+    # An update shows in the step after it.
+    if len(seen) < 3 or pushed is None or pushed >= seen[-1]:
+        raise Skip("needs policy and reference of 3 steps, and advantages that are not 0 before the last of them")
     yield finding(
         "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
@@ -153,11 +157,11 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
         )
 
 
-_FORM, _RIGHT = re.compile(r"format", re.IGNORECASE), re.compile(r"accura|correct|exact", re.IGNORECASE)
+_FORM, _RIGHT = regex(r"format", re.IGNORECASE), regex(r"accura|correct|exact", re.IGNORECASE)
 
 
-@rule("L12", "the format is learnt and the answers are not", link="rewards", scope="signals",
-      needs=("reward_function",), explains=("D01", "D03", "D25", "L08", "L09"),
+@rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",
+      needs=("reward_function",), explains=("D01", "D03", "D25", "L08", "L09", "L10"),
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
 def form_over_answers(log: RunLog) -> Iterator[Finding]:
     """A reward for the format rises while one for right answers falls, both by more than chance explains (12 steps and
@@ -183,6 +187,6 @@ def form_over_answers(log: RunLog) -> Iterator[Finding]:
                 ],
                 cause="the judge pays for the form alone, or pays more for it than for a right answer",
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
-                steps=[p.step for p in right.points[-3:] if p.step is not None],
+                steps=right.steps(),
             )
             return

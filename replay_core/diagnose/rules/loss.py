@@ -19,6 +19,7 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.advantages import kind_of
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -126,16 +127,6 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("every logged loss is 0: all reductions agree")
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
-    turned = _turned(batch)
-    if turned is not None:
-        yield finding(
-            "error",
-            "the policy loss has the wrong sign: it is +A x ratio, and falls with the advantage",
-            place,
-            evidence=[shown("largest |token_loss - A x ratio| over its largest", turned, "token_loss is -A x ratio")],
-            cause="the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
-        )
-        return
     if agreed:
         order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
         name = min(agreed, key=order.index)
@@ -153,7 +144,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     constant = _constant(parts)
-    states_constant = _kind(batch).startswith("dr")
+    states_constant = kind_of(batch).startswith("dr")
     if not states_constant:
         mistaken = list(_mistaken(parts, place))
         yield from mistaken
@@ -162,7 +153,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     slots = len(first.values_BT)
     if (
         constant is not None
-        and _kind(batch)
+        and kind_of(batch)
         and not states_constant
         and len(parts) > 1
         and constant % slots == 0
@@ -176,7 +167,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             evidence=[
                 shown("what the token sum is divided by", constant, None, first.logged.record.path.name),
                 shown("tokens that count", int((first.mask_BT != 0).sum())),
-                shown("algorithm that is stated", _kind(batch)),
+                shown("algorithm that is stated", kind_of(batch)),
             ],
             cause="a mean over the padded batch divides a sum over the mask; Dr. GRPO alone divides by a constant",
         )
@@ -219,32 +210,6 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
     )
-
-
-def _turned(batch: StepBatch) -> float | None:
-    """How far the recorded loss per token is from +A x ratio, over its largest, where that is next to nothing; else
-    None. (A loss of -A x log-probability has either sign.)
-    """
-    recorded, advantages = batch.columns.of("token_loss"), batch.columns.of("advantages")
-    if recorded is None or advantages is None or batch.trained_N is None:
-        return None
-    try:
-        ratio_N, known_N, _ = ratios(batch)
-    except Skip:
-        return None
-    both_N = batch.trained_N & recorded.said_N & advantages.said_N & known_N & (np.abs(ratio_N - 1) < 0.1)
-    loss_N, turned_N = recorded.values_N[both_N], (advantages.values_N * ratio_N)[both_N]
-    if both_N.sum() < 8 or not np.isfinite(loss_N).all() or not np.abs(turned_N).max(initial=0.0) > FLOOR:
-        return None
-    apart = float(np.abs(loss_N - turned_N).max() / np.abs(turned_N).max())
-    return apart if apart < 1e-3 else None
-
-
-def _kind(batch: StepBatch) -> str:
-    """The algorithm that the dump states, in lower case; empty where it states none."""
-    stated = batch.laid.flags.get("loss")
-    kind = stated.get("kind") if isinstance(stated, dict) else stated
-    return str(kind or "").lower()
 
 
 def _mistaken(parts: list[_MicroLoss], place: Where) -> Iterator[Finding]:

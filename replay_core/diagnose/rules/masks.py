@@ -9,8 +9,10 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
@@ -96,8 +98,10 @@ def _ends_early(
         return
     if batch.response_N is None:
         return
-    response_B = batch.flat.count(batch.response_N)
-    after_B = batch.flat.lengths_B - 1 - _last(batch, trained_N)
+    # Where the mask says what a sample holds, its end is cut off of it too, and stands behind it.
+    beyond_B = np.array([int((tail != batch.pad_id).sum()) for tail in _tails(batch)], dtype=np.int64)
+    response_B = batch.flat.count(batch.response_N) + beyond_B
+    after_B = batch.flat.lengths_B - 1 - _last(batch, trained_N) + beyond_B
     early_B = (response_B >= 4) & (after_B > LEFT_OUT * response_B)
     if batch.name and early_B.mean() >= 0.8 and (counts_B[early_B] == counts_B[early_B][0]).all() and len(batch) >= 4:
         yield finding(
@@ -263,6 +267,83 @@ def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
         "rldbg record -- YOUR COMMAND shows both",
         steps=steps_of(lost),
     )
+
+
+@rule("D48", "the mask is shifted", link="masks", scope="batch", needs=("tokens", "mask", "response"),
+      explains=("D07", "D09", "D17", "D18", "D19", "D20", "D28", "D41"), lasts=True,
+      source="verl#3562: a mask about the token at its index beside log-probabilities of the next")  # fmt: skip
+def mask_shifted(batch: StepBatch) -> Iterator[Finding]:
+    """How many tokens after the response's first one the mask begins, the same in nine of ten samples (4 and more) and
+    not 0: an error where it also ends as many later (in padding) or counts the prompt, a warning where the first
+    tokens of every response are left out although the engine sampled them.
+    """
+    trained_N, response_N = given(batch.trained_N), given(batch.response_N)
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    rollout = batch.columns.of("rollout_logprobs")
+    heard_B = batch.flat.count(trained_N) > 0
+    if heard_B.sum() < 4:
+        raise Skip("needs four samples with a token in the loss")
+    late_B = (batch.flat.first(trained_N) - batch.flat.first(response_N) + _left_out_B(batch))[heard_B]
+    each, counts = np.unique(late_B, return_counts=True)
+    by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+    if not by and rollout is not None and _begins(batch, rollout) is not None:
+        # Where only the mask says what is response, the engine does, too: it sampled what it gives a number.
+        late_B = (batch.flat.first(trained_N) - given(_begins(batch, rollout)))[heard_B]
+        each, counts = np.unique(late_B, return_counts=True)
+        by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+        by = by if _stray(batch, name) is not None else 0
+    if not by or abs(by) > 8 or most < 0.9:
+        return
+    ends_late = _stray(batch, name) is not None or bool(_left_out_B(batch).any())
+    beyond_N = _padding_held_N(batch)
+    ends_late = ends_late or (beyond_N is not None and bool((beyond_N & trained_N).any()))
+    if by > 0 and not ends_late:
+        head_B = batch.flat.first(response_N) + by
+        first_N = response_N & (batch.flat.position_N < np.repeat(head_B, batch.flat.lengths_B))
+        sampled_N = first_N if rollout is None else first_N & rollout.said_N & (rollout.values_N != 0)
+        if rollout is None or sampled_N.sum() < 0.9 * first_N.sum():
+            return  # a beginning that the engine was given
+    column = batch.columns.of(name)
+    places, side = f"{abs(by)} token{'s' * (abs(by) > 1)}", "late" if by > 0 else "early"
+    those = share(int((late_B == by).sum()), int(heard_B.sum()))
+    yield finding(
+        "error" if by < 0 or ends_late else "warning",
+        f"the mask is shifted by {by:+d}: it begins {places} {side} in {those} samples",
+        batch.laid.where(name, sample=int(np.flatnonzero(heard_B)[0])),
+        evidence=[
+            shown("first counted token - first token of the response", by, "0", column.source if column else None),
+            shown("the mask reaches beyond the response", ends_late),
+        ],
+        cause="mask and tokens are about different places: one is about the token at its index, the other about the "
+        "next (a roll or a slice is off by one)",
+    )
+
+
+def _begins(batch: StepBatch, rollout: Column) -> Array | None:
+    """The first token of each sample that the engine gives a number, None where it gives prompts one, too, or where its
+    numbers lie beside the trainer's.
+    """
+    first_B = batch.flat.first(rollout.said_N & (rollout.values_N != 0))
+    if not first_B.all() or batch.trainer is None:
+        return None
+    try:
+        return None if gap(batch).is_shifted else first_B
+    except Skip:
+        return None
+
+
+def _left_out_B(batch: StepBatch) -> Array:
+    """Slots between prompt and response that hold no token [B]: a mask that says what a sample holds begins late."""
+    found = np.zeros(len(batch), dtype=np.int64)
+    heads_B = batch.flat.first(given(batch.response_N))
+    for sample, (part, row) in enumerate(batch.spine.index):
+        layout, whole = batch.spine.parts[part].layout, batch.flat.lengths_B[sample]
+        if layout is None or batch.spine.parts[part].width is None or not 0 < heads_B[sample] < whole:
+            continue
+        at = np.flatnonzero(layout.sample_BS[row] >= 0)
+        if at.size == whole:
+            found[sample] = at[heads_B[sample]] - at[heads_B[sample] - 1] - 1
+    return found
 
 
 @rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),

@@ -15,9 +15,10 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where
-from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap, unsampled
+from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap, is_of_padding, twins_of, unsampled
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.ratio import first_update_B
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, look_at, share, shown
@@ -43,7 +44,7 @@ def _worst(between: Gap) -> int:
 
 
 @rule("D08", "log-probabilities are shifted by one token", link="rollout_logprobs", scope="batch", needs=_BOTH,
-      explains=("D09", "D12", "D14", "D15", "D24", "D29", "D35"), lasts=True,
+      explains=("L10", "D09", "D12", "D14", "D15", "D24", "D29", "D35"), lasts=True,
       source="verl#3562, OpenRLHF#973; measured: lag 0 r 0.03, lag 1 r 1.000")  # fmt: skip
 def shifted(batch: StepBatch) -> Iterator[Finding]:
     """Correlation of trainer and rollout at lags -1, 0, 1. An error where the best is not lag 0, is above 0.9 and above
@@ -68,7 +69,7 @@ def shifted(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="batch", needs=_BOTH,
-      explains=("D09", "D11", "D12", "D14", "D15", "D24", "D25"), lasts=True,
+      explains=("L10", "D09", "D11", "D12", "D14", "D15", "D24", "D25"), lasts=True,
       source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
 def tempered(batch: StepBatch) -> Iterator[Finding]:
     """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
@@ -102,7 +103,7 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
 
 @rule("D11", "rollout log-probabilities are renormalised over top-p or top-k", link="rollout_logprobs", scope="batch",
       needs=_BOTH,
-      explains=("D09", "D12", "D14", "D24"), lasts=True,
+      explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
       source="verl#6240, trl#6789, ms-swift#8442, vllm#42259")  # fmt: skip
 def renormalised(batch: StepBatch) -> Iterator[Finding]:
     """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
@@ -162,14 +163,16 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
 
 
 @rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
-      explains=("D09", "D13", "D14", "D24", "D31"), lasts=True,
+      explains=("L10", "D09", "D13", "D14", "D24", "D31"), lasts=True,
       source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
 def stale(case: Case) -> Iterator[Finding]:
     """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
     step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
     times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error.
 
-    Silent where importance weights are recorded or weight versions advance: such a run is off-policy on purpose (D31).
+    Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
+    But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
+    or where they stop for more than twice as long as ever before while the mismatch grows.
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
     """
@@ -178,7 +181,8 @@ def stale(case: Case) -> Iterator[Finding]:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
-        raise Skip("weight versions advance: the engine gets new weights, however late")
+        yield from _against_versions(every)
+        return
     parted = [one for one in every if one.mean > DISAGREE]
     bad = [one for one in parted if one.is_stale]
     first = every[0]
@@ -218,6 +222,56 @@ def stale(case: Case) -> Iterator[Finding]:
                 steps=[one.step for one in every[number:] if one.step is not None],
             )
             return
+
+
+def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
+    """Weight versions that advance: what they say is held against what was sampled, and they against the steps."""
+    told = [one for one in every if one.version is not None]
+    oldest = min(one.version for one in told if one.version is not None)
+    later = [one for one in told if one.version is not None and one.version > oldest]
+    bad = [one for one in later if one.is_stale]
+    own = told[0].mean > max(DISAGREE, 0.3 * max(one.mean for one in told)) and told[0].version == oldest
+    if bad and not own and bad[-1] is told[-1] and 2 * len(bad) >= len([one for one in later if one.mean > DISAGREE]):
+        worst = max(bad, key=lambda one: one.mean)
+        yield finding(
+            "error",
+            "the rollout was sampled by the initial weights, although its weight version advances",
+            worst.place,
+            evidence=[
+                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+                shown("weight version it names", worst.version),
+                shown("steps that show it", share(len(bad), len(later))),
+            ],
+            cause="weights arrive and are not used: a LoRA adapter that is not loaded, parameters renamed on the way",
+            next_step=worst.command,
+            steps=[one.step for one in bad if one.step is not None],
+        )
+        return
+    plateaus: list[list[_StepGap]] = []
+    for one in told:
+        if plateaus and plateaus[-1][0].version == one.version:
+            plateaus[-1].append(one)
+        else:
+            plateaus.append([one])
+    last, longest = plateaus[-1], max((len(each) for each in plateaus[:-1]), default=0)
+    grown = last[-1].mean > max(DISAGREE, JUMP * max(last[0].mean if len(plateaus) == 1 else 0.0, 1e-9))
+    if longest and len(last) >= 3 and len(last) > 2 * longest and grown:
+        yield finding(
+            "error",
+            f"the engine is no longer updated: its weight version stays {last[0].version:g} for {len(last)} steps",
+            last[-1].place,
+            evidence=[
+                shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
+                shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
+                shown("mean |trainer - rollout| before", float(np.median([o.mean for p in plateaus[:-1] for o in p]))),
+            ],
+            cause="weights are not synchronised into the engine any more: a sync that failed once and is not retried",
+            next_step=last[-1].command,
+            steps=[one.step for one in last if one.step is not None],
+        )
+        return
+    raise Skip("weight versions advance: the engine gets new weights, however late")
 
 
 @rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",
@@ -266,7 +320,7 @@ def drifting(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("D16", "the trainer's packs leak", link="logprobs", scope="batch", needs=_BOTH,
-      explains=("D09", "D12", "D13", "D14", "D15", "D24"), lasts=True,
+      explains=("L10", "D09", "D12", "D13", "D14", "D15", "D24"), lasts=True,
       source="transformers masking_utils: packed position ids only count without mask and cache; "
       "functionary#132")  # fmt: skip
 def leaking(batch: StepBatch) -> Iterator[Finding]:
@@ -300,7 +354,7 @@ def leaking(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*_BOTH, "mask"),
-      explains=("D09", "D12", "D14", "D24"), lasts=True,
+      explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
       source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
 def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
@@ -331,7 +385,7 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
-      explains=("D14", "D15", "D24"),
+      explains=("L10", "D14", "D15", "D24"),
       source="NeMo-RL docs (mean e^|d| > 1.05, KL error 1e-3); miles CI 0.03; slime CI 0.1")  # fmt: skip
 def disagree(batch: StepBatch) -> Iterator[Finding]:
     """mean |d| > 0.03 is a warning, > 0.1 an error; mean e^|d| > 1.05 or k3 > 1e-3 alone is worth saying: few tokens do
@@ -339,8 +393,10 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
     ones near 0.06. Silent where D08, D10, D11 or D16 name the cause; info where the run is off-policy on purpose:
     importance weights are recorded, or weight versions behind the step.
 
-    The cause is told by where the difference lies: at the first response tokens (another prompt: chat template), in
-    left-padded samples only (positions, mask), in few samples, or evenly (precision, kernels, parallelism).
+    The cause is told by where the difference lies: in left-padded samples only (positions, mask; of rows that are not
+    recorded padded the longest prompts have none), between samples that share a token and all before it (one forward
+    gives them one number: else dropout, or neighbours are seen), at the first response tokens (another prompt: chat
+    template), in few samples, or evenly (precision, kernels, parallelism); and by which side the reference agrees with.
     """
     between = gap(batch)
     multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
@@ -348,12 +404,12 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
     named = between.is_shifted or between.is_tempered or between.is_truncated
     if not bad or named or between.leak is not None:
         return
-    cause, told = _cause(batch, between)
+    short, cause, told = _cause(batch, between)
     mild = between.mean <= DISAGREE or _is_off_policy(batch)
     place = batch.laid.where(between.trainer.name, at=_worst(between))
     yield finding(
         "info" if mild else "error" if between.mean > BADLY else "warning",
-        f"engine and trainer disagree by {between.mean:.3g} nats per token",
+        f"engine and trainer disagree by {between.mean:.3g} nats per token" + (f": {short}" if short else ""),
         place,
         evidence=[
             *_figures(between),
@@ -379,60 +435,142 @@ def _is_off_policy(batch: StepBatch) -> bool:
     return float(np.nanmax(known[1])) < batch.step
 
 
-def _cause(batch: StepBatch, between: Gap) -> tuple[str, list[Evidence]]:
-    """The cause that the place of the differences tells, and the figures that tell it."""
+#: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
+#: batch shapes in bf16.
+RANDOM, RANDOM_FLOOR = 0.25, 0.02
+
+
+def _cause(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
+    """The cause that the differences tell: in a few words (empty where they are not sure), in a sentence, and the
+    figures behind it.
+    """
+    if is_of_padding(between):
+        flush, padded = between.by_padding or (0.0, 0.0)
+        return (
+            "only samples with left padding",
+            "left padding is attended to, or counted in the positions: samples without padding agree",
+            [shown("mean |d| without left padding", flush), shown("mean |d| with left padding", padded)],
+        )
+    twins = twins_of(between)
+    ranges = [
+        shown("places where samples share a token and all before it", twins.places),
+        shown("mean range of the trainer there", twins.trainer, f"< {max(RANDOM * between.mean, RANDOM_FLOOR):.3g}"),
+        shown("mean range of the rollout there", twins.rollout),
+    ]
+    limit = max(RANDOM * between.mean, RANDOM_FLOOR)
+    if twins.known and twins.trainer > limit and twins.trainer > 4 * twins.rollout:
+        return _not_one_number(batch, ranges)
+    told = ranges if twins.known else []
+    head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)
-    pads_B = batch.laid.left_pads_B
-    if pads_B is not None and (pads_B == 0).any() and (pads_B > 0).any():
-        flush, padded = between.by_sample_B[pads_B == 0], between.by_sample_B[pads_B > 0]
-        if np.isfinite(flush).any() and np.isfinite(padded).any():
-            clean, off = float(np.nanmean(flush)), float(np.nanmean(padded))
-            if clean < DISAGREE / 3 and off > 5 * clean:
-                return (
-                    "left padding is attended to, or counted in the positions: samples without padding agree",
-                    [shown("mean |d| without left padding", clean), shown("mean |d| with left padding", off)],
-                )
-    head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
         early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
         if early > 3 * late:
             return (
+                "most at the first tokens, the prompts differ",
                 "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
                 [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
             )
-    if between.correlation < 0.3:
-        return (
-            "the two are about different tokens or different models: they do not even rise and fall together (another "
-            "prompt, such as a doubled BOS or another template; other weights)",
-            [shown("correlation at lag 0", between.correlation, "> 0.9")],
-        )
     often = float((between.by_sample_B > DISAGREE).mean())
+    told = [*told, shown("share of samples above 0.03", often)]
+    side = _side(between)
+    if side is not None:
+        told.append(shown("mean |rollout - ref|", between.from_reference))
+    # Before the first update all weights are the initial ones: what differs then is no matter of their version.
+    begins = batch.step is not None and batch.step <= 1
     if often < 0.5 and len(batch) >= 4:
         return (
-            "few samples are off and the others agree: their weights' version, adapter or inputs "
-            "(images, tools) differ",
-            [shown("share of samples above 0.03", often)],
+            "few samples are off",
+            "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
+            "differ",
+            told,
         )
-    if between.mean > BADLY and between.from_reference is not None and between.from_reference < 0.2 * between.mean:
+    if twins.known and twins.rollout > limit and twins.rollout > 4 * twins.trainer:
         return (
-            "the trainer's own forward is off: the rollout agrees with the reference, the trainer with neither. "
-            "Dropout left on (train mode) looks like this; so do positions and masks of padding",
-            [shown("mean |rollout - ref|", between.from_reference), shown("share of samples above 0.03", often)],
+            "the engine gives one token after one prefix different numbers",
+            "weights change while the engine samples, its replicas hold different ones, or its cache is not emptied "
+            "after an update",
+            ranges,
+        )
+    if between.mean > BADLY and side == "trainer":
+        padding = "" if between.by_padding is not None else ", its positions or mask of padding differ"
+        dropout = ", or dropout is on" if not twins.known else ""
+        stale = "" if begins else ", or the engine samples with the initial weights"
+        return (
+            "the rollout agrees with the reference, the trainer with neither",
+            f"the trainer's own forward is off: it is given another prompt (chat template, system prompt, BOS){padding}"
+            f"{dropout}{stale}",
+            told,
+        )
+    if between.correlation < 0.5:
+        other = "other weights (another model or adapter)" if begins else "other weights (another version or adapter)"
+        return (
+            "they do not rise and fall together",
+            f"{'the engine' if side == 'engine' else 'one side'} is given another prompt (another prompt template, a "
+            f"doubled or missing BOS), or has {other}",
+            [*told, shown("correlation at lag 0", between.correlation, "> 0.9")],
         )
     if between.mean > BADLY:
-        return (
-            "too much for precision: weights of another version, dropout left on in the trainer's forward, or an "
-            "engine that is quantised",
-            [shown("share of samples above 0.03", often)],
-        )
+        dropout = "" if twins.known else ", dropout left on in the trainer's forward"
+        weights = "another prompt template" if begins else "weights of another version"
+        return "", f"too much for precision: {weights}{dropout}, or an engine that is quantised", told
     return (
+        "",
         "precision or kernels: bf16 against fp32, another attention or MoE kernel, tensor parallelism; or weights one "
         "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
-        [shown("share of samples above 0.03", often)],
+        told,
     )
+
+
+def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> tuple[str, str, list[Evidence]]:
+    """The trainer gives one token after one prefix different numbers: at random, or by what else is in the batch."""
+    claim = "the trainer gives one token after one prefix different numbers"
+    moved = _moved_before_update(batch)
+    if moved is not None:
+        ranges = [*ranges, shown("mean |policy - old| before any update", moved, "0")]
+    if moved is not None and moved <= SAME_FORWARD:
+        return (
+            claim,
+            "samples see what else is in their batch: neighbours of a pack (no block-diagonal mask), or padding (mask, "
+            "positions); two forwards of one batch agree, so that it is not dropout",
+            ranges,
+        )
+    return (
+        claim,
+        "dropout is left on in the trainer's forward (train mode), or samples see what else is in their batch: "
+        "neighbours of a pack, or padding (mask, positions)",
+        ranges,
+    )
+
+
+#: Two forwards of one batch by one set of weights differ by less, in bf16 too.
+SAME_FORWARD = 1e-2
+
+
+def _moved_before_update(batch: StepBatch) -> float | None:
+    """mean |policy - old| over the first update of the batch; None where one of the two is not recorded."""
+    policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
+    if policy is None or old is None:
+        return None
+    both_N = batch.pair(policy, old) & np.repeat(first_update_B(batch), batch.flat.lengths_B)
+    if both_N.sum() < FEWEST:
+        return None
+    return float(np.abs(policy.values_N[both_N] - old.values_N[both_N]).mean())
+
+
+def _side(between: Gap) -> str | None:
+    """Which side parts from the reference, where the other does not: `trainer` or `engine`."""
+    ref = between.batch.columns.of("ref_logprobs")
+    if ref is None or between.from_reference is None:
+        return None
+    if between.from_reference < 0.2 * between.mean:
+        return "trainer"
+    known_N = between.both_N & ref.said_N & np.isfinite(ref.values_N)
+    own = float(np.abs(between.trainer.values_N[known_N] - ref.values_N[known_N]).mean())
+    return "engine" if own < 0.2 * between.mean else None
 
 
 @rule("D09", "engine and trainer disagree", link="rollout_logprobs", scope="signals", needs=("|".join(LIMITS),),
@@ -460,7 +598,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
         cause="another precision or kernel, a temperature or top-p that one side applies, weights that were not "
-        "synced, a chat template, packing: the log has one number for all of them",
+        "synced, a chat template, packing, tokens in the loss mask that no engine sampled such as padding, "
+        "prompt or tool output: the log has one number for all of them",
         next_step=_TOLD_APART,
         steps=steps_of(past),
     )

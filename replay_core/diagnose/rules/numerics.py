@@ -202,6 +202,10 @@ _LOG_CAUSES = {
     "entropy": "logits that are not finite: the weights, an attention row that is masked whole, or a temperature of 0",
     "kl": "log-probabilities that are not finite in policy or reference",
     "policy_kl": "log-probabilities that are not finite, or an overflow of the ratio",
+    "pair_logits": "logits that are not finite: the weights, or an attention row that is masked whole",
+    "pair_logps": "the log-probability of a response: one without a token (cut off by the length limit, or none of "
+    "this kind in the batch: 0/0), or logits that are not finite",
+    "pair_reward": "no response of this kind in the batch (0/0), or a log-probability that is not finite",
 }
 
 

@@ -8,6 +8,7 @@ from statistics import mean
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
@@ -71,15 +72,29 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
 
     Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
     1e-4 info: later mini-batches and epochs of a first step have been updated already, and bf16 kernels differ. With an
-    on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning. Silent where a tenth of the first step's
+    on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning. Over 1 in every one of 8 steps and more,
+    and no explosion, is a warning wherever the log begins. Silent where a tenth of the first step's
     tokens are clipped already: its own updates moved it. Only where the log numbers its steps from 0 or 1.
     """
+    series = given(log.get("kl"))
+    point = series.points[0]
+    always = min(map(abs, series.finite), default=0.0)
+    if always > OTHER_MODEL and len(series.finite) >= 8 and trends.level(series.finite) < LEAPT * always:
+        yield finding(
+            "warning",
+            f"KL to the reference is {trends.level(series.finite):.3g} per token from the first logged step on, and "
+            f"never below {always:.3g}",
+            point.where(series.name),
+            evidence=[series.shown(always, f"< {OTHER_MODEL:g} in some step")],
+            cause=_NOT_THE_START,
+            next_step=_AGAINST_REFERENCE,
+            steps=series.steps(),
+        )
+        return
     if log.is_counted:
         raise Skip("the log does not number its steps: its first line need not be the first step")
-    series = log.get("kl")
-    if series is None or series.points[0].step not in (0, 1):
+    if point.step not in (0, 1):
         raise Skip("the log does not begin at the first step")
-    point = series.points[0]
     value = abs(point.value)
     if not math.isfinite(value) or value <= MOVED:
         return
@@ -97,11 +112,20 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
         evidence=[series.shown_at(point, "0 before the first update")],
         cause="mini-batches after the first have been updated already, or two kernels differ"
         if mild
-        else "the reference is another checkpoint, template (about 0.8 per token) or dtype than the policy's start",
-        next_step="rldbg record -- YOUR COMMAND; then "
-        "rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs",
+        else _NOT_THE_START,
+        next_step=_AGAINST_REFERENCE,
         steps=series.steps()[:1],
     )
+
+
+_NOT_THE_START = (
+    "policy and reference disagree before any update: the reference is another checkpoint, template (about 0.8 per "
+    "token) or dtype than the policy's start; or the policy's own forward is off (positions or mask of padding, a "
+    "packing leak, dropout)"
+)
+_AGAINST_REFERENCE = (
+    "rldbg record -- YOUR COMMAND; then rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs"
+)
 
 
 #: KL estimators by the name a framework would use; the right order first.
@@ -224,23 +248,23 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
 FAR, LEAPT = 1.0, 20.0
 
 
-@rule("L10", "the KL to the reference explodes", link="tokens", scope="signals", needs=("kl",),
-      explains=("D01", "D15", "D20", "D25", "D26", "L08", "L09"),
+@rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
+      explains=("D01", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Iterator[Finding]:
-    """KL per token (median of the last 3 steps) over 1 and over 20 times what it was in steps 2 to 4, in 8 steps and
-    more: a warning, over 10 an error. It rises in every run that learns; a run without a KL term may reach 0.5.
+    """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
+    more: a warning, over 3 an error. It rises in every run that learns; a run without a KL term may reach 0.5.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
     if len(finite) < 8:
         raise Skip("needs the KL of 8 steps")
     values = [abs(point.value) for point in finite]
-    begun, now = sorted(values[1:4])[1], sorted(values[-3:])[1]
-    if now > FAR and (now > LEAPT * begun or now > 10 * FAR):
+    begun, now = min(values[:4]), sorted(values[-3:])[1]
+    if now > FAR and now > LEAPT * begun:
         mark = next(point for point in finite if abs(point.value) > FAR)
         yield finding(
-            "error" if now > 10 * FAR else "warning",
+            "error" if now > 3 * FAR else "warning",
             f"KL to the reference explodes: {series.name} goes from {begun:.3g} to {now:.3g} per token",
             mark.where(series.name),
             evidence=[series.shown(now, f"< {FAR:g}"), shown("first step above it", mark.step)],

@@ -14,6 +14,7 @@ from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
@@ -107,7 +108,8 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
-    info. With a reward of 0 for all of them it is the cause of D01.
+    info; a warning where hardly any ends (0.97, in 8 steps and more). With a reward of 0 for all of them it is the
+    cause of D01.
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -119,7 +121,11 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     yield finding(
-        "info" if teaches else "error" if now >= 1 or nothing else "warning",
+        ("warning" if now >= MOST and len(series.finite) >= trends.MIN_STEPS else "info")
+        if teaches
+        else "error"
+        if now >= 1 or nothing
+        else "warning",
         f"{now:.0%} of the responses are cut at the token limit",
         next(p for p in series.points if p.value >= MANY).where(series.name),
         evidence=[series.shown(now, f"< {MANY}"), *nothing],
@@ -239,12 +245,13 @@ def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
 GROWN, SHRUNK = 3.0, 1 / 3
 
 
-@rule("L09", "responses get far longer or shorter", link="tokens", scope="signals", needs=("response_length",),
-      explains=("D20", "D37", "L05", "L08"),
+@rule("L09", "responses get far longer or shorter", link="trend", scope="signals", needs=("response_length",),
+      explains=("D01", "D20", "D25", "D37", "L05", "L08", "L10"),
       source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
 def lengths(log: RunLog) -> Iterator[Finding]:
     """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
-    threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third.
+    threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third. An error
+    where all are cut in the end, or hardly a token is left (a mean below 2).
     """
     series = given(log.get("response_length"))
     values = series.finite
@@ -255,9 +262,12 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun
     if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * begun):
         return
+    entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
+    also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
     yield finding(
-        "error" if longer and cut >= 1 else "warning",
-        f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to {now:.3g}",
+        "error" if (longer and cut >= 1) or (not longer and now < 2) else "warning",
+        f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to "
+        f"{now:.3g}{also}",
         series.last.where(series.name),
         evidence=[
             series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
@@ -270,5 +280,5 @@ def lengths(log: RunLog) -> Iterator[Finding]:
         else "short responses are paid for: a length penalty too strong, a judge that likes a bare end, or a mean per "
         "response that makes each token of a short one weigh more",
         next_step="read ten responses of the last step; rldbg record -- YOUR COMMAND",
-        steps=[p.step for p in series.points[-3:] if p.step is not None],
+        steps=series.steps(over=(begun + now) / 2) if longer else series.steps(under=(begun + now) / 2),
     )

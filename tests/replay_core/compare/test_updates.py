@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from replay_core.compare import Comparison, compare_runs
+from replay_core.compare import Comparison, Tolerances, compare_runs, rejudge
 from replay_core.dumps import open_run
+from replay_core.jobs import Partial
 from replay_core.recorder import Recorder
 
 OPTIMIZER = {"kind": "adamw", "lr": 5e-3, "eps": 1e-8}
@@ -53,12 +54,17 @@ def _compared(a: Path, b: Path) -> Comparison:
     return compare_runs(open_run(a), open_run(b))
 
 
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _stepped(tmp_path_factory.mktemp("alone") / "dump", alone=True)
+
+
 def _row(compared: Comparison, name: str) -> Any:
     return next(row for row in compared.tensors if row.name == f"param.{name.removeprefix('model.')}")
 
 
-def test_a_step_of_a_gradient_that_is_noise_is_no_difference(together: Path, tmp_path: Path):
-    compared = _compared(together, _stepped(tmp_path / "b", alone=True))
+def test_a_step_of_a_gradient_that_is_noise_is_no_difference(together: Path, one_by_one: Path):
+    compared = _compared(together, one_by_one)
     row = _row(compared, UNSEEN)
     assert row.figures.max_abs > 1e-5, "the step went another way"
     assert (row.verdict.value, compared.first) == ("CLOSE", None), row.reason
@@ -73,3 +79,24 @@ def test_without_the_optimizer_it_is_one_and_another_weight_always_is(together: 
     wrong = _compared(together, _stepped(tmp_path / "c", alone=True, factor=1.002))
     assert wrong.first is not None
     assert wrong.first.name.endswith("up_proj.weight")
+
+
+def test_what_is_told_while_it_compares_is_what_the_answer_says(together: Path, one_by_one: Path):
+    told: list[tuple[str, str]] = []
+    early: list[Any] = []
+    compared = compare_runs(
+        open_run(together),
+        open_run(one_by_one),
+        on_row=lambda row: told.append((row.name, row.verdict.value)),
+        on_event=lambda event: early.append(event.document) if isinstance(event, Partial) else None,
+    )
+    assert dict(told) == {row.name: row.verdict.value for row in compared.tensors}
+    assert (early, compared.around_of) == ([], None), "nothing diverges"
+
+
+def test_judged_again_it_is_still_no_difference_and_bitwise_it_is(together: Path, one_by_one: Path):
+    compared = _compared(together, one_by_one)
+    row = _row(compared, UNSEEN)
+    assert _row(rejudge(compared, Tolerances()), UNSEEN).verdict is row.verdict
+    assert _row(rejudge(compared, Tolerances()), UNSEEN).reason == row.reason
+    assert _row(rejudge(compared, Tolerances(), exact=True), UNSEEN).verdict.value == "DIFF"

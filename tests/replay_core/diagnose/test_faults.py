@@ -155,7 +155,7 @@ def no_padding_known_at_all(batch: Fields) -> None:
     batch["attention_mask"][:] = 1
 
 
-@fault("D18", "error")
+@fault("D48", "error")
 def a_mask_shifted_right(batch: Fields) -> None:
     batch["response_mask"] = np.roll(batch["response_mask"], 1, 1)
 

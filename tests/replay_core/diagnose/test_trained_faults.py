@@ -34,7 +34,7 @@ FAULTS = [
     ("verl", "D44", {"fault": "targets-shifted", "algorithm": "ppo"}),
     ("verl", "D44", {"fault": "gae-without-next", "algorithm": "ppo"}),
     ("native", "D28", {"fault": "times-world-size"}),
-    ("native", "D28", {"fault": "loss-turned"}),
+    ("native", "D50", {"fault": "loss-turned"}),
     ("verl", "D46", {"fault": "wrong-parameters"}),
     ("verl", "D11", {"fault": "top-k"}),
     ("verl", "D10", {"fault": "temperature"}),

@@ -156,3 +156,91 @@ def test_without_weights_nothing_is_ruled_and_it_is_said(right: Path):
     doc = workbench.referee(right)
     assert doc["ruling"] is None
     assert "no weights" in doc["sentence"]
+
+
+def _other_columns(model: Any) -> None:
+    model.model.layers[0].mlp.down_proj.weight.data[:, :16] *= 1.5
+
+
+@pytest.mark.long
+def test_a_graft_says_which_modules_output_carries_the_end_difference_and_what_comes_before_none(
+    weights: Path, right: Path, tmp_path: Path
+):
+    wrong = LlamaForCausalLM.from_pretrained(weights, dtype=torch.bfloat16)
+    _other_columns(wrong)
+    wrong.save_pretrained(tmp_path / "wrong")
+    b = _run(weights, tmp_path / "b", torch.bfloat16, "eager", _other_columns)
+    doc = workbench.referee(right, b, weights_a=str(weights), weights_b=str(tmp_path / "wrong"), graft=True)
+    assert doc["ruling"] == "NOISE", "each side computes what its own weights say"
+    assert any(
+        one.startswith("1 of 21 weights differ, most model.layers.0.mlp.down_proj") for one in doc["differences"]
+    )
+    graft = doc["graft"]
+    assert graft is not None
+    assert graft["module"] == "layers.0.mlp.down_proj"
+    shares = {one["tensor"]: (float(one["comes"]), float(one["goes"] or 0.0)) for one in graft["grafts"]}
+    assert all(share > 0.95 for share in shares["layers.0.mlp.down_proj.output"])
+    assert all(abs(share) < 0.05 for share in shares["layers.0.mlp.up_proj.output"])
+    assert graft["grafts"][0]["tensor"] == "embed_tokens.output", "in order of computation"
+
+
+@pytest.mark.long
+def test_a_factor_that_was_fitted_is_no_explanation_while_hundreds_of_roundings_are_left(weights: Path, tmp_path: Path):
+    doc = workbench.referee(
+        _run(weights, tmp_path / "b", torch.bfloat16, "eager", _other_columns), weights_a=str(weights)
+    )
+    assert (doc["module"], doc["hypothesis"]) == ("layers.0.mlp.down_proj", None), doc["sentence"]
+
+
+def _in_autocast(model: Any) -> None:
+    run = model.forward
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run(*args, **kwargs)
+
+    model.forward = cast
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plant", [_nothing, _scaled_row], ids=["right", "row"])
+def test_autocast_over_float32_weights_is_ruled_as_what_it_is(
+    weights: Path, tmp_path: Path, plant: Callable[[Any], None]
+):
+    def both(model: Any) -> None:
+        plant(model)
+        _in_autocast(model)
+
+    doc = workbench.referee(_run(weights, tmp_path / "b", torch.float32, "eager", both), weights_a=str(weights))
+    expected = ("NOISE", None) if plant is _nothing else ("BUG", "layers.1.self_attn.o_proj")
+    assert (doc["ruling"], doc["module"]) == expected, doc["sentence"]
+    assert any("torch.autocast" in note for note in doc["a"]["notes"])
+
+
+def _softmax_in_half(model: Any) -> None:
+    from transformers.models.llama import modeling_llama
+
+    own = torch.nn.functional.softmax
+
+    def coarse(scores: Any, dim: int = -1, **_: Any) -> Any:
+        each = torch.exp((scores - scores.amax(dim, keepdim=True)).to(torch.bfloat16))
+        return each / each.sum(dim, keepdim=True)
+
+    attention, run = model.model.layers[1].self_attn, model.model.layers[1].self_attn.forward
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        modeling_llama.nn.functional.softmax = coarse
+        try:
+            return run(*args, **kwargs)
+        finally:
+            modeling_llama.nn.functional.softmax = own
+
+    attention.forward = attend
+
+
+@pytest.mark.long
+def test_a_softmax_in_half_precision_is_told_by_its_bits(weights: Path, tmp_path: Path):
+    wrong = _run(weights, tmp_path / "b", torch.bfloat16, "eager", _softmax_in_half)
+    doc = workbench.referee(wrong, weights_a=str(weights))
+    assert (doc["ruling"], doc["module"]) == ("BUG", "layers.1.self_attn"), doc["sentence"]
+    assert doc["hypothesis"] == "the softmax computed in bfloat16 within, in half precision"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from replay_core import workbench
 from replay_core.desk import perform
 from replay_core.errors import ChildDiedError
 from replay_core.executors.in_process import InProcess
 from replay_core.jobs import Answer, Job, OnEvent, ignore, is_coordinating
+from tests.builders import there
 from tests.tui_debugger.driving import A, opened, press, rest, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, replayed
 from tui_debugger.answer import answer_of
 from tui_debugger.app import RldbgApp
 from tui_debugger.commands.replay import command
 from tui_debugger.engine import ChildEngine
+from tui_debugger.tolerance import Tolerance
 
 #: What a replay may take on a box that others use too: a bound, not a pause.
 _LIMIT_S = 600
@@ -142,6 +146,43 @@ async def test_screen_and_command_answer_alike(dump: Path, here: EngineHere, nam
     async with opened(dump, engine=here) as (app, pilot):
         assert compared(await pressed(app, pilot, document)) == compared(document)
         assert (answer_of(app.session.state).token == "first") == bool(code), screen(app)
+
+
+async def test_the_list_after_a_replay_is_the_comparison_that_the_replay_made(
+    dump: Path, here: EngineHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, Path]] = []
+    compare = workbench.compare_dumps
+
+    def counted(a: Path, b: Path, **options: Any) -> Any:
+        asked.append((a, b))
+        return compare(a, b, **options)
+
+    monkeypatch.setattr(workbench, "compare_dumps", counted)
+    async with opened(dump, engine=here) as (app, pilot):
+        state = app.session.state
+        await press(app, pilot, "b", "p", "r")
+        await until(
+            pilot, lambda: state.tensors.comparison is not None and state.job.busy is None, "the list", _LIMIT_S
+        )
+        assert asked == [], "nothing is read again"
+        shown = copy.deepcopy(state.tensors.comparison)
+        assert shown is not None
+        told = json.loads(json.dumps(compare(Path(shown["a"]["path"]), Path(shown["b"]["path"]))))
+        assert compared(shown) == compared(told)
+
+        await app.session.comparing.judge_by(Tolerance(atol=1e9))
+        assert (there(state.tensors.comparison)["counts"]["DIFF"], asked) == (0, []), (
+            "its figures are there to judge again"
+        )
+        await app.session.comparing.judge_by(Tolerance())
+        assert compared(state.tensors.comparison) == compared(shown)
+
+        # Another process took over: what it did not compare is compared.
+        monkeypatch.setattr(workbench, "_replayed", {})
+        await app.session.replaying.compare_cells(state.replay.cells[0], state.replay.cells[-1])
+        assert len(asked) == 1
+        assert compared(state.tensors.comparison) == compared(shown)
 
 
 @pytest.mark.long

@@ -1,0 +1,262 @@
+"""What a loss is made of: the loss of a token, and the terms beside the policy's, recomputed from what is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+from replay_core.objectives import policy_loss
+
+#: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
+CLOSE, FLOOR = 1e-3, 1e-6
+FEWEST = 8
+#: Clip ranges of published recipes (low, high): PPO, DAPO, tighter and wider ones, GSPO's.
+_RANGES = ((0.2, 0.2), (0.2, 0.28), (0.1, 0.1), (0.3, 0.3), (0.2, 0.3), (0.2, 0.4), (3e-4, 4e-4), (3e-3, 4e-3))
+_DUAL = 3.0
+
+
+def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
+    """(low, high) that the dump states, else None."""
+    stated = batch.laid.flags.get("loss")
+    low, high = (stated.get(name) for name in ("clip_low", "clip_high")) if isinstance(stated, dict) else (None, None)
+    return (float(low), float(high)) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
+
+
+def _by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array) -> Array:
+    """GSPO's ratio: e to the mean of a sample's log ratios, for each of its tokens."""
+    logs_N = np.where(known_N, np.log(np.maximum(np.where(known_N, ratio_N, 1.0), 1e-30)), 0.0)
+    return np.repeat(np.exp(np.nan_to_num(batch.flat.mean(logs_N, known_N))), batch.flat.lengths_B)
+
+
+@rule("D50", "the loss of a token is made wrongly", link="loss", scope="batch",
+      needs=("token_loss", "advantages", "mask"), explains=("D28", "L08", "L10", "D24"), lasts=True,
+      source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
+      "2506.13585")  # fmt: skip
+def token_loss(batch: StepBatch) -> Iterator[Finding]:
+    """Recomputes the recorded loss of every token from advantage and ratio: clipped at the stated range or a published
+    one, with a dual clip, not clipped, a sequence's ratio (GSPO), CISPO, REINFORCE, each with the importance weights or
+    without. Where one agrees to 1e-3 all is well, unless the range that agrees is not the stated one. Where none does,
+    an error if a known mistake agrees: the ratio upside down, the smaller of the two losses instead of the larger, the
+    advantage of the token before or after, or of another sample. Skipped where nothing agrees (other terms are in it).
+    """
+    recorded, advantages = given(batch.columns.of("token_loss")), given(batch.columns.of("advantages"))
+    ratio_N, known_N, source = ratios(batch)
+    both_N = given(batch.trained_N) & recorded.said_N & advantages.said_N & known_N
+    both_N &= np.isfinite(recorded.values_N) & np.isfinite(advantages.values_N) & np.isfinite(ratio_N)
+    if both_N.sum() < FEWEST or not np.abs(recorded.values_N[both_N]).max() > FLOOR:
+        raise Skip("too few tokens have a loss, an advantage and a ratio, or every loss is 0")
+    loss_N, a_N = recorded.values_N[both_N], advantages.values_N[both_N]
+    weights = batch.columns.of("is_weights")
+    w_N = None if weights is None else np.where(weights.said_N, weights.values_N, 1.0)[both_N]
+    logprobs = batch.columns.of("policy_logprobs")
+    logp_N = None if logprobs is None else logprobs.values_N[both_N]
+    close = CLOSE * float(np.abs(loss_N).max()) + FLOOR
+
+    def agrees(values_N: Array) -> bool:
+        each = (values_N,) if w_N is None else (values_N, values_N * w_N)
+        return any(bool((np.abs(loss_N - one) <= close).all()) for one in each)
+
+    ratio_kinds = (ratio_N[both_N], _by_sequence(batch, ratio_N, both_N)[both_N])
+    stated = _clip_range(batch)
+    place = batch.laid.where("token_loss", at=int(np.flatnonzero(both_N)[0]))
+    evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
+    ranges = (*([stated] if stated else []), *_RANGES)
+    for r_N in ratio_kinds:
+        for low, high in ranges:
+            plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+            dual_N = np.where(a_N < 0, np.minimum(plain_N, -_DUAL * a_N), plain_N)
+            soft_N = None if logp_N is None else -r_N.clip(1 - low, 1 + high) * a_N * logp_N
+            if agrees(plain_N) or agrees(dual_N) or (soft_N is not None and agrees(soft_N)):
+                if stated and (low, high) != stated and _tells(r_N, a_N, stated, (low, high)):
+                    yield finding(
+                        "warning",
+                        f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
+                        f"{stated[1]:g}",
+                        place,
+                        evidence=evidence,
+                        cause="the clip range that is configured does not reach the loss, or another one is logged",
+                    )
+                return
+        if agrees(-a_N * r_N):
+            if stated and _tells(r_N, a_N, stated, None):
+                yield finding(
+                    "error",
+                    f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
+                    place,
+                    evidence=evidence,
+                    cause="the clipped loss is computed and not used, or the range is ignored",
+                )
+            return
+    if agrees(-a_N) or (logp_N is not None and agrees(-a_N * logp_N)):
+        return
+    for what, cause, values_N in _mistakes(batch, ratio_kinds[0], advantages.values_N, both_N, ranges):
+        if agrees(values_N):
+            yield finding(
+                "error", f"the loss of a token is made wrongly: {what}", place, evidence=evidence, cause=cause
+            )
+            return
+    raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
+
+
+def _tells(r_N: Array, a_N: Array, stated: tuple[float, float], other: tuple[float, float] | None) -> bool:
+    """Whether the batch has a token that the two ranges (None: no clipping) treat differently, by more than "
+    "rounding."""
+    mine_N = policy_loss.clipped(r_N, a_N, clip_low=stated[0], clip_high=stated[1])
+    theirs_N = -a_N * r_N if other is None else policy_loss.clipped(r_N, a_N, clip_low=other[0], clip_high=other[1])
+    return bool((np.abs(mine_N - theirs_N) > 3 * CLOSE * np.abs(mine_N).max() + FLOOR).any())
+
+
+def _mistakes(
+    batch: StepBatch, r_N: Array, advantages_N: Array, both_N: Array, ranges: tuple[tuple[float, float], ...]
+) -> Iterator[tuple[str, str, Array]]:
+    a_N = advantages_N[both_N]
+    for low, high in ranges:
+        inverse_N = policy_loss.clipped(1 / np.maximum(r_N, 1e-30), a_N, clip_low=low, clip_high=high)
+        yield "the ratio is upside down, old over new", "exp(old - new) stands for exp(new - old)", inverse_N
+        least_N = np.minimum(-a_N * r_N, -a_N * r_N.clip(1 - low, 1 + high))
+        yield (
+            "the smaller of clipped and unclipped loss is taken, not the larger",
+            "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one",
+            least_N,
+        )
+        yield (
+            "the sign is wrong: it is +A x ratio, and falls with the advantage",
+            "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
+            -policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high),
+        )
+    low, high = ranges[0]
+    for by in (-1, 1):
+        moved_N = np.roll(np.where(both_N, advantages_N, 0.0), by)[both_N]
+        words = "before" if by == 1 else "after"
+        yield (
+            f"each token has the advantage of the token {words}",
+            "advantages are shifted by one against the log-probabilities",
+            policy_loss.clipped(r_N, moved_N, clip_low=low, clip_high=high),
+        )
+
+
+# ---- the terms of the whole loss
+
+
+#: Of the difference of loss and pg_loss, the share (rms) that terms may leave: logged means weigh micro-batches alike,
+#: losses weigh tokens. And the share a term must have of it before its sign is judged.
+LEFT, HEARD = 0.1, 0.2
+
+
+def _fitted(columns: list[list[float]], y: list[float]) -> tuple[float, list[float]] | None:
+    """(share left, coefficients) of least squares: normal equations, no numpy. None where columns are alike."""
+    n = len(columns)
+    rows = [
+        [sum(a * b for a, b in zip(columns[i], columns[j], strict=True)) for j in range(n)]
+        + [sum(a * b for a, b in zip(columns[i], y, strict=True))]
+        for i in range(n)
+    ]
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda k: abs(rows[k][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        if abs(rows[i][i]) < 1e-14:
+            return None
+        for k in range(n):
+            if k != i:
+                factor = rows[k][i] / rows[i][i]
+                rows[k] = [a - factor * b for a, b in zip(rows[k], rows[i], strict=True)]
+    found = [rows[i][n] / rows[i][i] for i in range(n)]
+    left = [sum(c * col[k] for c, col in zip(found, columns, strict=True)) - y[k] for k in range(len(y))]
+    return _rms(left) / _rms(y), found
+
+
+def _rms(values: list[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / len(values))
+
+
+def _aligned(*every: Series) -> list[tuple[float, ...]]:
+    """The values of the steps that all of these have, where all are finite."""
+    by_step = [{point.step: point.value for point in series.points} for series in every]
+    steps = set(by_step[0]).intersection(*by_step[1:])
+    rows = [tuple(values[step] for values in by_step) for step in sorted(steps, key=lambda s: -1 if s is None else s)]
+    return [row for row in rows if all(map(math.isfinite, row))]
+
+
+@rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="signals",
+      needs=("loss", "pg_loss", "kl|entropy|value_loss"), explains=("D25", "L08", "L09", "L10", "D15"),
+      source="loss = pg_loss + beta KL - c entropy + v value_loss: verl dp_actor, TRL, OpenRLHF")  # fmt: skip
+def terms(log: RunLog) -> Iterator[Finding]:
+    """Solves loss - pg_loss = beta KL - c entropy + v value_loss over 8 steps and more. Where the logged terms leave
+    less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
+    from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
+    the entropy rises a warning. Skipped where they do not make it (other estimators, other means).
+    """
+    loss, pg = given(log.get("loss")), given(log.get("pg_loss"))
+    best: tuple[float, dict[str, Series], dict[str, float]] | None = None
+    named = [(kind, series) for kind in ("kl", "entropy", "value_loss") for series in log.all(kind)[:2]]
+    for count in (1, 2, 3):
+        for chosen in combinations(named, count):
+            if len({kind for kind, _ in chosen}) < count:
+                continue
+            rows = _aligned(loss, pg, *(series for _, series in chosen))
+            if len(rows) < 4 + 4 * count:
+                continue
+            y = [row[0] - row[1] for row in rows]
+            columns = [[row[2 + k] for row in rows] for k in range(count)]
+            if max(map(abs, y)) < 1e-5 or any(max(map(abs, col)) < 1e-9 for col in columns):
+                continue
+            fitted = _fitted(columns, y)
+            if fitted is None or fitted[0] > LEFT or (best is not None and fitted[0] >= best[0]):
+                continue
+            heard = {
+                kind: weight if abs(weight) * _rms(column) > HEARD * _rms(y) else 0.0
+                for (kind, _), weight, column in zip(chosen, fitted[1], columns, strict=True)
+            }
+            best = fitted[0], dict(chosen), heard
+        if best is not None:
+            yield from _judged(log, pg, *best[1:])
+            return
+    raise Skip("the logged terms do not make the difference of loss and pg_loss, or there is none")
+
+
+def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Iterator[Finding]:
+    wrong = {
+        "kl": ("the KL term is subtracted from the loss: the policy is driven away from its reference", -1),
+        "entropy": ("the entropy is added to the loss: it is pressed down, not kept up", 1),
+        "value_loss": ("the value loss is subtracted: the critic unlearns", -1),
+    }
+    told = [shown(f"coefficient of {series[kind].name}", weight) for kind, weight in weights.items()]
+    for kind, weight in weights.items():
+        claim, side = wrong[kind]
+        if weight * side > FLOOR:
+            yield finding(
+                "error",
+                f"{claim} (coefficient {weight:.3g})",
+                series[kind].points[0].where(series[kind].name),
+                evidence=told,
+                cause="the sign of the term is turned where the loss is summed up",
+                next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
+                steps=series[kind].steps(),
+            )
+            return
+    weight = weights.get("entropy", 0.0)
+    if not weight:
+        return
+    share = abs(weight) * trends.level(series["entropy"].finite, 3) / max(median(map(abs, pg.finite)), 1e-9)
+    if share > 5 and trends.rises(series["entropy"].finite):
+        yield finding(
+            "warning",
+            f"the entropy bonus outweighs the policy's loss {share:.2g} times, and the entropy rises",
+            series["entropy"].last.where(series["entropy"].name),
+            evidence=[*told, shown("entropy term / median |pg_loss|", share, "< 5")],
+            cause=f"the entropy coefficient is {abs(weight):.3g}: recipes use 0 to 0.01",
+            next_step="lower the entropy coefficient; look at reward and response length at the same steps",
+            steps=series["entropy"].steps(),
+        )
