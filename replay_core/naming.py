@@ -215,8 +215,10 @@ def _bare(name: str) -> str:
 
 
 def is_module_tensor(name: str) -> bool:
-    """Whether the name is a module's recorded input or output: `layers.0.mlp.inputs.0`, `layers.0.mlp.output`."""
-    return _MODULE.search(name) is not None
+    """Whether the name is a module's recorded input or output: `layers.0.mlp.inputs.0`, `layers.0.mlp.output`; the
+    gradient of one (`grad.layers.0.mlp.output`) is none.
+    """
+    return _MODULE.search(name) is not None and not name.startswith("grad.")
 
 
 def module_of(name: str) -> str:
@@ -321,7 +323,8 @@ def meaning(name: str) -> Meaning:
             return Meaning(Phase.MODULES, "positions", "valid", "full")
         return Meaning(Phase.MODULES, "activation", "valid", "full")
     if name.startswith("grad."):
-        return Meaning(Phase.GRADIENTS, "gradient")
+        of_tokens = ("valid", "full") if _MODULE.search(name) else ()
+        return Meaning(Phase.GRADIENTS, "gradient", *of_tokens)
     if name.startswith("param.") or name.endswith((".weight", ".bias")):
         return Meaning(Phase.PARAMS, "param")
     last = name.rpartition(".")[2]
