@@ -138,8 +138,6 @@ ALIASES: dict[str, str] = {
     "infer_logprobs": "rollout_logprobs",
     "rollout_is_weights": "is_weights",
     "sample_index": "sample_id",
-    "uid": "group_id",
-    "uids": "group_id",
 }
 
 #: Bookkeeping a trainer stores beside its tensors: listed and shown, never first, never judged.

@@ -60,13 +60,20 @@ def flatten(tree: Any) -> list[TensorRef]:
 _PER_TOKEN = frozenset({"response_mask", "loss_mask", "advantages", "old_logprobs", "returns"})
 
 
-def per_token(fields: list[TensorRef]) -> list[TensorRef]:
-    """The fields, a `rewards` [B, R] named as rewards of tokens: the general table takes the word for a sample's."""
+def settled(fields: list[TensorRef]) -> list[TensorRef]:
+    """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
+    general table takes the word for a sample's, and `uid` is the group where nothing else is.
+    """
     shapes = {ref.shape for ref in fields if ref.canonical in _PER_TOKEN and len(ref.shape) == 2}
-    return [
-        ref.with_(canonical="token_rewards") if ref.canonical == "reward" and ref.shape in shapes else ref
-        for ref in fields
-    ]
+    has_group = any(ref.canonical == "group_id" for ref in fields)
+    found = []
+    for ref in fields:
+        if ref.canonical == "reward" and ref.shape in shapes:
+            ref = ref.with_(canonical="token_rewards")
+        elif ref.name in ("uid", "uids") and not has_group:
+            ref = ref.with_(canonical="group_id")
+        found.append(ref)
+    return found
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
@@ -128,7 +135,7 @@ def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
         yield TensorRef(name, "text", (len(values),), Inline(values))
     elif _all(kinds, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
         yield ragged
-    elif _all(values, list) and all(value and _all(value, dict) for value in values) and (said := prose(name, values)):
+    elif _are_talks(values) and (said := prose(name, values)) is not None:
         yield said  # a conversation per sample
     else:
         for position, inner in enumerate(values):

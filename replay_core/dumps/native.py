@@ -20,7 +20,7 @@ from replay_core.dumps.containers.json_lines import NAMED_LINES, NoJsonError, de
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import MAX_RANKS, laid_together
-from replay_core.dumps.fields import flatten, per_token
+from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
@@ -206,7 +206,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
         for ref in fields
     ]
-    named = per_token(named)
+    named = settled(named)
     return _whole(key, path, named) if key.rank is not None else named
 
 
