@@ -142,6 +142,14 @@ def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
             yield from _walk(inner, f"{name}.{position}" if name else str(position), depth + 1)
 
 
+def _are_talks(values: list[Any]) -> bool:
+    """Whether each is a list of messages."""
+    for turns in values:
+        if not isinstance(turns, list) or not turns or not all(isinstance(one, dict) for one in turns):
+            return False
+    return True
+
+
 def _all(kinds: set[type], kind: type | tuple[type, ...]) -> bool:
     return all(issubclass(one, kind) for one in kinds)
 
