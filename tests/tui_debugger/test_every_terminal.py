@@ -24,7 +24,7 @@ TERMINALS: dict[str, tuple[tuple[int, int], dict[str, str]]] = {
 WALK: tuple[tuple[str, str], ...] = (
     ("", "first at"),
     ("Enter", "a="),
-    ("3 z", "where"),
+    ("3 z", "relative L2"),
     ("z 1", "step 0"),
     ("4", "4 Log"),
     ("5", "attention"),
