@@ -88,7 +88,7 @@ class Laid:
         place = places[sample] if sample is not None else None
         if place is not None:
             part, row = sheet.index[place]
-            record = sheet.parts[part].held.record
+            record = _holder(sheet.parts[part], name)
         key = record.key
         ref = self._columns.ref(name) if name else None
         return Where(
@@ -135,6 +135,13 @@ class Laid:
             if ref is not None and ref.rows is None and len(ref.shape) == 2:
                 return ref.shape[1]
         return None
+
+
+def _holder(part: Batch, name: str | None) -> Record:
+    """The record that holds a tensor of these samples: theirs, or one of their micro-batch's losses."""
+    held = part.held
+    every = [held.record, *held.siblings]
+    return next((one for one in every if name is not None and one.get(name) is not None), held.record)
 
 
 def _left_pads(part: Batch) -> Ints | None:

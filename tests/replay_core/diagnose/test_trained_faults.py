@@ -12,6 +12,7 @@ from benchmarks.diagnose import forms
 from benchmarks.diagnose.trainer import Recipe, train
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.batches import causes, look
+from tests.replay_core.diagnose.logs import diagnosed_path
 
 pytestmark = pytest.mark.long
 
@@ -38,7 +39,6 @@ FAULTS = [
     ("verl", "D46", {"fault": "wrong-parameters"}),
     ("native", "D50", {"fault": "ratio-inverted", "lr": 4e-3, "minibatches": 2}),
     ("native", "D50", {"fault": "smaller-loss", "lr": 6e-3, "epochs": 3}),
-    ("native", "D49", {"fault": "kl-subtracted", "kl": 0.2, "lr": 2e-3, "steps": 12, "warm": 240}),
     ("verl", "D51", {"fault": "kl-rewarded", "algorithm": "ppo", "kl": 0.05, "lr": 2e-3}),
     ("verl", "D52", {"fault": "gae-turned", "algorithm": "ppo"}),
     ("native", "D52", {"fault": "values-kept", "algorithm": "ppo"}),
@@ -58,6 +58,13 @@ def test_a_line_that_is_wrong_is_the_first_thing_said(
 ) -> None:
     said = found(tmp_path, form, **recipe)
     assert [one.id for one in said][:1] == [id], [one.claim for one in said]
+
+
+def test_a_term_that_is_subtracted_is_found_in_what_was_logged(tmp_path: Path) -> None:
+    recipe = Recipe("run", fault="kl-subtracted", kl=0.2, lr=2e-3, steps=12, kept=1, prompts=4)
+    first = diagnosed_path(forms.DUMPS["native"](train(recipe), tmp_path / "native")).findings[0]
+    assert (first.id, first.severity) == ("D49", "error")
+    assert "the KL term is subtracted from the loss" in first.claim
 
 
 @pytest.mark.parametrize(
