@@ -151,6 +151,8 @@ class Answer:
     origin: str | None = None
     rule: str | None = None
     took_s: float = 0.0
+    #: What was ruled of the side that was changed: (tensor, kind, dtype, size, the largest share of a limit, ruling).
+    claims: list[tuple[str, str, str, float, float, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -257,7 +259,10 @@ def referee(pair: Pair) -> Answer:
             sides.append(_RULED[path])
     said = ruling_document(ruling.together(*sides))
     why = " ".join(str(said[key]) for key in ("hypothesis", "what") if said[key])
-    return Answer(said["ruling"] == "BUG", said["module"], said["side"], why)
+    changed = said["a"] if pair.case.side == "a" and pair.case.bug is not None else said["b"]
+    claims = [(one["tensor"], one["kind"], one["dtype"], float(one["size"]), float(one["excess"]), str(one["ruling"]))
+              for one in changed["tensors"]] if changed is not None else []  # fmt: skip
+    return Answer(said["ruling"] == "BUG", said["module"], said["side"], why, claims=claims)
 
 
 def lined_up(a: Run, b: Run) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import TracebackType
 
 from replay_core.errors import BudgetError
 
@@ -107,8 +107,7 @@ def forget() -> None:
     _took.clear()
 
 
-@contextmanager
-def reading(path: Path | str, records: int = 1) -> Iterator[None]:
+class reading:  # noqa: N801 - reads as the words of a `with`
     """One file is read, and what it costs is its own; a reading inside that of the same file belongs to it.
 
     Args:
@@ -117,27 +116,39 @@ def reading(path: Path | str, records: int = 1) -> Iterator[None]:
     Raises:
         BudgetError: the readings of the file took their time already.
     """
-    file, outer = str(path), _now.budget
-    if outer is not None and outer.file == file:
-        yield
-        return
-    began, took = time.thread_time(), _took.get(file, 0.0)
-    budget = _now.budget = Budget(file, stored_bytes(path))
-    budget.seconds -= took
-    if file not in _took:
-        _limit_memory(budget)
-    try:
+
+    __slots__ = ("_began", "_budget", "_file", "_outer", "_path", "_records", "_took")
+
+    def __init__(self, path: Path | str, records: int = 1) -> None:
+        self._path, self._file, self._records = path, str(path), records
+
+    def __enter__(self) -> None:
+        self._outer = _now.budget
+        self._budget: Budget | None = None
+        if self._outer is not None and self._outer.file == self._file:
+            return
+        self._began, self._took = time.thread_time(), _took.get(self._file, 0.0)
+        budget = Budget(self._file, stored_bytes(self._path))
+        budget.seconds -= self._took
         check_time(budget)
-        budget.seconds += began
-        yield
-    except MemoryError:
-        allowed = f"{FLOOR_MEMORY >> 20} MiB and {BYTES_PER_BYTE} times what is stored in memory"
-        raise budget.over(allowed, "more") from None
-    finally:
-        _now.budget = outer
-        _took[file] = took + max(0.0, time.thread_time() - began - records * FREE_SECONDS)
+        budget.seconds += self._began
+        self._budget = _now.budget = budget
+        if self._file not in _took:
+            _limit_memory(budget)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        budget = self._budget
+        if budget is None:
+            return
+        _now.budget = self._outer
+        _took[self._file] = self._took + max(0.0, time.thread_time() - self._began - self._records * FREE_SECONDS)
         if budget.memory_before is not None:
             _set_limit(budget.memory_before)
+        if isinstance(error, MemoryError):
+            allowed = f"{FLOOR_MEMORY >> 20} MiB and {BYTES_PER_BYTE} times what is stored in memory"
+            raise budget.over(allowed, "more") from None
 
 
 def check_time(budget: Budget) -> None:

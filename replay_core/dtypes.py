@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -61,17 +62,20 @@ def aliases(*names: str) -> tuple[str, ...]:
     return tuple(alias for alias, name in _ALIASES.items() if name in names)
 
 
+@lru_cache(maxsize=256)
 def family(dtype: str) -> str:
     """The row of the tables of tolerances that a dtype is judged by; what has none is held to the finest."""
     known = DTYPES.get(dtype)
     return dtype if dtype in FAMILIES else (known and known.family) or FAMILIES[0]
 
 
+@lru_cache(maxsize=256)
 def coarsest(*dtypes: str) -> str:
     """The coarsest family among dtypes: what a pair of them can be held to."""
     return max((family(dtype) for dtype in dtypes), key=FAMILIES.index)
 
 
+@lru_cache(maxsize=256)
 def finest(*dtypes: str) -> str:
     """The finest family among dtypes: what a baseline claims."""
     return min((family(dtype) for dtype in dtypes), key=FAMILIES.index)

@@ -6,9 +6,10 @@ files (the same names), transformers 5 (`experts.gate_up_proj`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from replay_core.regexes import regex
 
 #: A projection of an engine -> those of the checkpoint, in the order their rows lie in it.
 FUSED = {
@@ -26,17 +27,17 @@ STACKED = {
 }
 #: A stack of one engine under another's name.
 _STACK_ALIASES = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
-_STACK = re.compile(r"(.*\bexperts)\.(w13_weight|w2_weight|gate_up_proj|down_proj)")
+_STACK = regex(r"(.*\bexperts)\.(w13_weight|w2_weight|gate_up_proj|down_proj)")
 
 #: What an engine makes itself and no trainer sends.
-ENGINE_OWN = re.compile(
+ENGINE_OWN = regex(
     r"(?:.*\.)?(?:rotary_emb\..*|cos_sin_cache|inv_freq|attn\.(?:mqa_)?(?:_?[qkv]|prob)_scale.*|.*_scale(?:_inv)?|.*zero_point)"
 )
 #: Rows of these are padded to a multiple of 64 before they are cut (vLLM's VocabParallelEmbedding).
-VOCABULARY = re.compile(r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|lm_head|embed_out)\.(?:weight|bias)")
-_HEAD = re.compile(r"(.*\.)?(?:lm_head|embed_out)\.weight")
+VOCABULARY = regex(r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|lm_head|embed_out)\.(?:weight|bias)")
+_HEAD = regex(r"(.*\.)?(?:lm_head|embed_out)\.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
-_LEADING = re.compile(r"^(?:(?:model|language_model|transformer|gpt_neox|actor|module)\.)+")
+_LEADING = regex(r"^(?:(?:model|language_model|transformer|gpt_neox|actor|module)\.)+")
 
 
 @dataclass(frozen=True, slots=True)

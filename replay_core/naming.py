@@ -7,10 +7,11 @@ follow its kind (which tolerances judge it), its mask (which tokens count) and i
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+
+from replay_core.regexes import regex
 
 
 class Phase(IntEnum):
@@ -150,21 +151,19 @@ NOTES = frozenset(
 )  # fmt: skip
 
 #: What a clock, a meter or a directory says: two runs that compute the same differ in it.
-_CLOCK = re.compile(
+_CLOCK = regex(
     r"(?:^|[./_])(?:time|timing|timings|seconds|secs|runtime|duration|elapsed|latency|throughput|timestamp|wall_clock|"
     r"tokens?_per_sec(?:ond)?|tok_per_s|tokens_per_gpu_per_sec\w*|samples_per_sec(?:ond)?|steps_per_sec(?:ond)?|tflops|"
     r"tgs|mfu|eta|memory|mem|max_memory_\w+|\w*memory_(?:used|allocated|reserved)\w*|output_dir|save_path|run_name|hostname)"
     r"(?:_s|_ms|_gb|_mb|_mib)?(?:[./]|$)"
 )
 
-_MODULE = re.compile(r"\.(inputs|output)(\.|$)")
-_EXPERTS = re.compile(r"(?:^|\.)experts\.")
+_MODULE = regex(r"\.(inputs|output)(\.|$)")
+_EXPERTS = regex(r"(?:^|\.)experts\.")
 #: What a trainer puts around a model (a state dict may hold `model.model.layers`), and around modules inside it.
 #: The model itself is a module too: what goes into it keeps a name before `.inputs`.
-_WRAPPERS = re.compile(
-    r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))"
-)
-_INSIDE = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_WRAPPERS = regex(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))")
+_INSIDE = regex(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
 
 
@@ -216,8 +215,10 @@ def _bare(name: str) -> str:
 
 
 def is_module_tensor(name: str) -> bool:
-    """Whether the name is a module's recorded input or output: `layers.0.mlp.inputs.0`, `layers.0.mlp.output`."""
-    return _MODULE.search(name) is not None
+    """Whether the name is a module's recorded input or output: `layers.0.mlp.inputs.0`, `layers.0.mlp.output`; the
+    gradient of one (`grad.layers.0.mlp.output`) is none.
+    """
+    return _MODULE.search(name) is not None and not name.startswith("grad.")
 
 
 def module_of(name: str) -> str:
@@ -288,7 +289,7 @@ output
 _BEFORE, _AFTER = (text.strip().splitlines() for text in _CALLED.split("\n\n"))
 _RANKS = {word: rank for rank, line in enumerate(_BEFORE) for word in line.split()}
 _RANKS |= {word: rank for rank, line in enumerate(_AFTER, len(_BEFORE) + 1) for word in line.split()}
-_PIECES = re.compile(r"(\D*)(\d{0,18})")
+_PIECES = regex(r"(\D*)(\d{0,18})")
 
 #: Where in a model something is: of every part of its name the rank, and the part itself with its numbers as numbers.
 Place = tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
@@ -322,7 +323,8 @@ def meaning(name: str) -> Meaning:
             return Meaning(Phase.MODULES, "positions", "valid", "full")
         return Meaning(Phase.MODULES, "activation", "valid", "full")
     if name.startswith("grad."):
-        return Meaning(Phase.GRADIENTS, "gradient")
+        of_tokens = ("valid", "full") if _MODULE.search(name) else ()
+        return Meaning(Phase.GRADIENTS, "gradient", *of_tokens)
     if name.startswith("param.") or name.endswith((".weight", ".bias")):
         return Meaning(Phase.PARAMS, "param")
     last = name.rpartition(".")[2]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from replay_core.replay.batch import MicroBatch
 from replay_core.samples.batch import Batch
 
 Fields = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def write_dump(directory: Path, records: Mapping[str, Fields], *, micro: int | None = 0, **options: Any) -> Path:
@@ -210,3 +211,9 @@ def shards_of(state: Mapping[str, Any], rank: int, world: int) -> dict[str, Any]
             local, sizes = value.chunk(world)[rank].clone(), {"shape": value.shape, "stride": value.stride()}
             shards[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **sizes)
     return shards
+
+
+def there(value: T | None) -> T:
+    """What an answer may lack, and this one must not."""
+    assert value is not None
+    return value

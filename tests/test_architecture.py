@@ -28,14 +28,9 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("pages",),
     ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
-    (
-        "selection",
-        "dtypes",
-        "file_spans",
-        "budget",
-        "collecting",
-    ),  # bytes of a file without a SIGBUS; what a file may cost
-    ("errors",),
+    # bytes of a file without a SIGBUS; what a file may cost
+    ("selection", "dtypes", "file_spans", "budget", "collecting"),
+    ("errors", "regexes"),
 )
 
 #: Rooms of `tui_debugger`, top floor first.
@@ -65,6 +60,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
     "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
     "replay_core.budget": (("limit_process",), "memory of a process that reads untrusted files"),
+    "replay_core.regexes": (("regex",), "expressions that are compiled when they are used"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),
     "replay_core.naming": (None, "canonical names, to find a tensor by any of its names"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import RldbgError
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
@@ -20,7 +20,7 @@ NONE = "—"
 
 #: What a terminal acts on or hides instead of showing: controls, direction marks, separators, joiners, soft hyphens,
 #: tags, surrogates.
-UNSAFE = re.compile(
+UNSAFE = regex(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from replay_core.regexes import regex
 from tui_debugger import format as fmt
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ WORDS = {"error": ("ERROR", "first"), "warning": ("WARN", "missing"), "info": ("
 #: The mark of a step: a shape and a letter, since not everybody sees the colour.
 MARKS = {"error": ("✗E", "first"), "warning": ("▲W", "missing"), "": ("✓", "muted")}
 
-_STEP = re.compile(r"\bstep (\d+)\b")
+_STEP = regex(r"\bstep (\d+)\b")
 
 
 @dataclass(slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from textual.binding import Binding
 from textual.keys import _character_to_key
 
+from replay_core.regexes import regex
 from tui_debugger.actions import ACTIONS, Action, of_screen
 from tui_debugger.settings import nearest
 
@@ -16,7 +16,7 @@ from tui_debugger.settings import nearest
 _ALIASED = {"ctrl+h", "ctrl+i", "ctrl+m", "ctrl+j", "ctrl+slash", "alt+enter", "ctrl+enter", "shift+enter"}
 #: Prefix keys of tmux and screen: swallowed before the app sees them.
 _PREFIXES = {"ctrl+b", "ctrl+a"}
-_SAFE = re.compile(
+_SAFE = regex(
     r"[a-zA-Z0-9]|f([1-9]|1[0-2])|ctrl\+[a-z]|(shift\+|ctrl\+)?(up|down|left|right)|home|end|pageup|pagedown"
     r"|enter|escape|space|tab|shift\+tab|backspace|delete"
     r"|slash|question_mark|colon|at|left_square_bracket|right_square_bracket|comma|full_stop|minus|plus"

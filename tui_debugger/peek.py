@@ -6,9 +6,10 @@ Standard library only, and bounded: a listing of a hundred thousand files may ta
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
+
+from replay_core.regexes import regex
 
 #: How long a look may take, and how many names it reads at most.
 LOOK_S = 0.06
@@ -16,7 +17,7 @@ NAMES = 50_000
 #: Folders below the dump: role and dump point.
 _DEPTH = 3
 
-_STEP = re.compile(r"(?:^|[_\-/])step[_\-]?(\d{1,9})")
+_STEP = regex(r"(?:^|[_\-/])step[_\-]?(\d{1,9})")
 
 
 def steps_in(path: Path) -> list[int]:

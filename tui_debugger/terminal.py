@@ -11,11 +11,11 @@ from __future__ import annotations
 import codecs
 import functools
 import os
-import re
 import select
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
@@ -24,6 +24,7 @@ from textual.app import App
 from textual.color import Color
 from textual.filter import LineFilter
 
+from replay_core.regexes import regex
 from tui_debugger.format import UNSAFE
 
 #: What is left to an orderly end once the terminal is gone.
@@ -63,12 +64,27 @@ def is_behind(app: App[Any]) -> bool:
 
 def speaks_utf8() -> bool:
     """Whether the locale says that the terminal shows UTF-8; a bare C locale (a container, an old cron) does not."""
-    said = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
+    given = {name: os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")}
+    if given["LC_CTYPE"] in _COERCED and not _was_started_with(f"LC_CTYPE={given['LC_CTYPE']}"):
+        given["LC_CTYPE"] = None
+    said = next((value for value in given.values() if value), None)
     # Nothing said is how most containers start, and nearly every terminal behind one is UTF-8: only tmux, which
     # goes by the locale it was started under, then draws `_` for whatever is not ASCII.
     if not said:
         return not os.environ.get("TMUX")
     return "utf-8" in said.lower() or "utf8" in said.lower()
+
+
+#: What Python itself puts into LC_CTYPE where it was started in a C locale (PEP 538): it says nothing of the terminal.
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+
+
+def _was_started_with(setting: str) -> bool:
+    """Whether whoever started this process set that variable so; yes where the system does not tell."""
+    try:
+        return f"\0{setting}\0".encode() in b"\0" + Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return True
 
 
 _PLAIN = {
@@ -84,7 +100,7 @@ _PLAIN = {
 
 #: Signs that ASCII needs two of, and the blank beside them that gives its cell.
 _TWO = {"≤": "<=", "≥": ">=", "≠": "!="}
-_BESIDE_A_BLANK = re.compile("( ?)([≤≥≠]) | ([≤≥≠])")
+_BESIDE_A_BLANK = regex("( ?)([≤≥≠]) | ([≤≥≠])")
 
 
 def plain(text: str) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from replay_core.regexes import regex
+
 
 @dataclass(frozen=True, slots=True)
 class Name:
@@ -128,20 +130,20 @@ _TABLE: dict[str, tuple[str, ...]] = {
 
 #: Signals of which a run logs many: one series each, known by what stands in the middle.
 _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
-    (re.compile(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
-    (re.compile(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
-    (re.compile(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
-    (re.compile(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
-    (re.compile(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
-    (re.compile(r"^perf/\w+_time$"), "phase_seconds", "slime"),
-    (re.compile(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
-    (re.compile(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
-    (re.compile(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
-    (re.compile(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
+    (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
+    (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
+    (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
+    (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
+    (regex(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
+    (regex(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
+    (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
+    (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
+    (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
+    (regex(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
+    (regex(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
 )
 
-_ASIDE = re.compile(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+_ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
@@ -184,7 +186,7 @@ def _entry(text: str) -> tuple[str, str, str]:
 
 
 #: What only TRL, and those that patch it (ms-swift, Unsloth), log beside `kl`: then it is k3.
-_TRL = re.compile(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
+_TRL = regex(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_zero_std$|clip_ratio/)")
 
 
 def is_trl(names: Iterable[str]) -> bool:

@@ -7,7 +7,6 @@ group; a row's group is its dict's place in the list.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from replay_core.dumps.peeking import REFERENCES, class_of, content_of, first_th
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
-_FILE = re.compile(r"step_(\d+)(?:_dp_(\d+))?\.pt")
+_FILE = regex(r"step_(\d+)(?:_dp_(\d+))?\.pt")
 _SHAPES = frozenset({"step_.pt", "step__dp_.pt"})
 
 WORDS = words(

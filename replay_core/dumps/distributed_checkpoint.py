@@ -7,7 +7,6 @@ a torch file within the .distcp file. The folder is one record of stage `param`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,10 +20,11 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, FileBytes, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
 _METADATA = ".metadata"
-_FILE = re.compile(r"__\d{1,6}_\d{1,6}\.distcp")
-_STEP = re.compile(r"(?:global_step|checkpoint|step|iter)[_=-]?(\d{1,18})")
+_FILE = regex(r"__\d{1,6}_\d{1,6}\.distcp")
+_STEP = regex(r"(?:global_step|checkpoint|step|iter)[_=-]?(\d{1,18})")
 _KIND = "torch.distributed.checkpoint.metadata.TensorStorageMetadata"
 
 

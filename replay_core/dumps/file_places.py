@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,11 +9,12 @@ from pathlib import Path
 
 from replay_core.dumps.dialect import Entry
 from replay_core.records import RecordKey
+from replay_core.regexes import regex
 
 _PARTS = {
-    "step": re.compile(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
-    "rank": re.compile(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
-    "micro": re.compile(r"(?<![a-z])(?:micro(?:_?(?:batch|step|idx))?|call)[_=-]?(\d{1,18})"),
+    "step": regex(r"(?:global_step|step|rollout|iter)[_=-]?(\d{1,18})"),
+    "rank": regex(r"(?<![a-z])rank[_=-]?(\d{1,9})"),
+    "micro": regex(r"(?<![a-z])(?:micro(?:_?(?:batch|step|idx))?|call)[_=-]?(\d{1,18})"),
 }
 
 

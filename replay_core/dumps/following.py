@@ -7,7 +7,6 @@ are read again. Records that were there stay the same objects, with whatever was
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,10 +15,11 @@ from statistics import median
 
 from replay_core.dumps.opening import DIALECTS, open_run
 from replay_core.records import Record, RecordKey, Run
+from replay_core.regexes import regex
 
 #: File systems tell times apart by some milliseconds: a folder changed this short ago may have changed again.
 _UNSETTLED_NS = 50_000_000
-_GROWING = re.compile("|".join({dialect.grows for dialect in DIALECTS if dialect.grows is not None}))
+_GROWING = regex("|".join({dialect.grows for dialect in DIALECTS if dialect.grows is not None}))
 #: How many of the last steps tell the pace, and how many files of a step are asked for their times.
 _PACE_STEPS, _PACE_FILES = 8, 32
 

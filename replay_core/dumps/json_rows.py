@@ -28,6 +28,7 @@ from replay_core.dumps.listing import Folder
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Problem
+from replay_core.regexes import regex
 
 #: A first row longer than this is decoded all the same, but not to find out what a file is.
 MAX_FIRST_ROW = 1 << 26
@@ -104,7 +105,7 @@ def _first_row(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-_KEY = re.compile(r'"(\w+)"\s*:')
+_KEY = regex(r'"(\w+)"\s*:')
 
 
 def is_broken(row: dict[str, Any]) -> bool:

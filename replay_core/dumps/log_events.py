@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from replay_core.dumps.log_lines import TrainerLine
+from replay_core.regexes import regex
 
 #: Events of one kind that are kept word by word; the rest are counted.
 KEPT = 200
@@ -62,14 +63,14 @@ KINDS = tuple(kind for kind, _ in _PATTERNS)
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
-HINT = re.compile(
+HINT = regex(
     r"[Oo]ut of memory|OutOfMemory|allocate memory|oom[-_]kill|OOMKilled|torch\._dynamo hit|Recompiling"
     r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
 )
-_FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')
+_FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
 #: What Python says of an exception that ends nothing.
 _HARMLESS = "Exception ignored in"

@@ -11,19 +11,19 @@ each is a *stream*, and what is counted is counted within its stream.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from replay_core.file_spans import regular
+from replay_core.regexes import regex
 
 #: Past this a line is no line of a log: it is read in pieces.
 MAX_LINE = 1 << 16
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07")
-_RAY = re.compile(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
-_RANK = re.compile(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
+_ANSI = regex(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07")
+_RAY = regex(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
+_RANK = regex(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ of the step that was logged last.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +24,14 @@ from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 SUFFIXES = (".log", ".out", ".txt", ".err")
 #: A log is known by its first lines; a trainer prints its configuration before them.
 _HEAD = 1 << 20
 #: A file that is named itself is looked into further, whatever it is called.
 _FAR = 1 << 26
-_LIKELY = re.compile(
+_LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
@@ -138,7 +138,7 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
             yield line
 
 
-_ITER_STEP = re.compile(r"\biter (\d{1,12}): loss ")
+_ITER_STEP = regex(r"\biter (\d{1,12}): loss ")
 
 
 def index(path: Path) -> Index:

@@ -15,11 +15,12 @@ from replay_core.dumps.json_rows import first_row, names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import named
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 _PLACES = {
-    "step": re.compile(r"(?:step|rollout|iter)[_=-]?(\d{1,12})", re.IGNORECASE),
-    "rank": re.compile(r"rank[_=-]?(\d{1,9})", re.IGNORECASE),
-    "micro": re.compile(r"micro(?:_?(?:batch|step|idx))?[_=-]?(\d{1,9})", re.IGNORECASE),
+    "step": regex(r"(?:step|rollout|iter)[_=-]?(\d{1,12})", re.IGNORECASE),
+    "rank": regex(r"rank[_=-]?(\d{1,9})", re.IGNORECASE),
+    "micro": regex(r"micro(?:_?(?:batch|step|idx))?[_=-]?(\d{1,9})", re.IGNORECASE),
 }
 
 NAMED = "no framework writes such files: step, rank and micro are what the file names say"

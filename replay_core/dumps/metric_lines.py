@@ -15,29 +15,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from replay_core.regexes import regex
+
 _NUM = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 #: What wraps a number's repr: np.float64(0.1), tensor(0.1, device='cuda:0'), array(0.1).
 _WRAPPED = r"(?:(?:np|numpy|torch)\.)?(?:\w{1,16}\()?"
 
-_VERL = re.compile(r"\bstep:(\d{1,12})((?: - [^\s:]{1,200}:[^\s]+)+)")
-_VERL_PAIR = re.compile(rf" - ([^\s:]{{1,200}}):{_WRAPPED}({_NUM})(?=[\s,)]|$)", re.IGNORECASE)
-_NAMED = re.compile(r"\b(?:global[_ ]step|step|rollout|perf|eval) (\d{1,12}): \{", re.IGNORECASE)
-_DICT = re.compile(r"""(?:\{|^)\s*((?:'[^'\n]{1,200}'|"[^"\n]{1,200}"):\s?.*?)(?:\}|$)""")
-_DICT_PAIR = re.compile(
+_VERL = regex(r"\bstep:(\d{1,12})((?: - [^\s:]{1,200}:[^\s]+)+)")
+_VERL_PAIR = regex(rf" - ([^\s:]{{1,200}}):{_WRAPPED}({_NUM})(?=[\s,)]|$)", re.IGNORECASE)
+_NAMED = regex(r"\b(?:global[_ ]step|step|rollout|perf|eval) (\d{1,12}): \{", re.IGNORECASE)
+_DICT = regex(r"""(?:\{|^)\s*((?:'[^'\n]{1,200}'|"[^"\n]{1,200}"):\s?.*?)(?:\}|$)""")
+_DICT_PAIR = regex(
     rf"""(?:'([^'\n]{{1,200}})'|"([^"\n]{{1,200}})"):\s?['"]?{_WRAPPED}({_NUM})['"]?(?=[,}})]|\s*$)""", re.IGNORECASE
 )
 #: ms-swift names its step beside the last one: 'global_step/max_steps': '5/3766'.
-_SWIFT_STEP = re.compile(r"""['"]global_step/max_steps['"]:\s?['"](\d{1,12})/\d""")
-_PIPES = re.compile(r"\b(?:step|iteration)\s+(\d{1,12})(?:\s?/\s*\d{1,12})?\s*\|(.*)$", re.IGNORECASE)
-_PIPE_PAIR = re.compile(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM})", re.IGNORECASE)
-_TITAN = re.compile(r"\bstep:\s+(\d{1,12})((?:\s+\w{1,40}:\s+\S+)+)")
-_TITAN_PAIR = re.compile(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
+_SWIFT_STEP = regex(r"""['"]global_step/max_steps['"]:\s?['"](\d{1,12})/\d""")
+_PIPES = regex(r"\b(?:step|iteration)\s+(\d{1,12})(?:\s?/\s*\d{1,12})?\s*\|(.*)$", re.IGNORECASE)
+_PIPE_PAIR = regex(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM})", re.IGNORECASE)
+_TITAN = regex(r"\bstep:\s+(\d{1,12})((?:\s+\w{1,40}:\s+\S+)+)")
+_TITAN_PAIR = regex(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
 
 #: A mapping that names no step is a step's metrics only if it holds one of these: a configuration is a mapping, too.
-_TELLING = re.compile(r"(?:^|[/_])(?<!max_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)(?:/|_std$|_mean$|$)")
+_TELLING = regex(r"(?:^|[/_])(?<!max_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)(?:/|_std$|_mean$|$)")
 _STEP_KEYS = ("step", "global_step", "global_steps", "_step", "train/global_step")
 #: Metrics of an evaluation, or of the whole run: they begin no step of their own.
-_ASIDE = re.compile(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")
+_ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")
 
 
 def metric_line(line: str) -> tuple[int | None, dict[str, float]]:

@@ -7,7 +7,6 @@ logging.jsonl, metrics*.jsonl                                         a flat map
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -23,12 +22,13 @@ from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged
 from replay_core.records import Fields, Problem, RecordKey
+from replay_core.regexes import regex
 
-_WHOLE = re.compile(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
-_LINES = re.compile(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
+_WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
+_LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 #: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
-_TRAINED = re.compile(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
-_STEP_IN_NAME = re.compile(r"step[_=-]?(\d+)")
+_TRAINED = regex(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
+_STEP_IN_NAME = regex(r"step[_=-]?(\d+)")
 #: ms-swift writes the step beside the last one: "9/547".
 SWIFT_STEP = "global_step/max_steps"
 #: What frameworks call the step of a row of metrics.

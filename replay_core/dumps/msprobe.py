@@ -23,15 +23,16 @@ from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
-_STEP = re.compile(r"step_?(\d{1,18})")
-_RANK = re.compile(r"rank_?(\d{1,18})")
+_STEP = regex(r"step_?(\d{1,18})")
+_RANK = regex(r"rank_?(\d{1,18})")
 #: A process that torch.distributed was not asked in: its id is new in every run.
-_PROCESS = re.compile(r"proc_?(\d{1,18})")
+_PROCESS = regex(r"proc_?(\d{1,18})")
 #: `Module.<name>.<Class>.forward.<call>`; L1 dumps have `Functional.linear.3.forward` and `Tensor.add.0.backward`.
-_MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.([A-Za-z_]\w*)\.(forward|backward)\.(\d+)")
-_PARAMETERS = re.compile(r"(?:Module|Cell)\.(.+)\.[A-Za-z_]\w*\.parameters_grad(?:\.\d+)?")
-_CALL = re.compile(r"(\w+(?:\.\w+)*?)\.(\d+)\.(forward|backward)")
+_MODULE = regex(r"(?:Module|Cell)\.(.+)\.([A-Za-z_]\w*)\.(forward|backward)\.(\d+)")
+_PARAMETERS = regex(r"(?:Module|Cell)\.(.+)\.[A-Za-z_]\w*\.parameters_grad(?:\.\d+)?")
+_CALL = regex(r"(\w+(?:\.\w+)*?)\.(\d+)\.(forward|backward)")
 _FIGURES = ("Max", "Min", "Mean", "Norm")
 #: verl's precision_debugger names the stage in the directory above the steps.
 _ROLES = {"ref_compute_log_prob": "ref", "compute_values": "critic", "critic_update": "critic",

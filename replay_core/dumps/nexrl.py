@@ -7,7 +7,6 @@ loss file says of itself in extra_info tells which are lost.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, few, listing
 from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 STAGES = (
     "trajectory", "old_log_probs", "forward_data", "loss", "param", "gradient",
@@ -28,7 +28,7 @@ STAGES = (
 #: NexRL's own words where the general table says something else.
 NAMES = {"log_probs": "policy_logprobs", "old_log_probs": "old_logprobs"}
 #: Fields of a sample: their prefix says where they stood, not what they are.
-_SAMPLE = re.compile(r"(?:trajectories|datums)\.(?:extra_fields\.|loss_fn_inputs\.)?")
+_SAMPLE = regex(r"(?:trajectories|datums)\.(?:extra_fields\.|loss_fn_inputs\.)?")
 #: A sample's own words. At HEAD `extra_fields.logprobs` is left out and `advantages` may be empty.
 SAMPLE_NAMES = {
     "tokens": "input_ids",
@@ -45,7 +45,7 @@ _NEXT = ("log_probs", "entropy", "response_mask", "old_log_probs", "advantages",
          "effective_valid")  # fmt: skip
 _FULL = ("input_ids", "attention_mask", "position_ids", "loss_mask")
 
-_FILE = re.compile(r"step_(\d{6,18})(?:_rank(\d{1,9}))?(?:_micro(\d{1,18}))?\.(?:pt|jsonl)")
+_FILE = regex(r"step_(\d{6,18})(?:_rank(\d{1,9}))?(?:_micro(\d{1,18}))?\.(?:pt|jsonl)")
 _SHAPES = frozenset(f"step_{rank}{micro}.{suffix}" for rank in ("", "_rank") for micro in ("", "_micro")
                     for suffix in ("pt", "jsonl"))  # fmt: skip
 

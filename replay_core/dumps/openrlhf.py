@@ -8,7 +8,6 @@ of a step's forwards is the reference model's (docs/evidence.md#actor-inputs).
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -22,9 +21,10 @@ from replay_core.dumps.peeking import content_of
 from replay_core.errors import RldbgError
 from replay_core.file_spans import regular
 from replay_core.records import FileBytes, Inline, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
-_FILE = re.compile(r"actor_inputs_rank(\d+)_(\d{8}_\d{6}_\d{6})\.pkl$")
-_LIKELY = re.compile(r"actor_inputs_.*\.pkl$")
+_FILE = regex(r"actor_inputs_rank(\d+)_(\d{8}_\d{6}_\d{6})\.pkl$")
+_LIKELY = regex(r"actor_inputs_.*\.pkl$")
 _FOLDER = "input_dumps"
 
 INFERRED = (

@@ -21,9 +21,10 @@ from replay_core.dumps.peeking import class_of, content_of, first_that, has, tre
 from replay_core.dumps.words import named, settled_by_width, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
-_FILE = re.compile(r"step_(\d{1,18})\.pkl")
-_CRITIC = re.compile(r"(.+_)?(deepspeed|megatron)\.pt")
+_FILE = regex(r"step_(\d{1,18})\.pkl")
+_CRITIC = regex(r"(.+_)?(deepspeed|megatron)\.pt")
 
 WORDS = words(
     prompt="prompts=prompt_ids",

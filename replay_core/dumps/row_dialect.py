@@ -22,6 +22,7 @@ from replay_core.dumps.listing import listing
 from replay_core.dumps.words import Words, named
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class RowFiles:
 
     def __init__(self, spec: RowSpec) -> None:
         self.spec = spec
-        self._path, self._needs = re.compile(spec.file), frozenset(spec.needs.split())
+        self._path, self._needs = regex(spec.file), frozenset(spec.needs.split())
 
     @property
     def dialect(self) -> Dialect:

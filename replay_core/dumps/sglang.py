@@ -7,7 +7,6 @@ file; the rest lie beside it. Steps count forwards, so a training step may be se
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +19,14 @@ from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import has
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
 _SEPARATOR = "___"
 _NON_INTRUSIVE = "non_intrusive__"
-_PREFIX = re.compile(r"(?:non_intrusive__)?(grad|param)__(?:non_intrusive__)?")
+_PREFIX = regex(r"(?:non_intrusive__)?(grad|param)__(?:non_intrusive__)?")
 #: Parallel ranks beside `rank`: they tell apart files that agree in everything else.
 _PHASES = ("fwd_only", "fwd_bwd")
-_ENGINE, _ROLLOUT = re.compile(r"engine_(\d{1,6})"), re.compile(r"(.*?)rollout_(\d{1,18})")
+_ENGINE, _ROLLOUT = regex(r"engine_(\d{1,6})"), regex(r"(.*?)rollout_(\d{1,18})")
 _AXES = ("tp_rank", "pp_rank", "cp_rank", "ep_rank", "etp_rank", "dp_rank")
 
 

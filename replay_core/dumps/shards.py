@@ -6,7 +6,6 @@ that are no DTensor are taken from that first file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.peeking import class_of, content_of, first_that
 from replay_core.errors import RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
-_FILE = re.compile(r"(?P<base>.*?)[_.-]?(?:rank|r)[_=-]?(?P<rank>\d{1,6})\.(?:pt|pth|bin)")
+_FILE = regex(r"(?P<base>.*?)[_.-]?(?:rank|r)[_=-]?(?P<rank>\d{1,6})\.(?:pt|pth|bin)")
 #: A name of the kind without its digits, of which a folder has few.
-_SHAPE = re.compile(r".*(?:rank|r)[_=-]?\d*\.(?:pt|pth|bin)")
-_STEP = re.compile(r"(?:global_step|step|iter)[_=-]?(\d{1,18})")
-_WORLD = re.compile(r"world_size_(\d{1,6})")
+_SHAPE = regex(r".*(?:rank|r)[_=-]?\d*\.(?:pt|pth|bin)")
+_STEP = regex(r"(?:global_step|step|iter)[_=-]?(\d{1,18})")
+_WORLD = regex(r"world_size_(\d{1,6})")
 
 
 def _groups(path: Path) -> Iterator[tuple[Folder, dict[int, str]]]:

@@ -6,7 +6,6 @@ taken out before the dump is written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from replay_core.dumps.peeking import class_of, content_of, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
-_FILE = re.compile(r"global_step_(\d{1,18})_training_input\.pkl")
+_FILE = regex(r"global_step_(\d{1,18})_training_input\.pkl")
 _CLASS = "TrainingInputBatch"
 
 WORDS = words(

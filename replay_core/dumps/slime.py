@@ -21,6 +21,7 @@ from replay_core.dumps.slime_columns import TOGETHER, is_context_parallel, loss_
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 #: The trainer recomputes `log_probs` before the update: they are the old ones.
 WORDS = words(
@@ -50,12 +51,12 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
-    _Kind(re.compile(r"(?P<eval>eval_)?(?P<step>\d{1,18})(?:_(?P<rank>\d{1,9}))?\.pt"),
+    _Kind(regex(r"(?P<eval>eval_)?(?P<step>\d{1,18})(?:_(?P<rank>\d{1,9}))?\.pt"),
           frozenset({".pt", "_.pt", "eval_.pt"}), "trajectory",
           (("rollout_id", "samples"), ("rollout_id", "rollout_data"))),
-    _Kind(re.compile(r"rank_(?P<rank>\d{1,9})_call_(?P<micro>\d{1,18})\.pt"), frozenset({"rank__call_.pt"}), "loss",
+    _Kind(regex(r"rank_(?P<rank>\d{1,9})_call_(?P<micro>\d{1,18})\.pt"), frozenset({"rank__call_.pt"}), "loss",
           (("rank", "call", "samples"),)),
-    _Kind(re.compile(r"r(?P<step>\d{1,18})_s(?P<minibatch>\d{1,18})_m(?P<micro>\d{1,18})_rank(?P<rank>\d{1,9})\.pt"),
+    _Kind(regex(r"r(?P<step>\d{1,18})_s(?P<minibatch>\d{1,18})_m(?P<micro>\d{1,18})_rank(?P<rank>\d{1,9})\.pt"),
           frozenset({"r_s_m_rank.pt"}), "loss", (("rank", "call", "samples"),)),
 )  # fmt: skip
 

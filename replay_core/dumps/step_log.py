@@ -17,22 +17,22 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from replay_core.regexes import regex
+
 #: A log is read line by line; past this a line is no line of a log.
 MAX_LINE = 1 << 16
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_MICRO = re.compile(r"\[Micro (\d{1,9})\] (\d{1,3}[a-z]?)\. ([^:]{1,80})(?::\s*(.*))?$")
-_OPTIMIZER = re.compile(r"(?:^|\s)(\d{1,3})\. (Optimizer step finished): (.*)$")
-_ITER = re.compile(
+_ANSI = regex(r"\x1b\[[0-9;]*[A-Za-z]")
+_MICRO = regex(r"\[Micro (\d{1,9})\] (\d{1,3}[a-z]?)\. ([^:]{1,80})(?::\s*(.*))?$")
+_OPTIMIZER = regex(r"(?:^|\s)(\d{1,3})\. (Optimizer step finished): (.*)$")
+_ITER = regex(
     r"\biter (\d{1,12}): loss (\S+?)(?: \(main (\S+?), critic (\S+?)\))?, time (\S+?)ms"
     r"(?:, mfu (\S+?)%)?(?:, mem (.*))?$"
 )
-_WARNING = re.compile(r"WARNING: (.*)$")
-_LOSSES = re.compile(r"^\s*(?:pg_loss|kl_penalty|total|avg_seq_log_prob|avg_advantage|avg_kl)=")
+_WARNING = regex(r"WARNING: (.*)$")
+_LOSSES = regex(r"^\s*(?:pg_loss|kl_penalty|total|avg_seq_log_prob|avg_advantage|avg_kl)=")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
-_PAIR = re.compile(
-    rf"(?<![\w.])(\w+)=({_NUMBER})(?:±({_NUMBER})|/(\d+) \(({_NUMBER})%\)|\s?(MB|GB|s)\b)?", re.IGNORECASE
-)
+_PAIR = regex(rf"(?<![\w.])(\w+)=({_NUMBER})(?:±({_NUMBER})|/(\d+) \(({_NUMBER})%\)|\s?(MB|GB|s)\b)?", re.IGNORECASE)
 
 
 @dataclass(slots=True)

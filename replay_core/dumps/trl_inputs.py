@@ -7,7 +7,6 @@ old_per_token_logps the old log-probabilities are the policy's own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
 from replay_core.records import Parts, RecordKey, TensorRef
+from replay_core.regexes import regex
 
-_STEP = re.compile(r".*?step(?P<step>\d{1,18})_(?P<kind>micro|gen)(?P<number>\d{1,18})\.pt")
+_STEP = regex(r".*?step(?P<step>\d{1,18})_(?P<kind>micro|gen)(?P<number>\d{1,18})\.pt")
 _BATCH = ("prompt_ids", "completion_ids", "completion_mask")
 
 TRL = words(

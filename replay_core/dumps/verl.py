@@ -7,7 +7,6 @@ directory of its cache, or in meta_info.global_steps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from replay_core.dumps.peeking import class_of, content_of, has, tree_of
 from replay_core.dumps.words import named, settled_by_width, words
 from replay_core.errors import DumpError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
-_STEP = re.compile(r"(?:^|[_=-])(?:global_)?steps?[_=]?(\d{1,18})(?:\D|$)")
+_STEP = regex(r"(?:^|[_=-])(?:global_)?steps?[_=]?(\d{1,18})(?:\D|$)")
 _CACHE = ("gen_batch.dp", "tq_batch.pt")
 
 WORDS = words(

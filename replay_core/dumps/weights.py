@@ -18,17 +18,18 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
-_INDEX = re.compile(
+_INDEX = regex(
     r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?\.(?:safetensors|bin)\.index\.json"
 )
 _SINGLE = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
 #: Files that nothing but weights is called, with a config.json beside them or without.
 _UNMISTAKABLE = ("adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
-_SHARD = re.compile(
+_SHARD = regex(
     r"((?:model|pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.\w+)?)-(\d{1,6})-of-(\d{1,6})\.(safetensors|bin)"
 )
-_STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[_-]?(\d{1,18})")
+_STEP = regex(r"(?:checkpoint|global_step|step|iter)[_-]?(\d{1,18})")
 MAX_INDEX = 1 << 28
 #: More shards than this are a name that lies.
 MAX_SHARDS = 4096

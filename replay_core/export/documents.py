@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -325,6 +324,8 @@ def check_place(path: Path) -> None:
         if path.is_file():
             raise RequestError("the file is there already", file=str(path), hint="--force writes over it")
         if not path.parent.is_dir():
+            import shlex
+
             hint = f"mkdir -p {shlex.quote(str(path.parent))}, or --force makes it"
             raise RequestError("the folder of the file is not there", file=str(path), hint=hint)
     except OSError as error:

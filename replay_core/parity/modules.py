@@ -7,6 +7,7 @@ import re
 import torch
 
 from replay_core.parity.weights import Shape, split_qkv
+from replay_core.regexes import regex
 
 Tensors = dict[str, torch.Tensor]
 
@@ -30,7 +31,7 @@ _OUTER = {
     "output_layer.value_head.inputs.0": "v_head.inputs.0",
     "output_layer.value_head.output": "v_head.output",
 }
-_IN_LAYER = re.compile(r"decoder\.(layers\.\d+\.)(.+)")
+_IN_LAYER = regex(r"decoder\.(layers\.\d+\.)(.+)")
 
 
 def from_megatron(tensors: Tensors, shape: Shape) -> Tensors:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.records import Inline, Record, Run, TensorRef, Unreadable
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.documents.parts import NamedTensor
@@ -22,7 +23,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 #: Words in a file's name that say who wrote it, not which batch it is.
-_BACKEND = re.compile(r"[_\-.]?(deepspeed|megatron|torch|critic|values)", re.IGNORECASE)
+_BACKEND = regex(r"[_\-.]?(deepspeed|megatron|torch|critic|values)", re.IGNORECASE)
 
 #: Beside the values of a batch: train mode twice, and each row alone.
 PROBES = ("values_train", "values_train_again", "values_alone")

@@ -17,6 +17,8 @@ from typing import IO, Any
 ALIGNMENT = 64
 #: Bytes written and summed together: they are still in the cache when the second of the two looks.
 _CHUNK = 1 << 20
+#: An archive of fewer bytes is put together in memory.
+_SMALL = 1 << 20
 #: From here on an entry's size takes a zip64 field of 20 bytes.
 _ZIP64 = 1 << 31
 _ROOT = "archive"
@@ -26,6 +28,16 @@ def write(content: Any, file: IO[bytes]) -> None:
     """Write the archive. `file` must be able to seek: an entry's checksum stands before its bytes."""
     storages: dict[str, Any] = {}
     tree = _pickled(content, storages)
+    if sum(storage.nbytes() for storage in storages.values()) < _SMALL:
+        # A zip goes back and forth twice an entry, which costs a small record more than its bytes.
+        whole = io.BytesIO()
+        _fill(whole, tree, storages)
+        file.write(whole.getbuffer())
+    else:
+        _fill(file, tree, storages)
+
+
+def _fill(file: IO[bytes], tree: bytes, storages: dict[str, Any]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         _entry(archive, "data.pkl", tree)
         _entry(archive, ".format_version", b"1")

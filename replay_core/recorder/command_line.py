@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from replay_core.regexes import regex
+
 #: Stands where something was.
 REDACTED = "[redacted]"
 
@@ -22,7 +24,7 @@ _SECRET = frozenset(
         "session", "sig", "signature", "token", "webhook",
     }
 )  # fmt: skip
-_RUN_TOGETHER = re.compile(r"(api|access|secret|private|auth|hub|hf|wandb)_?(key|token)|passw|secret", re.IGNORECASE)
+_RUN_TOGETHER = regex(r"(api|access|secret|private|auth|hub|hf|wandb)_?(key|token)|passw|secret", re.IGNORECASE)
 #: What stands before `key` or `token` where it means a column of a table, or a token of a text.
 _HARMLESS = frozenset(
     {
@@ -33,12 +35,12 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 
-_NAMED = re.compile(
+_NAMED = regex(
     r"""(?P<name>["']?[A-Za-z_][\w.\-]*["']?)(?P<sign>\s*(?:=|:(?!//))\s*)(?P<value>"[^"]*"|'[^']*'|[^\s,;&}\])"']+)"""
 )
-_AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[^\s\"',;]{6,}", re.IGNORECASE)
-_IN_URL = re.compile(r"(?P<begin>\b[a-zA-Z][a-zA-Z0-9+.\-]*://)(?P<who>[^/\s@\"']+)@")
-_FORMS = re.compile(
+_AUTHORIZATION = regex(r"\b(bearer|basic)\s+[^\s\"',;]{6,}", re.IGNORECASE)
+_IN_URL = regex(r"(?P<begin>\b[a-zA-Z][a-zA-Z0-9+.\-]*://)(?P<who>[^/\s@\"']+)@")
+_FORMS = regex(
     r"""
       \b(?:hf|api_org)_[A-Za-z0-9]{16,}
     | \b(?:sk|pk|rk|tgp|gsk|xai|nvapi|dop_v1|r8|pplx|lsv2|key)[-_][A-Za-z0-9_\-]{16,}
@@ -52,7 +54,7 @@ _FORMS = re.compile(
     re.VERBOSE,
 )
 #: Hexadecimal digits (W&B's keys are 40), or letters of both cases among digits: no word and no name of a file.
-_CHANCE = re.compile(r"\b(?:[0-9a-f]{32,}|[0-9A-F]{32,}|(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9]{20,}={0,2})(?!\w)")
+_CHANCE = regex(r"\b(?:[0-9a-f]{32,}|[0-9A-F]{32,}|(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9]{20,}={0,2})(?!\w)")
 
 
 def as_kept(arguments: Sequence[str]) -> list[str]:

@@ -77,10 +77,17 @@ def accumulating(guarded: Guarded, snapshots: Snapshots, model: Any, settings: S
 
 @contextmanager
 def catching(
-    guarded: Guarded, snapshots: Snapshots, model: Any, pattern: str | None, *, inputs: bool = False
+    guarded: Guarded,
+    snapshots: Snapshots,
+    model: Any,
+    pattern: str | None,
+    *,
+    inputs: bool = False,
+    gradients: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Hooks on the chosen modules while it is open; the dict fills in call order.
 
+    gradients: those of the outputs too, `grad.layers.0.mlp.output`, of a backward within.
     A module called several times has `name`, `name[1]`, … as replay's capture names them.
 
     Raises:
@@ -112,7 +119,11 @@ def catching(
 
     def after(name: str) -> Any:
         def hook(_module: Any, _args: Any, output: Any) -> None:
-            keep(f"{_numbered(name, calls.get(name, 1))}.output", output)
+            whole = f"{_numbered(name, calls.get(name, 1))}.output"
+            keep(whole, output)
+            for inner, tensor in tensors_of(whole, output) if gradients else ():
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient, inner=inner: keep(f"grad.{inner}", gradient))
 
         return hook
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ from replay_core.recorder.file_lock import FileLock
 from replay_core.recorder.patience import disk_call
 from replay_core.recorder.values import describe, leaves
 from replay_core.recorder.writer import PRIVATE, append_line
+from replay_core.regexes import regex
 
 #: What identifies a record among those of one dump.
 Identity = tuple[int, "int | None", str, str, "int | None"]
@@ -26,8 +26,8 @@ Identity = tuple[int, "int | None", str, str, "int | None"]
 #: Fields of a record's file that repeat its key, and what says how its fields lie along the tokens.
 KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
-_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|jsonl|safetensors)$")
-_TEMPORARY = re.compile(r"\.(step_.+)\.[\d-]+\.tmp$")
+_FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|jsonl|safetensors)$")
+_TEMPORARY = regex(r"\.(step_.+)\.[\d-]+\.tmp$")
 
 
 def identity(key: dict[str, Any]) -> Identity:

@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from replay_core.errors import DumpError
 
@@ -23,6 +25,8 @@ T = TypeVar("T")
 SAY_S = 3.0
 #: How often a waiting trainer looks.
 _LOOK_S = 0.25
+#: How long a thread waits for the next errand: starting one costs more than a small record.
+_IDLE_S = 1.0
 
 _doing = threading.local()
 #: Errands that somebody waits for now, and the thread that ends the process, once it does.
@@ -97,6 +101,48 @@ class disk_call:  # noqa: N801 - reads as the words of a `with`
             self._errand.called = None if self._before is None else time.monotonic()
 
 
+class Clerk:
+    """A thread that runs errands, one at a time, and goes when none came for a while.
+
+    No lock is taken: a signal handler of the trainer's thread may record in the middle of `give`.
+    """
+
+    _idle: ClassVar[deque[Clerk]] = deque()
+
+    def __init__(self) -> None:
+        self._errands: SimpleQueue[Errand] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="rldbg-disk", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def give(cls, errand: Errand) -> None:
+        """Have an errand run by a thread that has nothing to do, or by a new one."""
+        try:
+            clerk = cls._idle.pop()
+        except IndexError:
+            clerk = cls()
+        # A forked child has the object without its thread.
+        if not clerk._thread.is_alive():
+            clerk = cls()
+        clerk._errands.put(errand)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                errand = self._errands.get(timeout=_IDLE_S)
+            except Empty:
+                with contextlib.suppress(ValueError):
+                    Clerk._idle.remove(self)
+                    return
+                # Somebody took it from among the idle and is about to give.
+                errand = self._errands.get()
+            errand.run()
+            del errand
+            if Clerk._idle:
+                return
+            Clerk._idle.append(self)
+
+
 class Patience:
     """What a trainer waits with.
 
@@ -126,7 +172,7 @@ class Patience:
         errand = Errand(work)
         _running.add(errand)
         try:
-            threading.Thread(target=errand.run, name="rldbg-disk", daemon=True).start()
+            Clerk.give(errand)
             while not errand.ended.wait(_LOOK_S):
                 self.judge(errand)
         except BaseException:

@@ -163,13 +163,21 @@ class StepRecorder:
 
     @contextmanager
     def modules(
-        self, model: Any, pattern: str | None = None, *, micro: int | None = None, inputs: bool = False, **key: Any
+        self,
+        model: Any,
+        pattern: str | None = None,
+        *,
+        micro: int | None = None,
+        inputs: bool = False,
+        gradients: bool = False,
+        **key: Any,
     ) -> Iterator[None]:
         """Within it, outputs of the model's modules are caught in call order; recorded as `modules` when it ends.
 
         Args:
             pattern: a regular expression on module names; None is every module that runs.
             inputs: catch what goes into the modules too.
+            gradients: catch the gradients of outputs too, of a backward within: `grad.layers.0.mlp.output`.
 
         Raises:
             RequestError: the pattern chooses no module.
@@ -179,7 +187,9 @@ class StepRecorder:
             with self._guarded({"stage": "modules", "micro": micro}):
                 if self._wants("modules"):
                     snapshots = self.recorder.snapshots()
-                    seen = caught.enter_context(hooks.catching(self._guarded, snapshots, model, pattern, inputs=inputs))
+                    seen = caught.enter_context(
+                        hooks.catching(self._guarded, snapshots, model, pattern, inputs=inputs, gradients=gradients)
+                    )
             yield
         if seen is not None:
             self.admit("modules", seen, snapshots, micro=micro, **key)

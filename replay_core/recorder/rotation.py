@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from replay_core.recorder.index import removal_of
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.writer import PRIVATE, SHARED, append_line
+from replay_core.regexes import regex
 
-_FILE = re.compile(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro\d+)?\.(?:pt|jsonl|safetensors)$")
+_FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro\d+)?\.(?:pt|jsonl|safetensors)$")
 
 
 class Rotation:

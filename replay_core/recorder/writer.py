@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from replay_core.errors import RecordExistsError
 from replay_core.recorder.patience import disk_call
 
 #: Permissions of a dump's files: their owner alone. What the umask leaves, where they are to be shared.
 PRIVATE, SHARED = 0o600, 0o666
-
-T = TypeVar("T")
 
 #: Two threads of a process never write under the same temporary name.
 _numbers = count()
@@ -31,12 +29,12 @@ def commit(path: Path, write: Callable[[IO[bytes]], None], *, mode: int = PRIVAT
         RecordExistsError: the final name is taken.
     """
     with _becoming(path, mode) as (file, temporary):
-        told = _Telling(file)
         try:
-            write(told)  # type: ignore[arg-type]  # as much of a file as a writer needs
+            write(file)
         except Exception:
-            if told.failure is not None:
-                raise told.failure from None
+            # What a writer makes of it may say less.
+            if file.raw.failure is not None:
+                raise file.raw.failure from None
             raise
         with disk_call():
             size = _to_disk(file)
@@ -47,7 +45,7 @@ def commit(path: Path, write: Callable[[IO[bytes]], None], *, mode: int = PRIVAT
 
 
 @contextlib.contextmanager
-def _becoming(path: Path, mode: int) -> Iterator[tuple[IO[bytes], Path]]:
+def _becoming(path: Path, mode: int) -> Iterator[tuple[_Buffered, Path]]:
     """A new file beside `path`, open; it is gone at the end, under this name at least."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
     file = None
@@ -69,7 +67,7 @@ def _becoming(path: Path, mode: int) -> Iterator[tuple[IO[bytes], Path]]:
                 temporary.unlink()
 
 
-def _new_file(path: Path, mode: int) -> IO[bytes]:
+def _new_file(path: Path, mode: int) -> _Buffered:
     """A file that was not there; never one that a link of this name leads to."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -78,7 +76,7 @@ def _new_file(path: Path, mode: int) -> IO[bytes]:
         # What a killed process of our number left: in a container every run has the same.
         path.unlink()
         descriptor = os.open(path, flags, mode)
-    return os.fdopen(descriptor, "wb")
+    return _Buffered(_DiskFile(descriptor))
 
 
 def _to_disk(file: IO[bytes]) -> int:
@@ -96,44 +94,37 @@ _BEHIND = 4 << 20
 _PIECE = 8 << 20
 
 
-class _Telling:
-    """A file that goes to the disk while it is written, and remembers why a write failed."""
+class _DiskFile(io.FileIO):
+    """A file that goes to the disk while it is written, and remembers why a write failed.
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    Below a buffer, so that only what reaches the operating system is timed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb")
         self._behind = 0
         self.failure: OSError | None = None
-        self.tell = file.tell
-
-    def flush(self) -> None:
-        self._told(self._file.flush)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        # What is buffered is written first.
-        return self._told(lambda: self._file.seek(offset, whence))
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _PIECE):
-            self._told(partial(self._write, view[start : start + _PIECE]))
-        return len(view)
-
-    def _write(self, piece: memoryview) -> None:
-        self._behind += self._file.write(piece)
-        if self._behind >= _BEHIND:
-            self._behind = 0
-            _start_writing(self._file)
-
-    def _told(self, call: Callable[[], T]) -> T:
         try:
             with disk_call():
-                return call()
+                # Whoever buffers comes again with the rest.
+                written = super().write(memoryview(data)[:_PIECE])
+                self._behind += written
+                if self._behind >= _BEHIND:
+                    self._behind = 0
+                    _start_writing(self)
         except OSError as error:
             self.failure = self.failure or error
             raise
+        return written
 
 
-def _start_writing(file: IO[bytes]) -> None:
+class _Buffered(io.BufferedWriter):
+    raw: _DiskFile
+
+
+def _start_writing(file: io.FileIO) -> None:
     """Let the disk begin with what was written so far. Linux does so for pages that are said to be needed no more."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):

@@ -119,9 +119,9 @@ class Yardstick:
         once = _rounded(self.truth, claim.dtype) - self.truth
         as_written = once
         if written is not None:
-            as_written = _rounded(self.truth + written[chosen], claim.dtype) - self.truth
+            as_written = _rounded(self.truth + written[chosen].double(), claim.dtype) - self.truth
         self._once, self._written = once, as_written
-        runs = torch.stack([noise[chosen] for noise in noises]) if noises else once[None][:0]
+        runs = torch.stack([noise[chosen].double() for noise in noises]) if noises else once[None][:0]
         self._runs = runs.nan_to_num(0.0, 0.0, 0.0)
         place, _, unit2, sigma = self._noise(self.truth)
         self.sigma, self.error = sigma, self._error(self.truth)

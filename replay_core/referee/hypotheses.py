@@ -111,7 +111,7 @@ def is_quietly(yard: Yardstick, moved: torch.Tensor) -> bool:
 
     Noise in the direction of a move has alpha 0 with a deviation of 1/|G|.
     """
-    toward = moved[yard.rows] / yard.sigma
+    toward = moved[yard.rows].double() / yard.sigma
     power = float(toward.square().sum())
     sure = _SURE * (1 if yard.claim.dtype != torch.float32 else limits.FLOAT32)
     if power < sure * sure:

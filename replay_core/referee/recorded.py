@@ -69,6 +69,17 @@ class Recorded:
             self._rows = None
         self.problems = [problem.what for problem in self._side.problems]
 
+    @property
+    def is_later(self) -> bool:
+        """Whether the step has a micro-batch before this one."""
+        place = self.place
+        micros = {one.key.micro for one in self.run.records if (one.key.step, one.key.role) == (place.step, place.role)}
+        return place.micro is not None and any(micro < place.micro for micro in micros - {None})  # type: ignore[operator]
+
+    def find_all(self, *names: str) -> list[TensorRef | None]:
+        """The readable tensor of each of these names."""
+        return [self.find(name) for name in names]
+
     def find(self, *names: str) -> TensorRef | None:
         """The first readable numeric tensor of one of these canonical names, the first name that has any."""
         found = (self._side.find(name) for name in names)

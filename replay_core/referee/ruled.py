@@ -23,6 +23,12 @@ _WORDS = {
     "gain": "all by {gain:+.1e} of themselves", "rank": "a difference of low rank", "size": "all of it",
     "hard": "elements past half a unit of the last place", "not_finite": "values that are not finite",
 }  # fmt: skip
+#: Of a weight's gradient rows are outputs and columns inputs.
+_OF_WEIGHTS = {
+    "token": "output {row}",
+    "channel": "input {channel}",
+    "tokens_gain": "outputs, each by a factor of its own",
+}
 
 
 @dataclass(slots=True)
@@ -59,6 +65,12 @@ class RuledClaim:
         if self.pattern is not None:
             return self.pattern
         telling = self.figures.telling or "size"
+        if self.claim.kind == "gradient":
+            ratios = {name: self.figures.statistics[name][2] for name in _OF_WEIGHTS if name in self.figures.statistics}
+            most = max(ratios, key=ratios.__getitem__, default=telling)
+            words = _OF_WEIGHTS[most] if ratios.get(most, 0.0) > 1 else _WORDS[telling]
+            found = self.figures
+            return words.format(row=found.worst_row, channel=found.worst_channel, gain=found.gain)
         where = "?" if self.row is None else f"{self.row[1]} of sample {self.row[0]}"
         return _WORDS[telling].format(row=where, channel=self.figures.worst_channel, gain=self.figures.gain)
 

@@ -17,6 +17,7 @@ from replay_core.referee.arithmetic import Noise, exactly, nearest
 from replay_core.referee.attending import coarse_softmax
 from replay_core.referee.changes import attribute, parameters
 from replay_core.referee.figures import Yardstick
+from replay_core.referee.gradients import gradient_claims
 from replay_core.referee.grafting import grafted
 from replay_core.referee.hypotheses import Tried, harmless, is_bitwise, is_quietly, tried
 from replay_core.referee.patterns import pattern
@@ -119,6 +120,7 @@ def rule_side(
                 looked_up = recorded.ids_BL if claim.kind == "embedding" else None
                 seen = pattern(yard, places, None if looked_up is None else [int(looked_up[at]) for at in places])
                 one.pattern = None if seen is None else seen.words
+    _rule_gradients(side, shadow, recorded)
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
     side.coverage = _coverage(shadow, side)
@@ -153,6 +155,25 @@ def _explain(side: RuledSide, one: RuledClaim, found: list[Tried]) -> None:
             side.kept.setdefault(one.claim.owner, recipe.hypothesis.change)
     elif not side.hypotheses or (one.ruling == "BUG" and side.first is one):
         side.hypotheses = [(each.name, each.explains, each.before.excess, each.after.excess) for each in found[:3]]
+
+
+def _rule_gradients(side: RuledSide, shadow: Shadow, recorded: Recorded) -> None:
+    """Gradients of weights behind the forward's claims. All of them times one factor were clipped: that is no bug."""
+    found, factors = [], set()
+    for claim, yard in gradient_claims(shadow, recorded):
+        one = _ruled(claim, yard, recorded)
+        found.append(one)
+        gain = one.figures.gain
+        if one.ruling == "BUG" and one.figures.is_explained_by(yard.figures(gain * yard.truth)):
+            one.pattern = f"all of it times {1 + gain:.4g}"
+        factors.add(round(1 + gain, 3) if one.pattern else None)
+    side.claims += found
+    if len(found) > 1 and len(factors) == 1 and None not in factors:
+        for one in found:
+            one.ruling, one.recipe = (
+                "NOISE",
+                f"every gradient times {1 + one.figures.gain:.3g}, as clipping leaves them",
+            )
 
 
 def _explain_by_row(side: RuledSide, first: RuledClaim, records: Sequence[Record], temperature: float) -> None:
@@ -206,7 +227,7 @@ def _quiet(
 def _ruled(claim: Claim, yard: Yardstick, recorded: Recorded) -> RuledClaim:
     found = yard.figures()
     word = "BUG" if found.excess > 1 else "SUSPECT" if found.excess > limits.SUSPECT else "NOISE"
-    places, row = _places(recorded, claim), found.worst_row
+    places, row = [] if claim.kind == "gradient" else _places(recorded, claim), found.worst_row
     return RuledClaim(claim, found, word, places[row] if row < len(places) else None)
 
 
@@ -218,6 +239,8 @@ def _places(recorded: Recorded, claim: Claim) -> list[tuple[int, int]]:
         valid = said[2] & valid
         valid[:, :1] = False
     samples, positions = valid.nonzero()
+    if claim.rows is not None:
+        samples, positions = samples[claim.rows.numpy()], positions[claim.rows.numpy()]
     return list(zip(samples.tolist(), positions.tolist(), strict=True))
 
 
@@ -226,7 +249,7 @@ def _floor(side: RuledSide, shadow: Shadow, noises: list[dict[str, torch.Tensor]
     claim = next((claim for claim in shadow.claims.values() if claim.kind == "logprobs"), None)
     if claim is None or not claim.truth.numel():
         return
-    noise = torch.stack([run[claim.name].square() for run in noises]).mean(0)
+    noise = torch.stack([run[claim.name].double().square() for run in noises]).mean(0)
     floor, gap = noise.sqrt(), (claim.recorded - claim.truth).abs()
     past = float((gap > 6 * floor.clamp(min=float(floor.mean()) / 4)).double().mean())
     side.floor = Floor(float(gap.mean()), float(floor.mean()), int(gap.numel()), past)

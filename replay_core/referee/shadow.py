@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from replay_core.referee.arithmetic import Arithmetic, Rounding, TrueTensor, exa
 from replay_core.referee.recorded import Recorded
 from replay_core.referee.weights import SideModel
 
+#: Bytes that are kept of recorded tensors, of modules' inputs, and of claims with the noise of each (40 an element).
+KEPT = 1 << 30
+
 
 @dataclass(slots=True)
 class Claim:
@@ -32,7 +35,7 @@ class Claim:
     name: of the tensor; owner: the module whose work lies between the last recorded tensors and this one; handed:
     whether it is the input of a module that the owner calls. kind: what the owner is (`kind_of`); is_leaf: it has no
     modules in it. rounds_once: it is a product of one matrix, so one rounding is all there is. heads: of what attention
-    hands on.
+    hands on. rows: which of the tokens these are, of a tensor too large to keep all; None for all.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Claim:
     truth: torch.Tensor
     rounds_once: bool = False
     heads: int = 1
-    noises: list[torch.Tensor] = field(default_factory=list)
+    rows: torch.Tensor | None = None
 
 
 class Shadow:
@@ -68,6 +71,8 @@ class Shadow:
         self.flips: dict[str, float] = {}
         self.modules = _named(self.causal_lm, recorded)
         self._used: set[str] = set()
+        self._most = KEPT // 40 // max(1, len(recorded.modules))
+        self._left = {"grids": KEPT, "inputs": KEPT}
         self._grids: dict[str, torch.Tensor | None] = {}
         self._valid = torch.from_numpy(recorded.valid_BL.copy())
         self._stack: list[str] = []
@@ -100,7 +105,8 @@ class Shadow:
         self._noise = {}
         try:
             self._run(rounding)
-            return self._noise
+            # Errors need no more digits, and there are many of them.
+            return {name: moved.float() for name, moved in self._noise.items()}
         finally:
             self._noise = None
 
@@ -228,7 +234,7 @@ class Shadow:
             if self.autocast is not None and isinstance(module, torch.nn.Linear) and args:
                 # What it reads is what was recorded, rounded: known, and no noise.
                 args = (rounded_to(self.autocast, args[0]), *args[1:])
-            if self._noise is None:
+            if self._noise is None and self._has_room("inputs", _bytes(args) + _bytes(tuple(kwargs.values()))):
                 self._given.setdefault(names[0], []).append((args, kwargs))
             return args, kwargs
 
@@ -300,15 +306,21 @@ class Shadow:
         return TrueTensor(grid, dtype)
 
     def _grid(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
-        if name not in self._grids:
-            values = self.recorded.grid(self.recorded.modules[name], shape)
-            if values is None:
-                self._grids[name] = None
-            elif np.issubdtype(values.dtype, np.integer):
-                self._grids[name] = torch.from_numpy(values.astype(np.int64))
-            else:
-                self._grids[name] = torch.from_numpy(values.astype(np.float64))
-        return self._grids[name]
+        if name in self._grids:
+            return self._grids[name]
+        values = self.recorded.grid(self.recorded.modules[name], shape)
+        grid = None
+        if values is not None:
+            wide = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float64
+            grid = torch.from_numpy(values.astype(wide))
+        if grid is None or self._has_room("grids", grid.numel() * 8):
+            self._grids[name] = grid
+        return grid
+
+    def _has_room(self, what: str, size: int) -> bool:
+        """Whether so many bytes more are kept: what is not is read, or computed, again."""
+        self._left[what] -= size
+        return self._left[what] > 0
 
     def _rows(self, value: torch.Tensor) -> torch.Tensor | None:
         """The rows of a tensor that are tokens, [N, C]; None where it has no token axis."""
@@ -348,7 +360,7 @@ class Shadow:
         if self._noise is not None:
             claim = self.claims.get(name)
             if claim is not None:
-                self._noise[name] = truth - claim.truth
+                self._noise[name] = (truth if claim.rows is None else truth[claim.rows]) - claim.truth
             return
         if truth.isnan().any() and not recorded.isnan().any():
             self.unrooted.append(name)
@@ -356,7 +368,25 @@ class Shadow:
         if name not in self.claims:
             heads = getattr(self.causal_lm.config, "num_attention_heads", 1) if kind == "attention" and handed else 1
             heads = heads if isinstance(heads, int) and truth.shape[1] % heads == 0 else 1
-            self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once, heads)
+            rows = None if kind == "logprobs" else _chosen_rows(truth, recorded, self._most)
+            if rows is not None:
+                truth, recorded = truth[rows], recorded[rows]
+            self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once, heads, rows)
+
+
+def _chosen_rows(truth: torch.Tensor, recorded: torch.Tensor, most: int) -> torch.Tensor | None:
+    """Rows that are kept of a tensor of more than `most` elements, 16 at least: half of them by chance, a quarter the
+    worst, a quarter the first; None for all."""
+    count, rows = max(16, most // max(1, truth.shape[1])), len(truth)
+    if rows <= count:
+        return None
+    worst = (recorded - truth).nan_to_num().square().mean(1).argsort(descending=True)[: count // 4]
+    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: count // 2]
+    return torch.cat([drawn, worst, torch.arange(count // 4)]).unique()
+
+
+def _bytes(values: tuple[Any, ...]) -> int:
+    return sum(8 * one.numel() for one in values if isinstance(one, torch.Tensor))
 
 
 def score(logits: torch.Tensor, temperature: float, targets: torch.Tensor, cut: int | None = None) -> torch.Tensor:

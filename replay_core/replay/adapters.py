@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from replay_core.errors import ModelError, UnavailableError
+from replay_core.regexes import regex
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_PART = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_PART = regex(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 #: Settings that change what an adapter computes, and the value under which this file computes the same.
 _PLAIN = {
     "use_dora": False, "fan_in_fan_out": False, "bias": "none", "lora_bias": False, "use_qalora": False,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from replay_core.errors import ModelError
 from replay_core.records import Run, weights_noted
+from replay_core.regexes import regex
 from replay_core.replay import architectures
 from replay_core.replay.plan import ReplayPlan
 
@@ -16,7 +17,7 @@ RANDOM = "random:"
 FACTORY = "factory:"
 CHECKPOINT = "checkpoint"
 
-_STEP = re.compile(r"(?:.*[_-])?(?:step|iter|checkpoint|ckpt)s?[_-]?0*(\d{1,18})")
+_STEP = regex(r"(?:.*[_-])?(?:step|iter|checkpoint|ckpt)s?[_-]?0*(\d{1,18})")
 #: Parts of a path, from its end, in which the step is looked for (global_step_100/actor/huggingface).
 _DEPTH = 3
 

@@ -6,7 +6,6 @@ can read, so it needs the user's word.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from replay_core import pages
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, RldbgError
 from replay_core.records import TensorRef
+from replay_core.regexes import regex
 
 #: DCP's index.
 _DCP = ".metadata"
-_RANKS = re.compile(r".*rank[_=-]?\d+\.(?:pt|pth|bin)")
+_RANKS = regex(r".*rank[_=-]?\d+\.(?:pt|pth|bin)")
 #: Where trainers put the config of a sharded checkpoint.
 _CONFIGS = ("", "huggingface", "hf", "..", "../huggingface")
 #: What wrappers put into a weight's name.
-_WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module|_forward_module)\.")
+_WRAPPERS = regex(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module|_forward_module)\.")
 
 
 def is_sharded(directory: Path) -> bool:

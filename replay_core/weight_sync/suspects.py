@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay_core import pages
+from replay_core.regexes import regex
 from replay_core.weight_sync.blocks import Block
 from replay_core.weight_sync.state import Values, WeightState
 
 if TYPE_CHECKING:
     from replay_core.documents.weights import Arrival
 
-_LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?=\.)|(?<![^.])h\.(\d+)(?=\.)")
+_LAYER = regex(r"(?<![^.])layers\.(\d+)(?=\.)|(?<![^.])h\.(\d+)(?=\.)")
 #: Coarser types a push may have gone through, finest first.
 _COARSER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 

@@ -12,7 +12,7 @@ from replay_core import desk, workbench
 from replay_core.errors import RequestError, SelectionError
 from replay_core.jobs import Event, Job, Partial, Progress
 from replay_core.records import RecordKey, Selection
-from tests.builders import write_dump, write_pair
+from tests.builders import there, write_dump, write_pair
 from tests.replay_core.documents.test_schema import validate
 
 
@@ -27,7 +27,11 @@ def test_the_first_divergence_comes_before_the_document(pair: tuple[Path, Path])
     events: list[Event] = []
     document = workbench.compare_dumps(*pair, on_event=events.append)
     partial = next(event for event in events if isinstance(event, Partial))
-    assert partial.document["first_divergence"]["name"] == document["first_divergence"]["name"] == "layers.1.mlp.output"
+    assert (
+        there(partial.document["first_divergence"])["name"]
+        == there(document["first_divergence"])["name"]
+        == "layers.1.mlp.output"
+    )
     last = [event for event in events if isinstance(event, Progress)][-1]
     assert last.done == last.total == 2
 
@@ -101,11 +105,11 @@ def test_what_lies_around_another_first_divergence_is_not_shown_beside_this_one(
     a = {"x": torch.ones(2, 3), "y": torch.ones(2, 3)}
     a_path, b_path = write_pair(tmp_path, {"modules": a}, {"modules": {"x": a["x"] * 1.3, "y": a["y"] * 3}})
     document = workbench.compare_dumps(a_path, b_path)
-    assert document["first_divergence"]["name"] == "x"
-    assert document["first_divergence"]["around"]["b"][0] == pytest.approx(1.3)
+    assert there(document["first_divergence"])["name"] == "x"
+    assert there(there(document["first_divergence"])["around"])["b"][0] == pytest.approx(1.3)
     again = workbench.rejudge(a_path, b_path, rtol=0.5)
-    assert again["first_divergence"]["name"] == "y"
-    assert again["first_divergence"]["around"] is None
+    assert there(again["first_divergence"])["name"] == "y"
+    assert there(again["first_divergence"])["around"] is None
 
 
 def test_a_diagnosis_is_a_job_of_the_reader(pair: tuple[Path, Path]):

@@ -29,6 +29,7 @@ class Tmux:
         path = os.pathsep.join(part for part in sys.path if part)
         self._environment = {**os.environ, "PYTHONPATH": path, "LANG": "C.UTF-8", **environment}
         self._environment.pop("TMUX", None)
+        self._given = environment
         self.size = size
 
     def tmux(self, *arguments: str) -> str:
@@ -37,7 +38,18 @@ class Tmux:
 
     def start(self, *arguments: str, cwd: Path | None = None, through: Sequence[str] = ()) -> None:
         """Run rldbg with these arguments, by the Python program `through`; the pane says `EXIT code` after it."""
-        words = [sys.executable, *through, *([sys.executable] if through else []), "-m", "tui_debugger", *arguments]
+        # tmux gives its panes a TERM of its own.
+        term = [f"TERM={self._environment['TERM']}"] if "TERM" in self._given else []
+        words = [
+            "env",
+            *term,
+            sys.executable,
+            *through,
+            *([sys.executable] if through else []),
+            "-m",
+            "tui_debugger",
+            *arguments,
+        ]
         command = f"{shlex.join(words)}; echo EXIT $?; sleep 600"
         columns, rows = self.size
         where = ["-c", str(cwd)] if cwd else []

@@ -17,7 +17,7 @@ from tests.tui_debugger.in_tmux import Tmux, needs_tmux
 
 SIZES = [(80, 24), (160, 48)]
 #: What starting takes on a box that others use too, and what a first replay does: bounds, not pauses.
-_OPEN_S, _REPLAY_S = 120, 300
+_OPEN_S, _REPLAY_S, _MATRIX_S = 120, 300, 1500
 
 pytestmark = [pytest.mark.slow, needs_tmux]
 
@@ -79,6 +79,6 @@ def test_which_of_all_settings_breaks_agreement_takes_m_and_r(start: Callable[..
     pane = start(demo / "run")
     pane.wait_for("Tensors · of step 0", timeout=_OPEN_S)
     pane.keys("m", "r")
-    shown = pane.wait_for("agree", "of 8 cells", "BASELINE", "recorded", timeout=_REPLAY_S)
+    shown = pane.wait_for("agree", "of 8 cells", "BASELINE", "recorded", timeout=_MATRIX_S)
     assert re.match(r"▌  (AGREES|DIFFERS|FAILED)  \d agree", shown.splitlines()[1]), shown
     assert len(re.findall(r"^[ ›+]+\d+ (ran|unavailable|failed) ", shown, re.MULTILINE)) >= 8, shown

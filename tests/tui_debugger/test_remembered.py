@@ -71,3 +71,18 @@ def test_only_the_newest_runs_are_kept(tmp_path: Path) -> None:
     kept = [Path(names[0]).name for names, _ in remembered.recent()]
     assert len(kept) == remembered.RUNS_KEPT
     assert kept[0] == str(remembered.RUNS_KEPT + 4)
+
+
+async def test_who_comes_back_to_a_tensor_has_that_tensor_under_the_glass() -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "j", "j")
+        row = app.session.state.tensors.row
+        assert row is not None
+    async with opened(A, B) as (app, pilot):
+        state = app.session.state
+        assert state.tensors.row is not None
+        assert state.tensors.row.name == row.name
+        document = state.inspection.document
+        assert document is not None
+        assert document["kind"] == "tensor"
+        assert document["a"]["name"] == row.name, "the sheet is of the line under the cursor"

@@ -150,13 +150,20 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
-    [{"TERM": "xterm"}, {"LC_ALL": "C"}, {"NO_COLOR": "1"}, {"TERM": "linux", "LC_ALL": "POSIX"}, {"COLUMNS": "80"}],
+    [
+        {"TERM": "xterm"},
+        {"LC_ALL": "C"},
+        {"LC_ALL": "", "LC_CTYPE": "", "LANG": "C"},
+        {"NO_COLOR": "1"},
+        {"TERM": "linux", "LC_ALL": "POSIX"},
+        {"COLUMNS": "80"},
+    ],
     ids=str,
 )
 def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: dict[str, str]) -> None:
     app = on_pty(_RUN, size=(80, 24), **environment)
     app.wait_for(b"no dump is open")
-    if "LC_ALL" in environment:
+    if "LC_ALL" in environment or "LANG" in environment:
         drawn = app.output.decode("utf-8", "replace")
         assert drawn.isascii(), sorted({char for char in drawn if not char.isascii()})
     if "NO_COLOR" in environment:

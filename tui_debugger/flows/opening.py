@@ -88,7 +88,7 @@ class Opening:
             if not state.tolerance.is_table:
                 self._errands.tell(f"judged by {state.tolerance}, as last time; esc: by the table's own", "warning")
             await self._comparing.compare_with(b, scope)
-            self._back_to(before)
+            await self._back_to(before)
         elif records:
             wanted = (i for i, record in enumerate(records) if asked is not None and asked.covers(record["key"]))
             await self._looking.show_record(next(wanted, first), before.get("tensor"))
@@ -186,7 +186,7 @@ class Opening:
             "tolerance": None if state.tolerance.is_table else asdict(state.tolerance),
         }
 
-    def _back_to(self, before: remembered.Place) -> None:
+    async def _back_to(self, before: remembered.Place) -> None:
         """Select the tensor looked at last time, unless the first divergence is another one now: that is news."""
         state = self.state
         now = state.tensors.comparison["first_divergence"] if state.tensors.comparison else None
@@ -195,8 +195,9 @@ class Opening:
         index = next((i for i, row in enumerate(state.tensors.rows) if row.name == before["tensor"]), None)
         if index is not None and index != state.tensors.selected:
             state.tensors.selected = index
-            self._errands.changed(Part.TENSORS, Part.INSPECT)
+            self._errands.changed(Part.TENSORS)
             self._errands.tell("where you were last time; d goes to the first divergence", "information")
+            await self._looking.inspect()
 
 
 def _scope_of(before: remembered.Place, records: list[RecordLine]) -> Scope | None:

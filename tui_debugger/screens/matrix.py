@@ -184,7 +184,8 @@ class MatrixScreen(Overlay):
             return text
         if state.job.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))
-            return text.append(f" {fmt.safe(state.job.trouble)}")
+            text.append(f" {fmt.safe(state.job.trouble)}")
+            return text.append(f"\n {fmt.safe(state.job.trouble_help)}", paint(self, "muted"))
         if not matrix.cells and state.opened.a is None:
             text.append(" READY ", paint(self, "muted"))
             return text.append(f" {NO_DUMP}: esc, then o opens one")

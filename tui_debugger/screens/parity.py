@@ -196,6 +196,8 @@ class ParityScreen(Overlay):
         super().__init__(stage)
         self.active = "measures"
         self.alone = False
+        # textual sets it after the first paint, which would show all parts in the room of one.
+        self.set_class(stage.screen.size.width < self.HORIZONTAL_BREAKPOINTS[1][0], "-narrow")
 
     @property
     def view(self) -> ParityView:

@@ -276,6 +276,8 @@ class Rows(ScrollView, can_focus=True):
     def _strip(self, text: Text, width: int, style: Style) -> Strip:
         text.end = ""
         text.no_wrap = True
+        if text.cell_len > width:
+            text.truncate(width, overflow="ellipsis")  # what is cut says so
         segments = [
             Segment(part.text, style + part.style if part.style else style)
             for part in text.render(self.app.console)

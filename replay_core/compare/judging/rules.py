@@ -91,8 +91,9 @@ class RuleAnswer:
 
 def answers(pair: PairFigures, held: Limits, *, rest: bool = False) -> Iterable[RuleAnswer]:
     """What every rule of the tensor's form says, in the order of the table. `rest`: of figures without channels."""
+    form = held.context.form
     for rule in RULES:
-        if held.context.form in rule.forms and (rule.on_rest or not rest):
+        if form in rule.forms and (rule.on_rest or not rest):
             seen = rule.seen(pair, held)
             if seen is not None:
                 yield RuleAnswer(rule, seen, held.limit(rule), held.suspect(rule), pair, held)
@@ -100,8 +101,9 @@ def answers(pair: PairFigures, held: Limits, *, rest: bool = False) -> Iterable[
 
 def keep(pair: PairFigures, held: Limits) -> None:
     """Read off the rows all that a later judgement can ask for, and let them go."""
+    form = held.context.form
     for rule in RULES:
-        if rule.by_row and held.context.form in rule.forms:
+        if rule.by_row and form in rule.forms:
             for one in (pair, pair.rest):
                 if one is not None:
                     rule.seen(one, held)

@@ -15,15 +15,16 @@ from dataclasses import replace
 from replay_core.dtypes import ITEMSIZE
 from replay_core.engine_names import FUSED
 from replay_core.records import FileBytes, Record, TensorRef
+from replay_core.regexes import regex
 
 Tensors = Mapping[tuple[str, str], tuple[Record, TensorRef]]
 
 #: Who has one of these is an engine; no transformers module returns so.
-_ENGINE = re.compile(r"(?:^|\.)(?:(?:qkv|gate_up)_proj\.output\.0|(?:input|post_attention)_layernorm\.output\.1)$")
+_ENGINE = regex(r"(?:^|\.)(?:(?:qkv|gate_up)_proj\.output\.0|(?:input|post_attention)_layernorm\.output\.1)$")
 _NORM = r"((?:.*\.)?(?:\w*_layernorm|norm))"
 #: An engine's tensor -> a trainer's, the first that fits; "" where a trainer has no such tensor.
 _MEANS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), name)
+    (regex(pattern), name)
     for pattern, name in (
         (_NORM + r"\.output\.1", r"\1.inputs.0"),
         (_NORM + r"\.output\.0", r"\1.output"),
@@ -37,7 +38,7 @@ _MEANS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"((?:.*\.)?layers\.\d+\.self_attn)\.inputs\..*", ""),
     )
 )
-_FUSED = re.compile(r"(.*\.)(qkv_proj|gate_up_proj)\.(inputs|output)\.0")
+_FUSED = regex(r"(.*\.)(qkv_proj|gate_up_proj)\.(inputs|output)\.0")
 
 
 def is_engine(names: Iterator[str]) -> bool:

@@ -10,13 +10,14 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: D32: static, then with dynamic lengths, is normal: one recompile per function.
 NORMAL_RECOMPILES = 1
-_FUNCTION = re.compile(r"Recompiling function (\S+) in (\S+)")
-_LIMIT = re.compile(r"hit config\.(\w+)(?: \((\d+)\))?")
-_ITEM = re.compile(r"\.item\(\)|aten\._local_scalar_dense|data.dependent", re.IGNORECASE)
-_UNPAD = re.compile(r"unpad|flash|varlen|max_seqlen|cu_seq", re.IGNORECASE)
+_FUNCTION = regex(r"Recompiling function (\S+) in (\S+)")
+_LIMIT = regex(r"hit config\.(\w+)(?: \((\d+)\))?")
+_ITEM = regex(r"\.item\(\)|aten\._local_scalar_dense|data.dependent", re.IGNORECASE)
+_UNPAD = regex(r"unpad|flash|varlen|max_seqlen|cu_seq", re.IGNORECASE)
 
 
 @rule("D32", "compiled code is compiled again and again", link="time", scope="signals",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,15 +11,16 @@ from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.diagnose.stating import finding, listed, shown
 from replay_core.dumps.log_events import DEATHS
+from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
-_WAITED = re.compile(r"WorkNCCL\((?=[^)]*OpType=(?P<op>\w+))(?=[^)]*SeqNum=(?P<number>\d+))")
-_RANK = re.compile(r"\bRank (\d+)\]")
-_MILLISECONDS = re.compile(r"ran for (\d+) (?:milliseconds|ms)")
-_INDEX = re.compile(r"device-side assert|index out of|indexSelect|srcIndex")
-_BY_HAND = re.compile(r"KeyboardInterrupt|SIGINT|signal: 2\b")
-_SIGKILL = re.compile(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
-_SIGTERM = re.compile(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
+_WAITED = regex(r"WorkNCCL\((?=[^)]*OpType=(?P<op>\w+))(?=[^)]*SeqNum=(?P<number>\d+))")
+_RANK = regex(r"\bRank (\d+)\]")
+_MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
+_INDEX = regex(r"device-side assert|index out of|indexSelect|srcIndex")
+_BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
+_SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
+_SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
 
 
 @rule("L06", "the run died", link="dump", scope="signals",

@@ -15,6 +15,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: Steps of one figure before it is a habit.
 FEWEST, MANY = 5, 16
@@ -156,7 +157,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
         )
 
 
-_FORM, _RIGHT = re.compile(r"format", re.IGNORECASE), re.compile(r"accura|correct|exact", re.IGNORECASE)
+_FORM, _RIGHT = regex(r"format", re.IGNORECASE), regex(r"accura|correct|exact", re.IGNORECASE)
 
 
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",

@@ -14,6 +14,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: Logits that take this much of memory are worth knowing of.
 LARGE_GIB = 4.0
@@ -55,15 +56,15 @@ def logits(batch: StepBatch) -> Iterator[Finding]:
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
           "KB": 2**10, "MB": 2**20, "GB": 2**30}  # fmt: skip
 _SIZE = r"([\d.]+) ?(bytes|[KMGT]iB|[KMG]B|B)\b"
-_TRIED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
-_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
-_TOTAL = re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
-_UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-_OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
-_LOGITS = re.compile(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
-_OPTIMIZER = re.compile(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
-_ATTENTION = re.compile(r"attention|softmax\(|sdpa|flash_attn", re.IGNORECASE)
-_ENGINE = re.compile(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+_TRIED = regex(rf"[Tt]ried to allocate {_SIZE}")
+_FREE = regex(rf"of which {_SIZE} is free|; {_SIZE} free;")
+_TOTAL = regex(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
+_UNALLOCATED = regex(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_OTHERS = regex(rf"Process \d+ has {_SIZE} memory in use")
+_LOGITS = regex(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
+_OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
+_ATTENTION = regex(r"attention|softmax\(|sdpa|flash_attn", re.IGNORECASE)
+_ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
 #: Vocabulary sizes of families that are trained by RL; only to put a size into words.
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
 #: D36: growth of the memory level over the run that no allocator warm-up explains.

@@ -26,6 +26,7 @@ from replay_core.dumps.containers.tensor_shortcut import Memo, match_entries
 from replay_core.dumps.containers.torch_rebuild import place_text
 from replay_core.errors import RldbgError, UnsafeFileError
 from replay_core.records import TensorRef
+from replay_core.regexes import regex
 
 _WINDOW = 1 << 20
 #: What an opcode (or a run of numbers) may look ahead without asking for the next window.
@@ -40,7 +41,7 @@ _OBJECT = 256
 _MAX_CRAFTABLE_KEYS = 10_000
 
 #: Bulk decoding pays from a handful of numbers on; 4096 of 9 bytes stay inside the margin.
-_NUMBERS = re.compile(rb"(?:K.|M..|J.{4}|G.{8}|[\x88\x89N]){8,4096}", re.DOTALL)
+_NUMBERS = regex(rb"(?:K.|M..|J.{4}|G.{8}|[\x88\x89N]){8,4096}", re.DOTALL)
 
 #: A line of text opcodes: a dotted name or a number. Python itself stops at 4300 digits.
 _MAX_LINE = 1 << 12

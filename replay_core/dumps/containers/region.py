@@ -16,13 +16,15 @@ from pathlib import Path
 from replay_core.errors import TruncatedError
 from replay_core.records import FileBytes, Inline
 
+#: A region of at most so many bytes is read at once: its directory and its headers are many small pieces.
+SMALL = 1 << 16
 _SWAPPABLE = {2: "H", 4: "I", 8: "Q"}
 
 
 class Region:
     """`start`..`end` of the open file `fd`; of `memory` instead, where the file holds the bytes encoded."""
 
-    __slots__ = ("end", "fd", "memory", "path", "start")
+    __slots__ = ("_held", "end", "fd", "memory", "path", "start")
 
     def __init__(self, path: Path, fd: int, start: int, end: int, memory: bytes | None = None) -> None:
         self.path = path
@@ -30,10 +32,16 @@ class Region:
         self.start = start
         self.end = end
         self.memory = memory
+        #: Where the region begins and its bytes, where it is so small that one call fetches them all.
+        self._held: tuple[int, bytes] | None = None
+        if fd >= 0 and 0 < end - start <= SMALL:
+            self._held = start, os.pread(fd, end - start, start)
 
     def part(self, offset: int, nbytes: int) -> Region:
         """The stretch of `nbytes` from `offset`; the caller has checked that it lies inside."""
-        return Region(self.path, self.fd, offset, offset + nbytes, self.memory)
+        part = Region(self.path, -1, offset, offset + nbytes, self.memory)
+        part.fd, part._held = self.fd, self._held
+        return part
 
     def in_memory(self, data: bytes) -> Region:
         """Bytes that this region's file holds in another encoding."""
@@ -49,10 +57,17 @@ class Region:
             raise self.truncated(offset + nbytes)
         if self.memory is not None:
             return self.memory[offset : offset + nbytes]
-        data = os.pread(self.fd, nbytes, offset)
+        data = self.peek(offset, nbytes)
         if len(data) != nbytes:
             raise self.truncated(offset + nbytes, offset + len(data))
         return data
+
+    def peek(self, offset: int, nbytes: int) -> bytes:
+        """What the file holds of `nbytes` from `offset`, which lies in the region; no memory region's."""
+        if self._held is not None:
+            start, held = self._held
+            return held[offset - start : offset - start + nbytes]
+        return os.pread(self.fd, nbytes, offset)
 
     def truncated(self, needed: int, found: int | None = None) -> TruncatedError:
         """The error for a region that should have reached `needed`."""

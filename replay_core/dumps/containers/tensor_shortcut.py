@@ -19,6 +19,7 @@ from replay_core.budget import is_walkable
 from replay_core.dumps.containers.loading import Loading, StorageClass
 from replay_core.dumps.containers.torch_rebuild import Geometry, geometry, view
 from replay_core.records import FileBytes, TensorRef
+from replay_core.regexes import regex
 
 #: Indices below 256 have the short form only, as every pickler writes: equal indices are then equal bytes.
 _GET = rb"(h.|j.(?!\0\0\0).{3})"
@@ -28,7 +29,7 @@ _NUMBER = rb"(?:K.|M..|J.{4})"
 _NUMBERS = rb"(?:(%b(?:\x85|%b(?:\x86|%b\x87))|\(%b{4,64}t)%b|\))" % (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _PUT)
 
 #: Key, `_rebuild_tensor_v2`, then ((storage, class, key, location, numel), offset, size, strides, …).
-_ENTRY = re.compile(
+_ENTRY = regex(
     rb"X(..)\0\0([A-Za-z0-9_.:/ -]{1,400})" + _PUT + _GET + rb"\(\(" + _GET + _GET
     + rb"X(.)\0\0\0([0-9]+)" + _PUT + _GET + rb"(" + _NUMBER + rb")t" + _PUT + rb"Q"
     rb"(" + _NUMBER + rb")" + _NUMBERS + _NUMBERS + rb"([\x88\x89])" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R"

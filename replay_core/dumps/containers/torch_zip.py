@@ -6,7 +6,6 @@ torch zip has hundreds, and only their offsets are needed. Storages must be stor
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterable
@@ -127,7 +126,7 @@ def _usual_offset(region: Region, record: ZipRecord) -> int:
     if method or flags & 1 or region.memory is not None:
         return 0
     at = region.start + header
-    head = os.pread(region.fd, _LOCAL.size, at)
+    head = region.peek(at, _LOCAL.size)
     if len(head) != _LOCAL.size or not head.startswith(b"PK\x03\x04"):
         return 0
     # Two little-endian lengths end the header.
@@ -138,8 +137,8 @@ def _usual_offset(region: Region, record: ZipRecord) -> int:
 def _usual_places(region: Region, asked: list[tuple[bytes, ZipRecord]]) -> dict[bytes, tuple[int, int]]:
     """`_usual_offset` of many records and their sizes, those left out that lie otherwise. A fifth of the time each."""
     plain = [entry for entry in asked if not entry[1].method and not entry[1].flags & 1]
-    fd, start, size, read = region.fd, region.start, _LOCAL.size, os.pread
-    heads = b"".join([read(fd, size, start + record[4]) for _, record in plain])
+    start, size, peek = region.start, _LOCAL.size, region.peek
+    heads = b"".join([peek(start + record[4], size) for _, record in plain])
     if len(heads) != size * len(plain):
         return {}
     found = {}

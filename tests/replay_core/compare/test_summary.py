@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from replay_core import workbench
-from tests.builders import save_file, write_nexrl
+from tests.builders import save_file, there, write_nexrl
 
 
 def trajectories(count: int) -> list[Any]:
@@ -40,7 +40,7 @@ def test_all_trajectories_are_paired_by_task_and_run_and_not_the_first_by_place(
     a, b = dump(tmp_path / "a", rows), dump(tmp_path / "b", shuffled)
     document = workbench.compare_dumps(a, b)
     assert document["first_divergence"] is None
-    found = {row["name"]: row for row in document["summary"]["trajectories"]}
+    found = {row["name"]: row for row in there(document["summary"])["trajectories"]}
     assert {name: row["verdict"] for name, row in found.items()} == {
         "input_ids": "SAME", "loss_mask": "SAME", "reward": "SAME"
     }  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_reward_of_one_trajectory_is_found_in_both_sides_own_places(tmp_path: 
     changed[7]["reward"] = 5.0
     order = random.Random(2).sample(range(12), 12)
     a, b = dump(tmp_path / "a", rows), dump(tmp_path / "b", [changed[i] for i in order])
-    first = workbench.compare_dumps(a, b)["first_divergence"]
+    first = there(workbench.compare_dumps(a, b)["first_divergence"])
     assert first["name"] == "reward"
     assert first["index"]["raw_a"] == [7]
     assert first["index"]["raw_b"] == [order.index(7)]
@@ -66,7 +66,7 @@ def test_a_trajectory_that_one_side_lacks_is_counted(tmp_path: Path):
     document = workbench.compare_dumps(a, b)
     assert document["coverage"]["samples_on_one_side"] == 1
     assert document["counts"]["MISSING"] == 1
-    ids = next(row for row in document["summary"]["trajectories"] if row["name"] == "input_ids")
+    ids = next(row for row in there(document["summary"])["trajectories"] if row["name"] == "input_ids")
     assert (ids["verdict"], ids["paired"], ids["only_in_a"], ids["only_in_b"]) == ("SAME", 11, 1, 0)
 
 
@@ -87,7 +87,7 @@ def three(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 def test_three_runs_are_three_comparisons_and_every_rank_and_micro_is_found(three: tuple[Path, Path, Path]):
     document = workbench.compare_three(*three, summarised=True)
-    loss = next(field for field in document["summary"]["fields"] if field["name"] == "loss")
+    loss = next(field for field in there(document["summary"])["fields"] if field["name"] == "loss")
     assert loss["count"] == 6
     assert (loss["max"], loss["min"], loss["mean"]) == (0.5, 0.5, 0.5)
     assert {(entry["rank"], entry["micro"]) for entry in loss["entries"]} == {
@@ -106,5 +106,5 @@ def test_a_loss_debug_that_only_one_side_has_is_missing_and_not_passed_over(tmp_
     document = workbench.compare_dumps(tmp_path / "a", tmp_path / "b")
     assert [row["name"] for row in document["tensors"] if row["verdict"] == "MISSING"] == ["is_ratio"]
     assert any(hint.startswith("is_loss_debug is missing in a") for hint in document["hints"])
-    field = next(field for field in document["summary"]["fields"] if field["section"] == "is_loss_debug")
+    field = next(field for field in there(document["summary"])["fields"] if field["section"] == "is_loss_debug")
     assert (field["name"], field["entries"][0]["verdict"], field["max"]) == ("is_ratio", "MISSING", None)

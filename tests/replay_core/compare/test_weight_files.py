@@ -12,6 +12,7 @@ from safetensors.torch import save_file as save_safetensors
 from replay_core import workbench
 from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
+from tests.builders import there
 
 
 def weights(*, head: bool = True) -> dict[str, torch.Tensor]:
@@ -54,7 +55,7 @@ def test_bin_files_need_neither_config_nor_index(of: int, tmp_path: Path) -> Non
         directory(tmp_path / "a", weights()), torch_shards(tmp_path / "b", weights(), of)
     )
     assert document["counts"]["SAME"] == document["counts"]["total"] == 5
-    assert {row["b_key"]["stage"] for row in document["tensors"]} == {"param"}
+    assert {there(row["b_key"])["stage"] for row in document["tensors"]} == {"param"}
 
 
 def test_a_shard_that_is_not_there_is_missed_without_an_index_too(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from itertools import product
 
 import pytest
 
+from replay_core import regexes
+
 #: Modules whose patterns look at lines of any length; those of the others look at names of files.
 MODULES = ("log_text", "log_lines", "log_events", "metric_lines", "step_log", "json_rows", "containers.tensor_shortcut",
            "containers.pickle_machine")  # fmt: skip
@@ -16,7 +18,7 @@ PATTERNS = {
     f"{module}.{name}": value
     for module in MODULES
     for name, value in vars(import_module(f"replay_core.dumps.{module}")).items()
-    if isinstance(value, re.Pattern)
+    if isinstance(value, (re.Pattern, regexes._Later))
 }
 LENGTH = 1 << 12
 MOST_S = 0.05

@@ -8,7 +8,7 @@ import torch
 
 from replay_core import workbench
 from replay_core.errors import RequestError
-from tests.builders import write_pair
+from tests.builders import there, write_pair
 
 
 def named(path: Path, name: str) -> Any:
@@ -34,9 +34,9 @@ def test_the_window_opens_where_the_two_differ(pair: tuple[Path, Path]):
     document = workbench.inspect(*(named(path, "x") for path in pair), count=8)
     window = document["window"]
     place = window["index"].index([2, 150])
-    assert (window["a"][place], window["b"][place], window["d"][place]) == (550.0, 559.0, 9.0)
+    assert (there(window["a"])[place], there(window["b"])[place], there(window["d"])[place]) == (550.0, 559.0, 9.0)
     assert len(window["a"] or ()) == 8
-    assert document["verdict"]["verdict"] == "DIFF"
+    assert there(document["verdict"])["verdict"] == "DIFF"
 
 
 def test_two_tensors_of_other_names_get_no_verdict_of_another_pair(tmp_path: Path):
@@ -45,8 +45,8 @@ def test_two_tensors_of_other_names_get_no_verdict_of_another_pair(tmp_path: Pat
     a, b = write_pair(tmp_path, *sides)
     document = workbench.inspect(named(a, "old"), named(b, "new"))
     assert document["verdict"] is None
-    assert document["window"]["d"][:3] == [1.0, 1.0, 1.0]
-    assert workbench.inspect(named(a, "old"), named(b, "old"))["verdict"]["verdict"] == "SAME"
+    assert there(document["window"]["d"])[:3] == [1.0, 1.0, 1.0]
+    assert there(workbench.inspect(named(a, "old"), named(b, "old"))["verdict"])["verdict"] == "SAME"
     assert workbench.inspect(named(a, "old"), named(a, "new"))["verdict"] is None
 
 
@@ -54,7 +54,7 @@ def test_two_tensors_of_other_names_get_no_verdict_of_another_pair(tmp_path: Pat
 def test_a_place_asked_for_is_in_the_window(at: list[int], pair: tuple[Path, Path]):
     window = workbench.inspect(*(named(path, "x") for path in pair), at=at, count=16)["window"]
     assert at in window["index"]
-    assert window["a"][window["index"].index(at)] == at[0] * 200 + at[1]
+    assert there(window["a"])[window["index"].index(at)] == at[0] * 200 + at[1]
     assert len(window["a"] or ()) == len(window["b"] or ()) == 16
 
 
@@ -67,7 +67,7 @@ def test_a_place_outside_is_a_wrong_request(at: list[int], pair: tuple[Path, Pat
 @pytest.mark.parametrize("name", ["c", "w", "t", "e", "s"])
 def test_everything_a_field_can_be_can_be_inspected(name: str, pair: tuple[Path, Path]):
     document = workbench.inspect(*(named(path, name) for path in pair))
-    assert document["a"]["name"] == document["b"]["name"] == name
+    assert there(document["a"])["name"] == there(document["b"])["name"] == name
     workbench.inspect(named(pair[0], name))
 
 
@@ -123,7 +123,7 @@ def layouts(tmp_path: Path) -> tuple[Path, Path]:
 def test_elements_of_two_layouts_are_not_set_beside_each_other_by_their_raw_index(layouts: tuple[Path, Path]):
     ids = [named(path, "ids") for path in layouts]
     unknown = workbench.inspect(*ids, judge=False)["window"]
-    assert (unknown["a"][:3], unknown["b"], unknown["d"]) == ([0, 0, 1], None, None)
+    assert (there(unknown["a"])[:3], unknown["b"], unknown["d"]) == ([0, 0, 1], None, None)
     known = workbench.inspect(*ids, judge=False, at_a=[0, 2], at_b=[0, 0])["window"]
     assert (known["index"], known["a"], known["b"], known["d"]) == ([[0, 2]], [1], [1], [0.0])
     states = [named(path, "h") for path in layouts]

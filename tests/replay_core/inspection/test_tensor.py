@@ -14,7 +14,7 @@ from replay_core import desk, workbench
 from replay_core.documents.reopening import SCHEMA_PATH
 from replay_core.errors import RequestError
 from replay_core.jobs import Event, Job, Partial
-from tests.builders import write_dump, write_pair
+from tests.builders import there, write_dump, write_pair
 from tests.fixtures import FIXTURES
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
@@ -36,7 +36,7 @@ def test_verl_shows_rollout_and_trainer_logprobs_beside_each_token() -> None:
     )
     document = workbench.inspect(named, tokens=True)
     SCHEMA.validate(json.loads(json.dumps(document)))
-    tokens = document["tokens"]
+    tokens = there(document["tokens"])
     names = [column["name"] for column in tokens["columns"]]
     assert {"rollout_logprobs", "old_logprobs"} <= set(names[:4])
     assert names.index("rollout_logprobs") < names.index("response_mask")
@@ -52,15 +52,15 @@ def test_a_pair_is_looked_at_where_the_caller_says_without_judging_it_again(tmp_
     SCHEMA.validate(json.loads(json.dumps(document)))
     assert document["verdict"] is None
     assert [2, 5] in document["window"]["index"]
-    assert document["difference"]["histogram"]["bins"] == [{"exponent": 0, "count": 1}]
+    assert there(document["difference"])["histogram"]["bins"] == [{"exponent": 0, "count": 1}]
 
 
 def test_a_slice_of_any_rank_is_shown_of_both_sides(tmp_path: Path) -> None:
     x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
     a, b = write_pair(tmp_path, {"modules": {"x": x}}, {"modules": {"x": x + 1}})
     document = workbench.inspect(_named(a, "x"), _named(b, "x"), part="1,:2,3,1:3", judge=False)
-    assert document["part"]["values"] == x[1, :2, 3, 1:3].reshape(-1).tolist()
-    assert document["part_b"]["values"] == (x + 1)[1, :2, 3, 1:3].reshape(-1).tolist()
+    assert there(document["part"])["values"] == x[1, :2, 3, 1:3].reshape(-1).tolist()
+    assert there(document["part_b"])["values"] == (x + 1)[1, :2, 3, 1:3].reshape(-1).tolist()
     with pytest.raises(RequestError, match="more axes"):
         workbench.inspect(_named(a, "x"), part="0,0,0,0,0")
 
@@ -102,7 +102,7 @@ def test_statistics_of_a_small_tensor_are_not_sampled(tmp_path: Path) -> None:
     path = write_dump(tmp_path, {"modules": {"x": torch.ones(3)}})
     document = workbench.inspect(_named(path, "x"))
     assert document["a"]["sampled"] is None
-    assert document["a"]["stats"]["numel"] == 3
+    assert there(there(document["a"])["stats"])["numel"] == 3
 
 
 def test_a_gradient_stands_beside_its_parameter_and_the_other_way_round(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_a_gradient_stands_beside_its_parameter_and_the_other_way_round(tmp_path
     )
     document = workbench.inspect(_named(dump, "param.layers.0.w", "param"), at=[1, 2], count=2)
     SCHEMA.validate(json.loads(json.dumps(document)))
-    beside = document["a"]["counterpart"]
+    beside = there(there(document["a"])["counterpart"])
     assert (beside["kind"], beside["name"]) == ("gradient", "grad.layers.0.w")
     assert beside["values"] == pytest.approx([float(weight[tuple(at)]) / 10 for at in document["window"]["index"]])
     assert beside["ratio"] == pytest.approx(0.1)
-    other = workbench.inspect(_named(dump, "grad.layers.1.w", "gradient"))["a"]["counterpart"]
+    other = there(there(workbench.inspect(_named(dump, "grad.layers.1.w", "gradient"))["a"])["counterpart"])
     assert (other["kind"], other["name"]) == ("param", "param.layers.1.w")
 
 

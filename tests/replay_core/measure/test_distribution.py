@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_core.measure.distribution import MOST_CELLS, QUANTILES, spread, ulp_distance
+from tests.builders import there
 
 
 def case(seed: int, rows: int = 40, columns: int = 33) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +53,7 @@ def test_figures_are_those_of_the_whole(seed: int):
     assert mapping["log2_abs"]["zeros"] == int((d == 0).sum())
     expected = {int(e): int(n) for e, n in zip(*np.unique(np.frexp(d[d > 0])[1] - 1, return_counts=True), strict=True)}
     assert {entry["exponent"]: entry["count"] for entry in mapping["log2_abs"]["bins"]} == expected
-    counts: list[int] = [int(entry["count"]) for entry in mapping["ulp"]["bins"]]
+    counts: list[int] = [int(entry["count"]) for entry in there(mapping["ulp"])["bins"]]
     assert sum(counts) == a.size
     for entry, share in zip(mapping["quantiles"], QUANTILES, strict=True):
         exact = float(np.quantile(d, share, method="inverted_cdf"))

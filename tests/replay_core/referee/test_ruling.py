@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from replay_core import workbench
 from replay_core.documents.ruling import RulingDocument
 from replay_core.recorder import Recorder
+from replay_core.referee import shadow
 from tests.fixtures import FIXTURES
 
 LENGTHS = (17, 9, 20)
@@ -158,6 +159,20 @@ def test_without_weights_nothing_is_ruled_and_it_is_said(right: Path):
     assert "no weights" in doc["sentence"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("plant", [_nothing, _scaled_row], ids=["right", "row"])
+def test_where_little_can_be_kept_rows_are_sampled_and_the_rest_is_read_again(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any], None]
+):
+    monkeypatch.setattr(shadow, "KEPT", 1 << 16)
+    doc = workbench.referee(_run(weights, tmp_path / "b", torch.bfloat16, "eager", plant), weights_a=str(weights))
+    expected = ("NOISE", None) if plant is _nothing else ("BUG", "layers.1.self_attn.o_proj")
+    assert (doc["ruling"], doc["module"]) == expected, doc["sentence"]
+    if plant is _scaled_row:
+        assert doc["what"] is not None
+        assert "channel 5" in doc["what"], "the rows that are kept show the channel"
+
+
 def _other_columns(model: Any) -> None:
     model.model.layers[0].mlp.down_proj.weight.data[:, :16] *= 1.5
 
@@ -244,3 +259,31 @@ def test_a_softmax_in_half_precision_is_told_by_its_bits(weights: Path, tmp_path
     doc = workbench.referee(wrong, weights_a=str(weights))
     assert (doc["ruling"], doc["module"]) == ("BUG", "layers.1.self_attn"), doc["sentence"]
     assert doc["hypothesis"] == "the softmax computed in bfloat16 within, in half precision"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [None, 2.0, 1.02, 0.3], ids=["right", "twice", "row", "clipped"])
+def test_the_gradient_of_a_weight_is_ruled_by_its_recorded_input_and_output_gradient(
+    weights: Path, tmp_path: Path, factor: float | None
+):
+    model = LlamaForCausalLM.from_pretrained(weights, dtype=torch.bfloat16)
+    ids = torch.randint(1, 128, (3, 16), generator=torch.Generator().manual_seed(2))
+    wrong = model.model.layers[0].mlp.up_proj.weight
+    with Recorder(tmp_path / "dump") as recorder, recorder.step(0) as step:
+        with step.modules(model, r"mlp\.", inputs=True, gradients=True, micro=0):
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        if factor == 0.3:
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 3.0, torch.tensor(10.0))
+        elif factor is not None:
+            assert wrong.grad is not None
+            wrong.grad[3 if factor == 1.02 else slice(None)] *= factor
+        step.gradients(model, micro=0)
+        step("forward_data", input_ids=ids, attention_mask=torch.ones_like(ids), micro=0)
+    doc = workbench.referee(tmp_path / "dump", weights_a=str(weights))
+    ruled = [one["tensor"] for one in doc["a"]["tensors"] if one["kind"] == "gradient"]
+    assert len(ruled) == 6, "gate, up and down of two layers"
+    if factor in (None, 0.3):
+        assert doc["ruling"] == "NOISE", doc["sentence"]
+        return
+    assert (doc["ruling"], doc["tensor"]) == ("BUG", "grad.layers.0.mlp.up_proj.weight"), doc["sentence"]
+    assert doc["what"] == ("all of it times 2" if factor == 2.0 else "output 3")

@@ -13,7 +13,7 @@ from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.rollouts import RolloutReplay
 from tests import warm_python
-from tests.builders import Here
+from tests.builders import Here, there
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -232,7 +232,8 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     step = run.steps()[-1]
     plan = {"dump": str(run.path), "step": step, "micro": 0, "micros": [0], "backward": True, "model": "checkpoint"}
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
-    assert cell["recorded_training"]["agrees"], cell["recorded_training"]["sentence"]
+    training = there(cell["recorded_training"])
+    assert training["agrees"], training["sentence"]
     assert cell["recorded"][0]["field"] == "forward.output.logits"
     assert cell["recorded"][0]["verdict"] in ("SAME", "CLOSE")
     gradients = [ref.name for ref in run.select(stage="gradient")[0].tensors() if ref.name.startswith("grad.")]
@@ -354,7 +355,7 @@ def test_a_step_of_trls_dpo_is_replayed_to_its_recorded_loss_and_gradients(tmp_p
     plan = {"dump": str(run.path), "step": 1, "micro": 0, "micros": [0, 1], "backward": True, "model": "checkpoint"}
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
     assert cell["recorded"][0]["verdict"] in ("SAME", "CLOSE")
-    training = cell["recorded_training"]
+    training = there(cell["recorded_training"])
     assert (training["agrees"], training["losses"], training["gradients"]) == (True, 2, 15), training["sentence"]
 
 

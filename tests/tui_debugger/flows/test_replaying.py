@@ -16,6 +16,7 @@ from replay_core.desk import perform
 from replay_core.errors import ChildDiedError
 from replay_core.executors.in_process import InProcess
 from replay_core.jobs import Answer, Job, OnEvent, ignore, is_coordinating
+from tests.builders import there
 from tests.tui_debugger.driving import A, opened, press, rest, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, replayed
 from tui_debugger.answer import answer_of
@@ -171,7 +172,9 @@ async def test_the_list_after_a_replay_is_the_comparison_that_the_replay_made(
         assert compared(shown) == compared(told)
 
         await app.session.comparing.judge_by(Tolerance(atol=1e9))
-        assert (state.tensors.comparison["counts"]["DIFF"], asked) == (0, []), "its figures are there to judge again"
+        assert (there(state.tensors.comparison)["counts"]["DIFF"], asked) == (0, []), (
+            "its figures are there to judge again"
+        )
         await app.session.comparing.judge_by(Tolerance())
         assert compared(state.tensors.comparison) == compared(shown)
 

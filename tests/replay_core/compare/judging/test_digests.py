@@ -11,7 +11,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import NothingComparableError
 from replay_core.export.outcome import exit_code
-from tests.builders import compare_paths, row_of, write_dump
+from tests.builders import compare_paths, row_of, there, write_dump
 
 LEVELS = ("hash", "stats", "full")
 
@@ -47,8 +47,8 @@ def test_other_values_diverge_and_the_first_is_named(tmp_path: Path, sides: tupl
     a = write_dump(tmp_path / "a", {"modules": fields()}, level=sides[0])
     b = write_dump(tmp_path / "b", {"modules": other}, level=sides[1])
     document = workbench.compare_dumps(a, b)
-    assert document["first_divergence"]["name"] == document["first_difference"]["name"] == "norm.output"
-    assert document["first_divergence"]["why"].startswith("digests differ; values were not recorded")
+    assert there(document["first_divergence"])["name"] == there(document["first_difference"])["name"] == "norm.output"
+    assert there(document["first_divergence"])["why"].startswith("digests differ; values were not recorded")
     assert document["counts"]["DIFF"] == 1
     assert exit_code(document) == 1
 
