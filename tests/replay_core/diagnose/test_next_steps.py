@@ -99,4 +99,4 @@ def test_weights_that_are_not_there_are_refused_before_any_child_starts(tmp_path
 
     plan = {"dump": str(path), "model": str(tmp_path / "nowhere")}
     with pytest.raises(ModelError, match="not a directory"):
-        workbench.replay(plan, tmp_path / "out", runner, matrix=[])
+        workbench.replay(plan, tmp_path / "out", runner, matrix=[])  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ def found(directory: Path, form: str = "verl", **recipe: object) -> list[Finding
     return [one for one in said if one.id not in ("D01", "D03", "D20")]
 
 
-FAULTS = [
+FAULTS: list[tuple[str, str, dict[str, object]]] = [
     ("native", "D41", {"fault": "tools-counted"}),
     ("slime", "D27", {"fault": "retokenised"}),
     ("native", "D27", {"fault": "retokenised"}),
