@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from replay_core.budget import stored_bytes
 from replay_core.diagnose.batch import StepBatch, batches_of
 from replay_core.records import Record, Run, Selection
+
+#: Files that are less together are read once for all rules.
+KEPT_BYTES = 4 << 20
 
 
 class Case:
@@ -20,6 +24,9 @@ class Case:
         self.unreadable: list[str] = []
         #: Records whose samples another record already holds, and were counted once.
         self.repeated: list[str] = []
+        #: The batches of every step, where the files are so small that they may stay; ten rules go through them.
+        self._kept: dict[int | None, list[StepBatch]] = {}
+        self._may_keep = sum(map(stored_bytes, {record.path for record in run.records})) <= KEPT_BYTES
 
     def records(self) -> list[Record]:
         """The records of the chosen steps; all of them where nothing was chosen.
@@ -42,15 +49,22 @@ class Case:
         return sorted(by_step.items(), key=lambda item: -1 if item[0] is None else item[0])
 
     def batches(self) -> Iterator[StepBatch]:
-        """One batch after the other; each is forgotten before the next is read."""
+        """One batch after the other; of large files each is forgotten before the next is read."""
         for step, every in self.steps():
             # What was logged holds no samples, and a log of ten thousand steps is not read for them.
             records = [record for record in every if record.key.stage != "training_metrics"]
             if all(record.is_flat for record in records):
                 continue
-            for batch in batches_of(step, records, self.unreadable, self.run):
+            if step in self._kept:
+                yield from self._kept[step]
+                continue
+            batches = batches_of(step, records, self.unreadable, self.run)
+            if self._may_keep:
+                self._kept[step] = batches
+            for batch in batches:
                 self.repeated += [what for what in batch.repeated if what not in self.repeated]
                 yield batch
-                batch.release()
+                if not self._may_keep:
+                    batch.release()
             for record in records:
                 record.release()

@@ -39,10 +39,13 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
     if not refused and not over:
         return fields
     answer = list(fields)
+    too_much = (
+        f"the record's fields declare more than {_limit(next(iter(over))):,} bytes of what {_hint()}" if over else ""
+    )
     for number, ref in enumerate(fields):
         why = refused.get(number)
         if why is None and over and over & _paths(ref):
-            why = f"the record's fields declare more than {_limit(next(iter(over))):,} bytes of what {_hint()}"
+            why = too_much
         if why is not None:
             answer[number] = ref.with_(source=Unreadable(why))
     return answer

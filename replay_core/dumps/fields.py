@@ -103,23 +103,24 @@ def _scalar(value: Any, name: str) -> TensorRef:
 def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
     if values and type(values[0]) is dict:
         values = [plain(value) for value in values]
+    kinds = set(map(type, values))
     if not values:
         yield TensorRef(name, "float64", (0,), Inline([]))
-    elif _all(values, dict):
+    elif _all(kinds, dict):
         yield from _columns(values, name, depth)
     elif (numbers := _number_dtype(values)) is not None:
         yield TensorRef(name, numbers, (len(values),), Inline(values))
-    elif _all(values, str):
+    elif _all(kinds, str):
         yield TensorRef(name, "text", (len(values),), Inline(values))
-    elif _all(values, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
+    elif _all(kinds, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
         yield ragged
     else:
         for position, inner in enumerate(values):
             yield from _walk(inner, f"{name}.{position}" if name else str(position), depth + 1)
 
 
-def _all(values: list[Any], kind: type | tuple[type, ...]) -> bool:
-    return all(isinstance(value, kind) for value in values)
+def _all(kinds: set[type], kind: type | tuple[type, ...]) -> bool:
+    return all(issubclass(one, kind) for one in kinds)
 
 
 def _number_dtype(values: list[Any]) -> str | None:

@@ -6,15 +6,16 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from stat import S_ISLNK
 from typing import Any
 
 from replay_core import naming
 from replay_core.budget import reading, spend_bytes
-from replay_core.dumps.containers.json_lines import NAMED_LINES, read_object
+from replay_core.dumps.containers.json_lines import NAMED_LINES, NoJsonError, decode, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import MAX_RANKS, laid_together
@@ -124,12 +125,14 @@ def _indexed(
     keys: dict[Path, RecordKey] = {}
     bare: list[tuple[RecordKey, Path]] = []
     names: dict[Path, tuple[str, ...]] = {}
-    root = path.resolve()
+    is_inside = _inside(path)
     for index_file in sorted(path.glob("index_rank*.jsonl")):
         wrong: Counter[str] = Counter()
         for number, line in _lines(index_file, problems):
             try:
-                entry = json.loads(line)
+                if not line.rstrip().endswith(b"}"):
+                    raise NoJsonError("cut short")
+                entry, _ = decode(line)
                 if "removed" in entry:
                     # Taken away on purpose (max_keep).
                     keys.pop(path / entry["removed"], None)
@@ -140,7 +143,7 @@ def _indexed(
                     continue
                 file = path / entry["file"]
                 fields = tuple(str(field["name"]) for field in entry["fields"])
-                what = None if file.resolve().is_relative_to(root) else "points outside the dump; ignored"
+                what = None if is_inside(file) else "points outside the dump; ignored"
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 what = "unreadable index line; its file is read by name"
             if what is None:
@@ -153,6 +156,26 @@ def _indexed(
             if count > NAMED_LINES:
                 problems.append(Problem(str(index_file), f"{count - NAMED_LINES:,} more lines: {what}"))
     return keys, names, bare
+
+
+def _inside(dump: Path) -> Callable[[Path], bool]:
+    """Whether a file is the dump's own, wherever links lead. A folder is asked once: an index has a line per record."""
+    root = dump.resolve()
+    known: dict[Path, bool] = {}
+
+    def is_inside(file: Path) -> bool:
+        folder = file.parent
+        try:
+            is_link = S_ISLNK(os.lstat(file).st_mode)
+        except OSError:
+            is_link = False
+        if is_link or file.name == "..":
+            return file.resolve().is_relative_to(root)
+        if folder not in known:
+            known[folder] = folder.resolve().is_relative_to(root)
+        return known[folder]
+
+    return is_inside
 
 
 def _key_of(inside: tuple[str, ...], match: re.Match[str]) -> RecordKey:

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import OPTION, factor
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Dialect, Index
@@ -18,13 +19,14 @@ from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_wit
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import named, words
-from replay_core.errors import DumpError, RldbgError
+from replay_core.errors import BudgetError, DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
-#: Micro-batches of one rank in one step; a run over thousands of sequences packs them into hundreds.
-MOST_BATCHES = 1 << 12
+#: Micro-batches of one rank in one step, which cost a record each: so many, and one more for so many bytes. A run over
+#: thousands of sequences packs them into hundreds, of a few hundred tokens at least.
+FLOOR_BATCHES, BATCH_BYTES = 1 << 9, 1 << 11
 #: Bytes of the least batch that holds a token: seven columns of at least one value.
 LEAST_BATCH = 14
 _EXPORT = regex(r"(?:/token_exports)?(?:/step_(\d+))?/rank_(\d+)\.jsonl$")
@@ -131,8 +133,14 @@ def _batch_count(file: Path) -> int:
         raise DumpError("the file is no list of micro-batches", file=str(file), found=f"the first bytes {head!r}")
     if not 0 < count * LEAST_BATCH <= size:
         raise DumpError("the file declares more micro-batches than it has bytes for", file=str(file), found=str(count))
-    if count > MOST_BATCHES:
-        raise DumpError("the file declares too many micro-batches", file=str(file), found=str(count))
+    if count > (most := int((FLOOR_BATCHES + size // BATCH_BYTES) * factor())):
+        raise BudgetError(
+            "the file declares more micro-batches than its bytes may cost",
+            file=str(file),
+            expected=f"at most {most:,}, as {size:,} bytes are stored",
+            found=f"{count:,}",
+            hint=f"if you trust the file, {OPTION}=8 before the command raises every limit eightfold",
+        )
     return count
 
 
@@ -170,6 +178,8 @@ def _batches(path: Path) -> Any:
 
 
 def _batch(key: RecordKey, path: Path) -> list[TensorRef]:
+    if key.micro is None:
+        _batch_count(path)  # why opening it told no numbers
     tree = _batches(path)
     batch = tree[key.micro] if isinstance(tree, list) and key.micro is not None and key.micro < len(tree) else None
     if not isinstance(batch, list) or not _REQUIRED <= len(batch) <= len(PLACES):

@@ -61,6 +61,8 @@ class Backlog:
         self._ended: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._process = os.getpid()
         self._said = False
+        #: Somebody waits for the thread to end, as where the process was told to: what comes now waits for that.
+        self._closing = False
 
     def put(self, job: Callable[[], None], nbytes: int) -> None:
         """Hand a job over; returns when there is room for it, before it is done.
@@ -71,6 +73,7 @@ class Backlog:
         if self._process != os.getpid():
             self._start_anew()
         with self._changed:
+            self._changed.wait_for(lambda: not self._closing)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="rldbg-recorder", daemon=True)
                 self._thread.start()
@@ -109,7 +112,7 @@ class Backlog:
         pressure.peak_bytes = max(pressure.peak_bytes, pressure.waiting_bytes)
 
     def flush(self) -> None:
-        """Wait until everything handed over is done.
+        """Wait until everything handed over so far is done; a trainer that goes on hands over more.
 
         Raises:
             DumpError: the disk does not answer.
@@ -117,7 +120,8 @@ class Backlog:
         if self._process != os.getpid():
             return
         with self._changed:
-            self._wait(lambda: not self._jobs)
+            given = self.pressure.written + len(self._jobs)
+            self._wait(lambda: self.pressure.written >= given)
 
     def close(self) -> None:
         """Finish what waits and end the thread. A later `put` starts it again.
@@ -125,14 +129,19 @@ class Backlog:
         Raises:
             DumpError: the disk does not answer.
         """
-        self.flush()
         if self._process != os.getpid():
             return
         with self._changed:
-            thread, self._thread = self._thread, None
-            self._changed.notify_all()
-            # Not joined: the thread needs the lock, which waiting lets go of.
-            self._changed.wait_for(lambda: thread is None or thread in self._ended)
+            self._closing = True
+            try:
+                self._wait(lambda: not self._jobs)
+                thread, self._thread = self._thread, None
+                self._changed.notify_all()
+                # Not joined: the thread needs the lock, which waiting lets go of.
+                self._changed.wait_for(lambda: thread is None or thread in self._ended)
+            finally:
+                self._closing = False
+                self._changed.notify_all()
 
     def _work(self) -> None:
         me = threading.current_thread()

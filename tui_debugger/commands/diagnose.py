@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,29 @@ def command(
 @contextmanager
 def _standard_input() -> Iterator[Path]:
     """Standard input as a file: a log is read by its lines, and a run by its path."""
-    with tempfile.TemporaryDirectory(prefix="rldbg-") as folder:
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="rldbg-") as folder:
         path = Path(folder) / "stdin.log"
         with open(path, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         yield path
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """What ends the process lets it take its files away first."""
+    before = {}
+    with suppress(ValueError):  # of the main thread alone
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            before[number] = signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _renamed(value: Any, path: str) -> Any:

@@ -26,7 +26,8 @@ MAGIC = b"\x93NUMPY"
 #: A header is a line of a dictionary; numpy itself refuses longer ones.
 MAX_HEADER = 10_000
 _LOCAL = struct.Struct("<4s22xHH")
-_BLOCK = 1 << 20
+#: Read of a record at once: a file may hold thousands that are small.
+_FIRST, _BLOCK = 1 << 12, 1 << 20
 
 
 def read_npy(loading: Loading) -> Any:
@@ -78,12 +79,12 @@ def _unpacked(loading: Loading, record: ZipRecord) -> bytes:
     if record.method != 8 or record.flags & 1:
         raise loading.malformed("a zip record that is neither stored nor deflated")
     spend_bytes(record.nbytes, "compressed arrays")
-    region, at = loading.region, record_start(loading, record)
+    region, at, ahead = loading.region, record_start(loading, record), _FIRST
     inflate, parts, size = zlib.decompressobj(-15), [], 0
     try:
         while not inflate.eof and at < region.end and size <= record.nbytes:
-            block = region.read(at, min(_BLOCK, region.end - at))
-            at += len(block)
+            block = region.read(at, min(ahead, region.end - at))
+            at, ahead = at + len(block), min(4 * ahead, _BLOCK)
             parts.append(inflate.decompress(block, record.nbytes + 1 - size))
             size += len(parts[-1])
             if not parts[-1] and not inflate.eof and inflate.unconsumed_tail:

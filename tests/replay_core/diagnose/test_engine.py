@@ -18,6 +18,7 @@ from replay_core.diagnose.rule import RULES, Skip, rule
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.errors import RequestError
 from replay_core.records import Record, RecordKey
+from replay_core.samples.batch import Batch
 from replay_core.workbench import diagnose
 from tests.replay_core.diagnose.batches import healthy, of, save, seen, why_skipped
 
@@ -262,3 +263,23 @@ def test_a_log_is_read_for_its_signals_and_its_numbers_not_for_every_rule(
     diagnose(log)
     assert len(read) == 80
     assert max(read.values()) <= 3
+
+
+def test_a_small_dump_is_read_once_for_all_rules_that_go_through_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, healthy())
+    read: Counter[str] = Counter()
+    init = Batch.__init__
+
+    def counted(self: Batch, record: Record, *args: Any, **options: Any) -> None:
+        read[str(record.path)] += 1
+        init(self, record, *args, **options)
+
+    monkeypatch.setattr(Batch, "__init__", counted)
+    diagnose(tmp_path)
+    assert set(read.values()) == {1}
+    monkeypatch.setattr("replay_core.diagnose.case.KEPT_BYTES", 0)
+    read.clear()
+    diagnose(tmp_path)
+    assert min(read.values()) > 5

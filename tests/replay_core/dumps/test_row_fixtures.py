@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from replay_core import pages
 from replay_core.dumps import open_run
+from replay_core.errors import BudgetError
 from replay_core.measure.lag import detect_lag
 from replay_core.records import Record, Run
 from replay_core.samples.batch import Array, Batch, by_sample
@@ -197,3 +199,21 @@ def test_a_token_export_without_its_marker_is_not_complete(tmp_path: Path) -> No
     run = open_run(tmp_path)
     assert [record.key.step for record in run.records] == [3, 3, 3, 3]
     assert "STABLE" in run.problems[0].what
+
+
+def test_a_file_of_thousands_of_micro_batches_opens_where_its_bytes_are_as_many(tmp_path: Path) -> None:
+    def written(name: str, count: int, tokens: int) -> Path:
+        one = [[1] * tokens, [True] * tokens, [0.5] * tokens, [-0.5] * tokens, list(range(tokens))]
+        file = tmp_path / name / "rollouts/step_1/rank_0.bin"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(msgspec.msgpack.encode([one] * count))
+        return tmp_path / name
+
+    run = open_run(written("healthy", 5000, 120))
+    assert len(run.records) == 5000
+    assert run.records[4999].tensors()[0].shape == (120,)
+    refused = open_run(written("hostile", 5000, 2))
+    assert len(refused.records) == 1
+    assert "more micro-batches than its bytes may cost" in refused.problems[0].what
+    with pytest.raises(BudgetError):
+        refused.records[0].tensors()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,36 @@ print(within[0] - before)
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert int(answer.stdout) == 1, "the thread itself"
+
+
+@pytest.mark.parametrize("end", [Backlog.flush, Backlog.close])
+def test_who_waits_for_what_was_handed_over_does_not_wait_for_a_trainer_that_goes_on(
+    end: Callable[[Backlog], None],
+) -> None:
+    """As SIGTERM does: the trainer trains until all is written."""
+    done, over = list[int](), threading.Event()
+    backlog = Backlog(20, lambda error: None, Patience(10))
+
+    def job(number: int) -> None:
+        over.wait(0.0005)  # the disk is slower than the trainer: something always waits
+        done.append(number)
+
+    def train() -> None:
+        number = 0
+        while not over.is_set():
+            backlog.put(partial(job, number), 1)
+            number += 1
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    try:
+        for _ in range(5):
+            waiter = threading.Thread(target=end, args=(backlog,), daemon=True)
+            waiter.start()
+            waiter.join(5)
+            assert not waiter.is_alive()
+    finally:
+        over.set()
+        trainer.join()
+    backlog.close()
+    assert done == list(range(len(done)))  # each once, in order

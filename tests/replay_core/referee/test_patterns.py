@@ -47,3 +47,16 @@ def test_noise_has_no_pattern_of_more_than_itself():
     right = truth.to(torch.bfloat16).double()
     claim = Claim("q_proj.output", "q_proj", False, "linear", torch.bfloat16, right, truth, True)
     assert Yardstick(claim, []).figures().excess < 1
+
+
+def test_what_takes_away_one_channel_of_hardly_any_noise_explains_nothing_of_the_others():
+    weight = WEIGHT * torch.where(torch.arange(64) == 7, 1e-4, 1.0)[:, None]
+    truth = X @ weight.T
+    size = torch.where(torch.arange(64) == 7, 0.1 * truth.std(), 0.5 * truth.abs())
+    error = size * torch.randn(truth.shape, generator=GENERATOR).double()
+    recorded = (truth + error).to(torch.bfloat16).double()
+    claim = Claim("q_proj.output", "q_proj", False, "linear", torch.bfloat16, recorded, truth, True)
+    yard = Yardstick(claim, [])
+    alone = yard.figures(torch.where(torch.arange(64) == 7, error, 0.0))
+    assert alone.left < 0.01 * yard.figures().left, "in units of noise that channel is nearly all there is"
+    assert not yard.figures().is_explained_by(alone)
