@@ -19,7 +19,7 @@ HOLDS = {
     "verl": {"tokens", "rollout", "reward", "groups", "advantages", "values", "ref", "old"},
     "TRL": {"tokens", "rollout", "advantages", "ratio", "old"},
     "slime": {"tokens", "rollout", "reward", "groups", "advantages", "values", "ref", "twice", "old"},
-    "jsonl": {"trend"},
+    "jsonl": {"trend", "logged terms"},
     "verl log": {"trend", "logged mismatch", "logged advantages", "logged clip"},
     "TRL log": {"trend", "logged mismatch", "logged spread", "logged clip"},
     "slime log": {"trend", "logged mismatch", "logged spread", "logged clip"},
@@ -180,6 +180,22 @@ PLANTS: tuple[Plant, ...] = (
     _plant("accumulation-twice", "loss", r"accumul|times|half|1/2", r"reduction"),
     _plant("accumulation-forgotten", "loss", r"accumul|times|2 x", r"reduction", held=True),
     _plant("loss-turned", "loss advantages", r"wrong sign|sign", r"reduction|reward", log=("trend", r"reward|sign")),
+    _plant("ratio-inverted", "loss ratio", r"upside down|inverted", r"ratio|reduction", lr=4e-3, minibatches=2),
+    _plant("smaller-loss", "loss ratio", r"smaller of|min stands for max", r"ratio|reduction", lr=6e-3, epochs=3),
+    _plant("not-clipped", "loss ratio", r"not clipped", r"ratio|reduction|clip", lr=6e-3, epochs=3),
+    _plant(
+        "kl-subtracted",
+        "loss trend",
+        r"KL term is subtracted",
+        r"KL",
+        log=("logged terms", r"KL term"),
+        kl=0.2,
+        lr=2e-3,
+    ),
+    _plant("kl-rewarded", "values", r"KL penalty in the rewards", r"KL|return", algorithm="ppo", kl=0.05, lr=2e-3),
+    _plant("gae-turned", "values", r"sign", r"advantage", algorithm="ppo"),
+    _plant("values-kept", "values", r"values are not subtracted", r"advantage|return", algorithm="ppo"),
+    _plant("gae-late", "values", r"token before|token after", r"advantage|return", algorithm="ppo"),
     # gradient and optimizer
     _plant(
         "rate-zero", "trend", r"learning rate is 0|learning.rate.*0", r"never|KL", log=("trend", r"learning.rate.*0")

@@ -415,8 +415,15 @@ class Trainer:
         if self.critic is not None:
             with torch.no_grad():
                 values_BR = self.critic(trained_ids, held)[..., 0][:, width - 1 : -1] * held[:, width:]
-            shaped_BR = reward_BR - (recipe.kl * (old_BR - ref_BR) * counted if recipe.kl else 0)
+            beta = -recipe.kl if fault == "kl-rewarded" else recipe.kl
+            shaped_BR = reward_BR - (beta * (old_BR - ref_BR) * counted if recipe.kl else 0)
             advantage_BR, returns_BR = self._gae(shaped_BR, values_BR, counted)
+            if fault == "gae-turned":
+                advantage_BR = -advantage_BR
+            elif fault == "values-kept":
+                advantage_BR = returns_BR * counted
+            elif fault == "gae-late":
+                advantage_BR = torch.roll(advantage_BR, 1, 1) * counted
         else:
             advantage_B = self._advantages(reward_B, group_B, counted)
             advantage_BR = advantage_B[:, None] * counted
@@ -478,7 +485,7 @@ class Trainer:
 
     def _token_loss(self, logprobs: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         recipe = self.recipe
-        ratio = (logprobs - old).exp()
+        ratio = (old - logprobs if self.fault == "ratio-inverted" else logprobs - old).exp()
         if recipe.algorithm == "gspo":
             mean = ((logprobs - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clip(1)
             ratio = (logprobs - logprobs.detach() + mean.detach()).exp()
@@ -486,7 +493,9 @@ class Trainer:
         if recipe.algorithm == "cispo":
             loss = -ratio.clamp(low, high).detach() * advantage * logprobs
         else:
-            loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(low, high))
+            larger = torch.minimum if self.fault == "smaller-loss" else torch.maximum
+            clipped = ratio if self.fault == "not-clipped" else ratio.clamp(low, high)
+            loss = larger(-advantage * ratio, -advantage * clipped)
         if self.fault == "loss-turned":
             loss = -loss
         return loss, ratio
@@ -546,7 +555,7 @@ class Trainer:
                     kl = apart.exp() - apart - 1 if fault != "kl-k1-turned" else apart
                     pg = self._reduced(token_loss, mask[rows], tokens, len(rows_mini))
                     kl_loss = (kl * mask[rows]).sum() / max(tokens, 1)
-                    loss = pg + recipe.kl * kl_loss
+                    loss = pg + (-recipe.kl if fault == "kl-subtracted" else recipe.kl) * kl_loss
                     if recipe.entropy or fault == "entropy-bonus":
                         bonus = 0.25 if fault == "entropy-bonus" else recipe.entropy
                         loss = loss - bonus * (entropy * mask[rows]).sum() / max(tokens, 1)

@@ -11,7 +11,7 @@ import numpy as np
 from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.flat import Array, Flat
-from replay_core.records import Record, RecordKey, Run
+from replay_core.records import Record, RecordKey, Run, weights_noted
 from replay_core.samples.batch import Batch
 from replay_core.samples.layout import Ints
 
@@ -23,7 +23,8 @@ class Laid:
         self._flat, self._columns = flat, columns
         self.path: Path = flat.spine.parts[0].held.record.path if run is None else run.path
         self.flags: dict[str, Any] = (run.flags if run is not None else None) or {}
-        self._has_weights = run is not None and (step in run.models or None in run.models)
+        self._step, self._models = step, run.models if run is not None else {}
+        self._has_weights = step in self._models or None in self._models
 
     @property
     def left_pads_B(self) -> Array | None:
@@ -63,7 +64,16 @@ class Laid:
         key = [(name, getattr(where, name)) for name in ("step", "rank", "micro")]
         chosen = "".join(f" --{name} {value}" for name, value in key if value is not None)
         model = "" if self._has_weights or "--model" in options else " --model HF_DIR"
+        for word, noted in self._noted().items():
+            options = options.replace(f"--model {word}", f"--model {shlex.quote(noted)}")
         return f"rldbg replay {shlex.quote(str(self.path))}{chosen}{model} {options}"
+
+    def _noted(self) -> dict[str, str]:
+        """The weights that the dump notes for POLICY (of this step) and INITIAL (of its first), where they are two."""
+        policy, initial = weights_noted(self._models, self._step), weights_noted(self._models, -1)
+        if policy is None or initial is None or policy == initial:
+            return {}
+        return {"POLICY": policy[1], "INITIAL": initial[1]}
 
     def where(self, name: str | None = None, at: int | None = None, sample: int | None = None) -> Where:
         """The place of a token of the flat arrays, or of a sample, in the record that holds the tensor."""
@@ -78,7 +88,7 @@ class Laid:
         place = places[sample] if sample is not None else None
         if place is not None:
             part, row = sheet.index[place]
-            record = sheet.parts[part].held.record
+            record = _holder(sheet.parts[part], name)
         key = record.key
         ref = self._columns.ref(name) if name else None
         return Where(
@@ -125,6 +135,13 @@ class Laid:
             if ref is not None and ref.rows is None and len(ref.shape) == 2:
                 return ref.shape[1]
         return None
+
+
+def _holder(part: Batch, name: str | None) -> Record:
+    """The record that holds a tensor of these samples: theirs, or one of their micro-batch's losses."""
+    held = part.held
+    every = [held.record, *held.siblings]
+    return next((one for one in every if name is not None and one.get(name) is not None), held.record)
 
 
 def _left_pads(part: Batch) -> Ints | None:

@@ -57,8 +57,8 @@ def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     return None, {}
 
 
-_HEAD = re.compile(r"^[|\s]*Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b", re.IGNORECASE)
-_CELL = re.compile(rf"^{_NUM}$", re.IGNORECASE)
+_HEAD = regex(r"^[|\s]*Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b", re.IGNORECASE)
+_CELL = regex(rf"^{_NUM}$", re.IGNORECASE)
 
 
 def table_head(line: str) -> list[str] | None:

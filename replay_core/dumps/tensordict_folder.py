@@ -49,7 +49,8 @@ def _meta(file: Path) -> dict[str, Any]:
 
 def index(path: Path) -> Index:
     found = Index([])
-    root = os.path.dirname(os.path.abspath(path))
+    # A step stands in the name of the batch's folder, also where one of its files is named.
+    root = os.path.dirname(os.path.abspath(path if path.is_dir() else path.parent))
     within: list[str] = []
     for folder in _folders(path):
         file = folder.file(_META)

@@ -73,10 +73,12 @@ def _sentence(
     handed = f", handed on as {first.claim.name}" if first.claim.handed else ""
     found = first.figures
     size = f"{found.excess:,.1f} x what rounding leaves, {found.relative:.1e} of its size"
-    why = f"; it is {best}" if best else ""
+    # The cause first: a narrow screen cuts the end.
+    what = f"{best}; {first.what}" if best else first.what
+    why = ""
     if side == "both":
-        why += "; both sides part from the truth there: are these the weights and settings they ran with?"
-    return f"{where}{first.claim.owner}{handed}: {first.what}, {size}{why} ({covered})"
+        why = "; both sides part from the truth there: are these the weights and settings they ran with?"
+    return f"{where}{first.claim.owner}{handed}: {what}, {size}{why} ({covered})"
 
 
 def _grafting(found: Grafting) -> GraftingPart:

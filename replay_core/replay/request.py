@@ -29,7 +29,7 @@ from replay_core.replay.recorded import (
     against_training,
     read_recorded,
 )
-from replay_core.replay.references import RANDOM
+from replay_core.replay.references import RANDOM, resolve
 
 #: What agreement means where the trainer's own numbers are not there.
 NOTHING_RECORDED = (
@@ -182,6 +182,8 @@ def answer(
     if plan.role is None and micro.key.role == "critic":
         # Nothing but a critic's records there: log-probabilities would be held to its values.
         plan = replace(plan, role=micro.key.role)
+    if not request.models:
+        resolve(plan, run)  # weights that are not there: said before any child has started
     values, notes = read_recorded(run, plan, micro)
     if not values:
         notes = [*notes, NOTHING_RECORDED]

@@ -14,14 +14,23 @@ if TYPE_CHECKING:
 WIDTH = 100
 #: Pieces of evidence printed of a finding; the document has all.
 PIECES = 6
+#: Findings spelled out; of the others the claim is printed.
+SPELLED_OUT = 3
 
 
 def diagnosis_report(doc: DiagnosisDocument, *, show_all: bool = False) -> str:
     causes = [finding for finding in doc["findings"] if finding["echo_of"] is None]
     downstream = [finding for finding in doc["findings"] if finding["echo_of"] is not None]
-    lines = [headline(doc), f"{words.safe(doc['path'])}  ({doc['dialect']})"]
-    for finding in causes:
+    lines = [headline(doc)]
+    if causes and causes[0]["severity"] != "info":
+        lines.append("next: " + causes[0]["next_step"])
+    lines.append(f"{words.safe(doc['path'])}  ({doc['dialect']})")
+    spelled = len(causes) if show_all else SPELLED_OUT
+    for finding in causes[:spelled]:
         lines += ["", *_finding(finding)]
+    if causes[spelled:]:
+        lines += ["", "besides (--all spells them out):"]
+        lines += [line for finding in causes[spelled:] for line in _wrapped("  " + _title(finding), "              ")]
     if downstream:
         lines += ["", "downstream: " + ", ".join(f"{one['id']} of {one['echo_of']}" for one in downstream)]
         if show_all:
@@ -45,12 +54,19 @@ def headline(doc: DiagnosisDocument) -> str:
         return f"no warning and no error in {len(doc['checked'])} rules{said}"
     loud = (("error", counts["error"]), ("warning", counts["warning"]))
     parts = [f"{count} {level}{'s' * (count > 1)}" for level, count in loud if count]
-    return f"{' and '.join(parts)}; first {first['id']}: {first['claim']}"
+    return f"{' and '.join(parts)}; first {first['id']}: {first['claim']}{_since(first, len(doc['steps']))}"
+
+
+def _since(finding: FindingEntry, recorded: int) -> str:
+    """Since when, and how sure: in how many of the steps that were looked at."""
+    steps, looked = finding["steps"], finding.get("looked", 0)
+    if not steps or recorded < 2:
+        return ""
+    return f", since step {steps[0]}" + (f" ({len(steps)} of {looked} steps)" if looked > 1 else "")
 
 
 def _finding(finding: FindingEntry) -> list[str]:
-    steps = _steps(finding)
-    lines = _wrapped(f"{finding['severity'].upper():<8}{finding['id']}  {finding['claim']}" + steps, "              ")
+    lines = _wrapped(_title(finding), "              ")
     for evidence in finding["evidence"][:PIECES]:
         value = evidence["value"]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -64,6 +80,10 @@ def _finding(finding: FindingEntry) -> list[str]:
         lines.append(f"    and {len(finding['evidence']) - PIECES} more in --json")
     lines += _wrapped("    cause: " + finding["cause"], "        ")
     return [*lines, "    next:  " + finding["next_step"]]
+
+
+def _title(finding: FindingEntry) -> str:
+    return f"{finding['severity'].upper():<8}{finding['id']}  {finding['claim']}{_steps(finding)}"
 
 
 def _steps(finding: FindingEntry) -> str:

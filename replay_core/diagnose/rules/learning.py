@@ -105,7 +105,7 @@ def never_moves(case: Case) -> Iterator[Finding]:
         where,
         evidence=[shown("max |policy - ref|", largest, f"> {SAME:g} after an update")],
         cause=_STILL,
-        next_step="rldbg record --params . -- YOUR COMMAND, then rldbg compare of two of its steps",
+        next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
     )
 

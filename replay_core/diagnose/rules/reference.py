@@ -73,8 +73,9 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
     1e-4 info: later mini-batches and epochs of a first step have been updated already, and bf16 kernels differ. With an
     on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning. Over 1 in every one of 8 steps and more,
-    and no explosion, is a warning wherever the log begins. Silent where a tenth of the first step's
-    tokens are clipped already: its own updates moved it. Only where the log numbers its steps from 0 or 1.
+    and no explosion, is a warning wherever the log begins. Silent where a tenth of the tokens of
+    one of the first three steps are clipped: their own updates move it. Only where the log numbers its steps from 0 or
+    1.
     """
     series = given(log.get("kl"))
     point = series.points[0]
@@ -101,9 +102,9 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     on_policy = all(
         (p := log.at(name, point.step)) is not None and p.value == 0 for name in ("clip_fraction", "policy_kl")
     )
-    clip = log.at("clip_fraction", point.step)
-    if clip is not None and clip.value > 0.1:
-        raise Skip("the first step's own updates moved the policy: a tenth of its tokens and more are clipped")
+    clips = log.get("clip_fraction")
+    if clips is not None and any(value > 0.1 for value in clips.finite[:3]):
+        raise Skip("the first steps' own updates move the policy: a tenth of their tokens and more are clipped")
     mild = value <= OTHER_PROMPT and not on_policy
     yield finding(
         "error" if value > OTHER_MODEL else "info" if mild else "warning",

@@ -92,16 +92,19 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     a_N = advantages.values_N
 
     def alike(other_N: Array) -> float:
-        b = np.nan_to_num(other_N)[counted_N]
-        return float(np.corrcoef(a_N[counted_N], b)[0, 1]) if np.ptp(b) > 0 else 0.0
+        # Beside a token that does not count, a shift has nothing to take.
+        both_N = counted_N & np.isfinite(other_N)
+        a, b = a_N[both_N], other_N[both_N]
+        return float(np.corrcoef(a, b)[0, 1]) if len(b) >= FEWEST and np.ptp(a) > 0 and np.ptp(b) > 0 else 0.0
 
     if any(alike(one) > ALIKE for one in expected):
         return
     for one_N in expected:
+        inside_N = np.where(counted_N, one_N, np.nan)
         mistakes += [
             ("the sign is wrong", "the sign is turned twice, or not at all: what is rewarded is avoided", -one_N),
-            ("each token has the one of the token before", "a roll or a slice is off by one", np.roll(one_N, 1)),
-            ("each token has the one of the token after", "a roll or a slice is off by one", np.roll(one_N, -1)),
+            ("each token has the one of the token before", "a roll or a slice is off by one", np.roll(inside_N, 1)),
+            ("each token has the one of the token after", "a roll or a slice is off by one", np.roll(inside_N, -1)),
         ]
     for what, cause, other_N in mistakes:
         r = alike(other_N)

@@ -12,6 +12,7 @@ from benchmarks.diagnose import forms
 from benchmarks.diagnose.trainer import Recipe, train
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.batches import causes, look
+from tests.replay_core.diagnose.logs import diagnosed_path
 
 pytestmark = pytest.mark.long
 
@@ -23,7 +24,7 @@ def found(directory: Path, form: str = "verl", **recipe: object) -> list[Finding
     return [one for one in said if one.id not in ("D01", "D03", "D20")]
 
 
-FAULTS = [
+FAULTS: list[tuple[str, str, dict[str, object]]] = [
     ("native", "D41", {"fault": "tools-counted"}),
     ("slime", "D27", {"fault": "retokenised"}),
     ("native", "D27", {"fault": "retokenised"}),
@@ -36,6 +37,16 @@ FAULTS = [
     ("native", "D28", {"fault": "times-world-size"}),
     ("native", "D50", {"fault": "loss-turned"}),
     ("verl", "D46", {"fault": "wrong-parameters"}),
+    ("native", "D50", {"fault": "ratio-inverted", "lr": 4e-3, "minibatches": 2}),
+    ("native", "D50", {"fault": "smaller-loss", "lr": 6e-3, "epochs": 3}),
+    ("verl", "D51", {"fault": "kl-rewarded", "algorithm": "ppo", "kl": 0.05, "lr": 2e-3}),
+    ("verl", "D52", {"fault": "gae-turned", "algorithm": "ppo"}),
+    ("native", "D52", {"fault": "values-kept", "algorithm": "ppo"}),
+    ("verl", "D52", {"fault": "gae-late", "algorithm": "ppo"}),
+    ("native", "D48", {"fault": "mask-shifted"}),
+    ("TRL", "D48", {"fault": "mask-shifted"}),
+    ("slime", "D12", {"fault": "sync-stops", "lr": 4e-3, "steps": 7, "kept": 7}),
+    ("TRL", "D16", {"fault": "packing-leak"}),
     ("verl", "D11", {"fault": "top-k"}),
     ("verl", "D10", {"fault": "temperature"}),
 ]
@@ -47,6 +58,31 @@ def test_a_line_that_is_wrong_is_the_first_thing_said(
 ) -> None:
     said = found(tmp_path, form, **recipe)
     assert [one.id for one in said][:1] == [id], [one.claim for one in said]
+
+
+def test_a_term_that_is_subtracted_is_found_in_what_was_logged(tmp_path: Path) -> None:
+    recipe = Recipe("run", fault="kl-subtracted", kl=0.2, lr=2e-3, steps=12, kept=1, prompts=4)
+    first = diagnosed_path(forms.DUMPS["native"](train(recipe), tmp_path / "native")).findings[0]
+    assert (first.id, first.severity) == ("D49", "error")
+    assert "the KL term is subtracted from the loss" in first.claim
+
+
+@pytest.mark.parametrize(
+    ("form", "fault", "words"),
+    [
+        ("verl", "dropout", "dropout"),
+        ("TRL", "dropout", "dropout"),
+        ("slime", "positions-count-padding", "left padding"),
+        ("verl", "other-template", "prompt"),
+        ("TRL", "engine-doubles-bos", "another prompt"),
+    ],
+)
+def test_what_differs_between_samples_tells_the_cause_of_a_mismatch(
+    form: str, fault: str, words: str, tmp_path: Path
+) -> None:
+    first = found(tmp_path, form, fault=fault, warm=240)[0]
+    assert first.id == "D09"
+    assert words in first.cause
 
 
 @pytest.mark.parametrize("form", list(forms.DUMPS))

@@ -119,10 +119,34 @@ def test_the_command_to_look_at_the_place_works() -> None:
     assert "inf" in answer.output
 
 
+def _finding(number: int, **changes: Any) -> dict[str, Any]:
+    base = {"id": f"D{number:02}", "severity": "error", "claim": f"claim {number}", "evidence": [], "cause": f"why "
+    f"{number}",
+            "next_step": f"rldbg ls {number}", "steps": [3, 4], "looked": 5, "echo_of": None}  # fmt: skip
+    return {**base, **changes}
+
+
+def test_one_line_says_what_since_when_and_how_sure_and_the_next_what_to_do() -> None:
+    counts = {"error": 1, "warning": 0, "info": 0, "echoes": 0}
+    document = _document(findings=[_finding(1)], counts=counts, steps=[1, 2, 3, 4, 5])
+    first, second = diagnosis_report(document).splitlines()[:2]
+    assert first == "1 error; first D01: claim 1, since step 3 (2 of 5 steps)"
+    assert second == "next: rldbg ls 1"
+
+
+def test_three_findings_are_spelled_out_and_the_others_are_a_line_each() -> None:
+    counts = {"error": 5, "warning": 0, "info": 0, "echoes": 0}
+    document = _document(findings=[_finding(n) for n in range(1, 6)], counts=counts)
+    text = diagnosis_report(document)
+    assert [n for n in range(1, 6) if f"cause: why {n}" in text] == [1, 2, 3]
+    assert "  ERROR   D05  claim 5  [step 3, 4: 2 of 5]" in text
+    assert "cause: why 5" in diagnosis_report(document, show_all=True)
+
+
 def _document(**changes: Any) -> Any:
     counts = {"error": 0, "warning": 0, "info": 0, "echoes": 0}
     base = {"path": "run", "dialect": "native", "counts": counts, "findings": [], "checked": ["D01"], "skipped": [],
-            "notes": [], "series": []}  # fmt: skip
+            "notes": [], "series": [], "steps": [1]}  # fmt: skip
     return {**base, **changes}
 
 
