@@ -53,7 +53,7 @@ def ended(words: list[str], said: Path) -> tuple[int, float, float]:
     return process.returncode, usage.ru_utime + usage.ru_stime, int(held[1]) / 1024 if held else 0.0
 
 
-_OPEN = pytest.mark.xfail(reason="compare and diagnose pay for every record: see SECURITY.md, Limits", strict=False)
+_OPEN = pytest.mark.xfail(reason="comparing pays for every record: see SECURITY.md, Limits", strict=False)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,9 @@ def test_a_screen_that_is_killed_takes_its_children_along(
     ran: Ran, tmp_path: Path, follows: bool, number: signal.Signals
 ) -> None:
     write_dump(tmp_path / "run", {"forward_data": {"log_probs": torch.zeros(2, 4), "entropy": torch.ones(2, 4)}})
-    environment: dict[str, Any] = {name: text for name, text in ran.environment.items() if name != "PYTHONPATH"}
+    environment: dict[str, Any] = {
+        name: text for name, text in ran.environment.items() if name not in ("PYTHONPATH", "TERM")
+    }
     app = OnPty("-m tui_debugger", "ui", str(tmp_path / "run"), *(["--follow"] if follows else []), **environment)
     try:
         app.wait_for(b"entropy", 60)

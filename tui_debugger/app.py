@@ -241,6 +241,12 @@ class RldbgApp(App[None]):
     def _tell(self, text: str, severity: Any) -> None:
         self.notify(text, severity=severity, markup=False, timeout=10)
 
+    def notify(self, message: str, *, severity: Any = "information", **options: Any) -> None:
+        """Say something in a corner. What was told for information only before gives its room: the screen is small."""
+        for one in [one for one in self._notifications if one.severity == "information" or one.message == message]:
+            self._unnotify(one, refresh=False)
+        super().notify(message, severity=severity, **options)
+
     def _log_line(self, line: str) -> None:
         if self.debugger.is_mounted:
             self.debugger.log_line(line)

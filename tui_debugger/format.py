@@ -99,28 +99,45 @@ def mib(value: object) -> str:
 
 def middle(text: str, width: int) -> str:
     """The text within `width` cells, cut in the middle: both ends of a tensor's name tell it from others."""
-    if len(text) <= width:
+    if cells(text) <= width:
         return text
     if width < 4:
-        return text[:width]
+        return _first(text, width)
     tail = max(1, (width - 1) * 2 // 3)
-    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+    return f"{_first(text, width - 1 - tail)}…{_first(text[::-1], tail)[::-1]}"
 
 
 def dotted(name: str, width: int) -> str:
     """A tensor's dotted name within `width` cells. What stands between its first part and the number of its layer goes
     before anything else: all layers share it, and the number tells them apart."""
-    if len(name) <= width:
+    if cells(name) <= width:
         return name
     parts = name.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdecimal()), 0)
     short = f"{parts[0]}…{'.'.join(parts[layer:])}" if layer > 1 else name
-    return short if len(short) <= width else middle(short, width)
+    return short if cells(short) <= width else middle(short, width)
 
 
 def end(text: str, width: int) -> str:
     """The text within `width` cells, its end cut: of a sentence the beginning tells."""
-    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+    return text if cells(text) <= width else f"{_first(text, max(0, width - 1))}…"
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes: a Chinese sign takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # commands that print ASCII alone do without
+
+    return cell_len(text)
+
+
+def _first(text: str, width: int) -> str:
+    """As much of its beginning as `width` cells hold."""
+    taken = text[:width]
+    while cells(taken) > width:
+        taken = taken[:-1]
+    return taken
 
 
 def wrapped(text: str, width: int, taken: int = 0) -> list[str]:

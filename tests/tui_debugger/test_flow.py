@@ -15,6 +15,7 @@ from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts
 from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
 from tui_debugger.answer import answer_of
 from tui_debugger.panes.log import LogPane
+from tui_debugger.panes.tensors import TensorRows
 from tui_debugger.state import Busy
 
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
@@ -430,3 +431,22 @@ async def test_no_name_is_cut_while_what_both_sides_have_alike_takes_its_cells()
     answer["tensors"][1]["name"] = name
     async with opened(A, B, engine=ScriptedEngine(compare=answer), size=(200, 60)) as (app, _):
         assert name in screen(app)
+
+
+async def test_what_was_told_for_information_gives_its_room_to_the_next_and_an_error_stays() -> None:
+    async with opened(A, B, size=(80, 24)) as (app, pilot):
+        app._tell("it broke", "error")
+        await press(app, pilot, "S", "S", "S")
+        told = toasts(app)
+        assert told.count("it broke") == 1
+        assert [one for one in told if one.startswith("sorted")] == ["sorted: order of computation"]
+
+
+async def test_a_wide_name_leaves_the_figures_in_their_columns() -> None:
+    answer = document("comparison")
+    wide = answer["tensors"][3]
+    wide["name"] = "层" * 40
+    async with opened(A, B, size=(80, 24), engine=ScriptedEngine(compare=answer)) as (app, _):
+        rows = app.debugger.query_one(TensorRows)
+        lines = [rows.line(row, 78) for row in (3, 4)]
+        assert [line.cell_len for line in lines] == [78, 78]

@@ -76,3 +76,12 @@ def test_bitwise_is_said_only_where_every_pair_is_so(reasons: list[str], phrase:
     rows = [{"verdict": "SAME", "reason": reason} for reason in reasons]
     held = whole({"kind": "comparison", "counts": {"SAME": len(rows) or 2}, "tensors": rows})
     assert fmt.comparison_answer(held).where == phrase
+
+
+def test_a_name_is_cut_by_the_columns_it_takes_not_by_its_letters() -> None:
+    wide = "层" * 30 + ".weight"
+    for cut in (fmt.middle, fmt.end, fmt.dotted):
+        for width in (3, 10, 11, 40):
+            assert fmt.cells(cut(wide, width)) <= width, (cut, width)
+    assert fmt.middle(wide, 20).endswith(".weight")
+    assert fmt.middle("层" * 5, 10) == "层" * 5

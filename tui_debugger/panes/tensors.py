@@ -144,12 +144,11 @@ class TensorRows(Rows):
         room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         quiet = item.verdict in ("SAME", "PADDING")
         name = fmt.dotted(fmt.safe(item.name), room)
-        text.append(f"{name:<{room}}", paint(self, "muted") if quiet else "")
+        style = paint(self, "muted") if quiet else ""
+        text.append(name + " " * (room - fmt.cells(name)), style)
         for column, size in columns:
-            text.append(
-                f" {fmt.middle(fmt.safe(self._cell(item, column)), size):>{size}}",
-                paint(self, "muted") if quiet else "",
-            )
+            said = fmt.middle(fmt.safe(self._cell(item, column)), size)
+            text.append(" " * (1 + size - fmt.cells(said)) + said, style)
         return text
 
     def on_click(self, event: Click) -> None:

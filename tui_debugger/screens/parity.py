@@ -196,14 +196,14 @@ class ParityScreen(Overlay):
         super().__init__(stage)
         self.active = "measures"
         self.alone = False
-        # textual sets it after the first paint, which would show all parts in the room of one.
-        self.set_class(stage.screen.size.width < self.HORIZONTAL_BREAKPOINTS[1][0], "-narrow")
 
     @property
     def view(self) -> ParityView:
         return self.stage.state.parity
 
     def compose(self) -> ComposeResult:
+        # textual sets it after the first paint, which would show all parts in the room of one.
+        self.set_class(self.app.size.width < self.HORIZONTAL_BREAKPOINTS[1][0], "-narrow")
         yield Static("", markup=False, id="parity-title")
         yield ParityAnswer()
         yield ParityTabs("", markup=False, id="tab-line")
