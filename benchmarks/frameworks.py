@@ -170,7 +170,8 @@ Not driven here, so nothing is claimed of recording them: verl, OpenRLHF, slime,
 ROLL, open-instruct, ms-swift, torchtitan. A loss that is a plain function of the script (a PPO loop) is recorded as a
 number and cannot be formed again: `--backward` says so. A gradient of several ranks together is not held to the replay
 of one of them. The lines of [others.md](integrations/others.md) recorded what the own classes of verl 0.9.1
-(`PPOTrainer`, its TransferQueue a dict), SkyRL a9564572e (`TrainingCallback`) and prime-rl 559b44772 (`LossInputs`) hand over.
+(`PPOTrainer`, its TransferQueue a dict), SkyRL a9564572e (`TrainingCallback`) and prime-rl 559b44772 (`LossInputs`)
+hand over.
 
 ## What their own writers wrote
 
