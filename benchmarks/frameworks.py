@@ -174,14 +174,16 @@ of one of them.
 ## What their own writers wrote
 
 The files of [tests/data](../tests/data/README.md), opened. *Known*: tensors whose name has a meaning to rldbg (tokens,
-masks, log-probabilities ...). *Unread*: tensors that are listed and cannot be read.
+masks, log-probabilities ...). *Unread*: tensors that are listed and cannot be read. *Nothing lost*:
+the numbers and texts of the files, counted without rldbg by `benchmarks/counted.py`, and which fields list fewer (as
+they are a record's key, or the texts of a sample are one).
 
-| writer, version | files | opens as | records | tensors | known | unread | problems |
-|---|---|---|---|---|---|---|---|
+| writer, version | files | opens as | records | tensors | known | unread | problems | nothing lost |
+|---|---|---|---|---|---|---|---|---|
 """
 UNDRIVEN = """
-No file of their own writers is there of: miles (slime's format, opened by slime's reader), Weaver (closed source),
-ms-swift. torchtitan's checkpoints are torch.distributed.checkpoint's.
+No file of their own writers is there of: Weaver (closed source). torchtitan's checkpoints are
+torch.distributed.checkpoint's.
 """
 
 
@@ -252,7 +254,9 @@ def main() -> None:
     lines = []
     if PAGE.exists():
         known_lines = PAGE.read_text(encoding="utf-8").splitlines()
-        lines = [line for line in known_lines if line.count("|") == CELLS + 1 and not line.startswith(("| tr", "|-"))]
+        lines = [
+            line for line in known_lines if line.count("|") == CELLS + 1 and not line.startswith(("| trainer |", "|-"))
+        ]
     for one in DRIVES:
         if wanted and not any(word in one.name for word in wanted):
             continue
@@ -268,6 +272,17 @@ def main() -> None:
 def page(lines: list[str]) -> str:
     """The page: the trainers' lines, and the writers' as their files open now."""
     return TEXT + "\n".join(lines) + "\n" + REST + "\n".join(_writers()) + "\n" + UNDRIVEN
+
+
+#: Where a number of the file is no number of a tensor: an index with digests, a graph's labels, parts of several ranks.
+_OTHERWISE = frozenset({"native", "torch", "torchlens"})
+
+
+def _kept(path: Path) -> str:
+    from benchmarks.counted import in_files, lost
+
+    there, fewer = sum(in_files(path).values()), sorted(lost(path))
+    return f"{there:,} listed" if there and not fewer else f"{there:,}, but {', '.join(fewer)}" if there else ""
 
 
 def _writers() -> list[str]:
@@ -289,7 +304,8 @@ def _writers() -> list[str]:
             refs = [ref for record in run.records for ref in record.tensors()]
             known = sum((ref.canonical or ref.name) in naming.MEANINGS for ref in refs)
             unread = sum(not ref.is_readable for ref in refs)
-            opened = [run.dialect, len(run.records), len(refs), known, unread, len(run.problems)]
+            kept = "" if path.relative_to(DATA).parts[0] in _OTHERWISE else _kept(path)
+            opened = [run.dialect, len(run.records), len(refs), known, unread, len(run.problems), kept]
             found.append(_line([version, path.relative_to(DATA).as_posix(), *map(str, opened)]))
     return found
 

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replay_core.budget import spend_values
-from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten
+from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten, prose
 from replay_core.dumps.instances import plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, Parts, TensorRef, Unreadable
@@ -50,7 +49,7 @@ def columns(values: dict[str, Sequence[Any]], depth: int = 0) -> list[TensorRef]
         elif len(present) < len(column) and all(isinstance(value, (list, tuple)) for value in present):
             # A sample without the list has no tokens of it: its row is empty, and row i stays sample i.
             found += flatten({name: [[] if value is None else value for value in column]})
-        elif (texts := _texts(name, column)) is not None:
+        elif (texts := prose(name, column)) is not None:
             found.append(texts)
         elif len(present) < len(column) and all(type(value) in (int, float, bool) for value in present):
             numbers = [math.nan if value is None else float(value) for value in column]
@@ -65,33 +64,6 @@ def _said(ref: TensorRef, values: dict[str, Sequence[Any]]) -> TensorRef:
     column = values.get(ref.name)
     is_vector = column is not None and ref.shape == (len(column),) and ref.rows is None
     return ref.with_(alignment="sample") if is_vector else ref
-
-
-def _texts(name: str, column: Sequence[Any]) -> TensorRef | None:
-    """Conversations, lists of words, mixtures: a text per sample, as JSON where it is more than a text.
-
-    Spelled out they would be a field per sample and turn. None where numbers or tensors are in it.
-    """
-    if all(isinstance(value, (str, type(None))) for value in column):
-        words = [value or "" for value in column] if None in column else None
-    elif any(isinstance(value, (list, tuple)) and value for value in column) and all(
-        _is_prose(value) or value in ([], ()) for value in column
-    ):
-        words = [value if isinstance(value, str) else json.dumps(value, default=str) for value in column]
-    else:
-        words = None
-    return None if words is None else TensorRef(name, "text", (len(words),), Inline(words))
-
-
-def _is_prose(value: Any, depth: int = 0) -> bool:
-    """Texts, and lists and dicts that end in texts; numbers only inside a dict."""
-    if isinstance(value, dict):
-        return depth < 8 and all(
-            _is_prose(item, depth + 1) or isinstance(item, (int, float, bool)) for item in value.values()
-        )
-    if isinstance(value, (list, tuple)):
-        return depth < 8 and bool(value) and all(_is_prose(item, depth + 1) for item in value)
-    return value is None or isinstance(value, str)
 
 
 def join(name: str, column: Iterable[TensorRef | list[Any] | None]) -> TensorRef | None:

@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replay_core.budget import spend_values
@@ -53,6 +54,26 @@ def flatten(tree: Any) -> list[TensorRef]:
         if len(fields) > MAX_FIELDS:
             raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=name)
     return fields
+
+
+#: Fields with a value per response token, beside which a reward of the same shape [B, R] has one as well.
+_PER_TOKEN = frozenset({"response_mask", "loss_mask", "advantages", "old_logprobs", "returns"})
+
+
+def settled(fields: list[TensorRef]) -> list[TensorRef]:
+    """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
+    general table takes the word for a sample's, and `uid` is the group where nothing else is.
+    """
+    shapes = {ref.shape for ref in fields if ref.canonical in _PER_TOKEN and len(ref.shape) == 2}
+    has_group = any(ref.canonical == "group_id" for ref in fields)
+    found = []
+    for ref in fields:
+        if ref.canonical == "reward" and ref.shape in shapes:
+            ref = ref.with_(canonical="token_rewards")
+        elif ref.name in ("uid", "uids") and not has_group:
+            ref = ref.with_(canonical="group_id")
+        found.append(ref)
+    return found
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
@@ -114,9 +135,19 @@ def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
         yield TensorRef(name, "text", (len(values),), Inline(values))
     elif _all(kinds, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
         yield ragged
+    elif _are_talks(values) and (said := prose(name, values)) is not None:
+        yield said  # a conversation per sample
     else:
         for position, inner in enumerate(values):
             yield from _walk(inner, f"{name}.{position}" if name else str(position), depth + 1)
+
+
+def _are_talks(values: list[Any]) -> bool:
+    """Whether each is a list of messages."""
+    for turns in values:
+        if not isinstance(turns, list) or not turns or not all(isinstance(one, dict) for one in turns):
+            return False
+    return True
 
 
 def _all(kinds: set[type], kind: type | tuple[type, ...]) -> bool:
@@ -131,6 +162,33 @@ def _number_dtype(values: list[Any]) -> str | None:
     if kinds == {int}:
         return "int64" if min(values) >= -_INT64 and max(values) < _INT64 else None
     return "float64" if kinds <= {int, float} else None
+
+
+def prose(name: str, column: Sequence[Any]) -> TensorRef | None:
+    """Conversations, lists of words, mixtures: a text per sample, as JSON where it is more than a text.
+
+    Spelled out they would be a field per sample and turn. None where numbers or tensors are in it.
+    """
+    if all(isinstance(value, (str, type(None))) for value in column):
+        words = [value or "" for value in column] if None in column else None
+    elif any(isinstance(value, (list, tuple)) and value for value in column) and all(
+        _is_prose(value) or value in ([], ()) for value in column
+    ):
+        words = [value if isinstance(value, str) else json.dumps(value, default=str) for value in column]
+    else:
+        words = None
+    return None if words is None else TensorRef(name, "text", (len(words),), Inline(words))
+
+
+def _is_prose(value: Any, depth: int = 0) -> bool:
+    """Texts, and lists and dicts that end in texts; numbers only inside a dict."""
+    if isinstance(value, dict):
+        return depth < 8 and all(
+            _is_prose(item, depth + 1) or isinstance(item, (int, float, bool)) for item in value.values()
+        )
+    if isinstance(value, (list, tuple)):
+        return depth < 8 and bool(value) and all(_is_prose(item, depth + 1) for item in value)
+    return value is None or isinstance(value, str)
 
 
 def _ragged(rows: list[Any], name: str) -> TensorRef | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Entry, Index
-from replay_core.dumps.fields import flatten
+from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.file_places import place_below, told_apart
 from replay_core.dumps.listing import contents, listing
 from replay_core.dumps.log_lines import is_text
@@ -88,7 +88,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     fields = flatten(whole({0: content_of(path).tree}))
     for ref in fields:
         ref.canonical = naming.canonical(ref.name)
-    return _aligned(fields)
+    return _aligned(settled(fields))
 
 
 def _aligned(fields: list[TensorRef]) -> list[TensorRef]:

@@ -15,11 +15,12 @@ from typing import Any
 
 from replay_core import naming
 from replay_core.budget import reading, spend_bytes
+from replay_core.dumps.columns import join
 from replay_core.dumps.containers.json_lines import NAMED_LINES, NoJsonError, decode, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import MAX_RANKS, laid_together
-from replay_core.dumps.fields import flatten
+from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
@@ -200,12 +201,22 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         raise DumpError("a record holds a dict of fields", file=str(path), expected="dict", found=type(tree).__name__)
     said = tree.get("alignment")
     alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
-    fields = flatten({field: value for field, value in tree.items() if field not in _KEY_FIELDS})
+    fields = flatten({field: _rows(field, value) for field, value in tree.items() if field not in _KEY_FIELDS})
     named = [
         ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
         for ref in fields
     ]
+    named = settled(named)
     return _whole(key, path, named) if key.rank is not None else named
+
+
+def _rows(field: str, value: Any) -> Any:
+    """A list of vectors as one tensor of rows: a trainer's column with a tensor per sample (slime's, verl's jagged)."""
+    is_vectors = isinstance(value, list) and all(isinstance(row, TensorRef) and len(row.shape) == 1 for row in value)
+    if is_vectors and len({row.dtype for row in value}) == 1:
+        joined = join(field, value)
+        return value if joined is None else joined if joined.rows is None else joined.with_(alignment="packed")
+    return value
 
 
 def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:

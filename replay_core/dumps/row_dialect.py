@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Dialect, Index, any_of
@@ -174,7 +175,15 @@ def table_of(
 def _columnar(samples: list[dict[str, Any]], path: Path, problems: list[Problem]) -> list[TensorRef]:
     if len(samples) > 1:
         problems.append(Problem(str(path), f"{len(samples)} lines hold this step; the last one is shown"))
-    return flatten(samples[-1]) if samples else []
+    if not samples:
+        return []
+    # A reward that a sample has none of is null: still a value per sample.
+    return flatten({name: columns({name: value})[0] if _lacks_some(value) else value
+                    for name, value in samples[-1].items()})  # fmt: skip
+
+
+def _lacks_some(value: Any) -> bool:
+    return isinstance(value, list) and None in value and any(one is not None for one in value)
 
 
 def _unwrapped(sample: dict[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,14 @@ SPECS = (
         "ms_swift", r"/completions\.jsonl$", "step prompt completion", _PAIR, step_field="step", columnar=True,
         notes=(_TEXT_ONLY,),
     ),
+    RowSpec(  # Megatron's trainer
+        "ms_swift", r"/completions\.jsonl$", "gen_step prompt completion", _PAIR, step_field="gen_step", columnar=True,
+        notes=(_TEXT_ONLY,),
+    ),
+    RowSpec(  # the driver under Ray
+        "ms_swift", r"/completions\.jsonl$", "gen_step prompt completion", _PAIR, step_field="gen_step",
+        distinctive=False, notes=(_TEXT_ONLY,),
+    ),
     RowSpec(
         "ms_swift", r"/completions\.jsonl$", "prompt completion", _PAIR, step_field="step", distinctive=False,
         notes=(_TEXT_ONLY,),
@@ -95,10 +103,10 @@ SPECS = (
         distinctive=False, notes=(_TEXT_ONLY,),
     ),
     RowSpec(
-        "miles", r"/trajectory/(?P<step>\d+)\.jsonl$", "sample_index group_index status prompt messages", MILES,
-        distinctive=False, notes=(_TEXT_ONLY,),
+        "miles", r"/trajectory/(?P<eval>eval_)?(?P<step>\d+)\.jsonl$",
+        "sample_index group_index status prompt messages", MILES, distinctive=False, notes=(_TEXT_ONLY,),
     ),
-    RowSpec("miles", r"/dashboard_columns/rollout_(?P<step>\d+)\.parquet$", "", MILES),
+    RowSpec("miles", r"/dashboard_columns/rollout_(?P<eval>eval_)?(?P<step>\d+)\.parquet$", "", MILES),
     RowSpec("trl", r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$", "", _PAIR, notes=(_TEXT_ONLY,)),
 )  # fmt: skip
 

@@ -112,14 +112,20 @@ def index(path: Path) -> Index:
                 parts.get("step"), parts.get("micro"), parts.get("rank"), role, stage, None, parts.get("minibatch")
             )
             found.files.append((key, folder.file(entry)))
-            if stage == "trajectory" and role == "rollout":
-                found.beside += _copies(folder, parts.get("step"))
+            if stage == "trajectory":
+                found.beside += _copies(folder, f"{'eval_' if role == 'eval' else ''}{parts.get('step')}")
+        if stage == "trajectory" and any(copy.is_file() for copy in found.beside):
+            found.notes.append(BESIDE)
         if stage == "loss" and kind is _KINDS[1]:
             found.notes.append(UNPLACED)
     return found
 
 
-def _copies(folder: Folder, step: int | None) -> list[Path]:
+#: Of miles' own files of texts and columns.
+BESIDE = "conversations lie in trajectory/, copies of columns in dashboard_columns/: open those folders to read them"
+
+
+def _copies(folder: Folder, step: str) -> list[Path]:
     """miles writes parts of the same rollout twice more, as texts and as the columns of its dashboard."""
     root = Path(folder.path).parent
     return [root / f"trajectory/{step}.jsonl", root / f"dashboard_columns/rollout_{step}.parquet"]

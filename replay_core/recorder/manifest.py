@@ -200,11 +200,19 @@ def model_facts(model: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def computed_as(model: Any, mixed: str | None = None) -> dict[str, Any]:
-    """The settings a model computes with, in the words of a replay's flags; `mixed`: the dtype of an autocast."""
+def computed_as(
+    model: Any, mixed: str | None = None, *, logits: str | None = None, positions: str | None = None
+) -> dict[str, Any]:
+    """The settings a model computes with, in the words of a replay's flags.
+
+    Args:
+        mixed: the dtype of an autocast.
+        logits: how its head's logits are held in training (`whole`, `fused`), where that is known.
+        positions: `library` where the trainer gives no position_ids.
+    """
     facts = model_facts(model)
     dtype = mixed or (facts["dtype"] if isinstance(facts.get("dtype"), str) else None)
-    known = {"attention": facts.get("attention"), "dtype": dtype}
+    known = {"attention": facts.get("attention"), "dtype": dtype, "logits": logits, "position_ids": positions}
     return {name: value for name, value in known.items() if value is not None}
 
 

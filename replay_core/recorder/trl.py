@@ -53,7 +53,8 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
             self.add_callback(_callback(self._rldbg))
             self._rldbg.watch_clipping()
             model = self.accelerator.unwrap_model(self.model)
-            flags = {**computed_as(model, _mixed(self.args)), "loss": _loss(self)}
+            held = _forward(trainer_class)
+            flags = {**computed_as(model, _mixed(self.args), **held), "loss": _loss(self)}
             recorder.note(model=model, trainer=trainer_class.__qualname__, seed=self.args.seed, flags=flags)
             self._rollouts = rollouts
             if rollouts is not None and rollouts.rank is None:
@@ -210,6 +211,13 @@ def _callback(steps: _TrainerSteps) -> Any:
 
 def _mixed(args: Any) -> str | None:
     return "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else None
+
+
+def _forward(trainer_class: Any) -> dict[str, str]:
+    """How the trainer calls its model, as far as a replay may have to do the same to the last bit."""
+    source = inspect.getsource(trainer_class._get_per_token_logps_and_entropies)
+    found = {} if "position_ids=" in source.replace("image_position_ids=", "") else {"positions": "library"}
+    return {**found, "logits": "fused"} if "fused_lm_head=True" in source else found
 
 
 def _loss(trainer: Any) -> dict[str, Any]:

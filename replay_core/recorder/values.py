@@ -225,11 +225,20 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         # A list of samples is a table: a column per key.
         for key in dict.fromkeys(key for item in value for key in item):
             yield from _leaves(f"{name}.{key}", [item.get(key) for item in value])
+    elif _is_rows(value):
+        yield name, value
     elif isinstance(value, list) and any(is_tensor(item) or isinstance(item, dict) for item in value):
         for position, item in enumerate(value):
             yield from _leaves(f"{name}.{position}", item)
     else:
         yield name, value
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether a value is a vector per sample, which a reader lays together as one tensor of rows."""
+    if not isinstance(value, list) or not value or not all(is_tensor(row) and row.ndim == 1 for row in value):
+        return False
+    return len({row.dtype for row in value}) == 1
 
 
 def describe(
@@ -245,6 +254,8 @@ def describe(
         # A number is shorter than its digest would be.
         if isinstance(value, (bool, int, float, type(None))) or (stats and isinstance(value, _PLAIN)):
             field["value"] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        elif _is_rows(value):
+            field["digest"] = "sha256:" + hashlib.sha256("".join(map(digest, value)).encode()).hexdigest()[:32]
         elif bare:
             said = json.dumps(value, default=str).encode()
             field["digest"] = "sha256:" + hashlib.sha256(said).hexdigest()[:32]

@@ -265,12 +265,13 @@ class _Watch:
         if not _is_masked(given) and hasattr(hooks.bare(module), "config"):
             given["attention_mask"] = torch.ones_like(given["input_ids"])  # without one, every slot is attended to
         outputs = {name: value for name, value in hooks.tensors_of("forward.output", output) if is_storable(value)}
+        called = _called_as(given, outputs)
         size = sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
         if size > _SMALL_OUTPUT and not self._outputs:
             self._unseen[f"outputs above {_SMALL_OUTPUT >> 20} MB (--outputs records them)"] += 1
             outputs = {}
         if module not in self._roots:
-            self._meet(module, {"batch_inputs": given, "modules": outputs})
+            self._meet(module, {"batch_inputs": given, "modules": outputs}, called)
         step = self._current()
         role = self._roots[module]
         micro = self._calls_of[role]
@@ -316,7 +317,7 @@ class _Watch:
     def _optimizer_step(self) -> int | None:
         return self._minibatch if self._trains_on_samples else None
 
-    def _meet(self, module: Any, records: Mapping[str, Mapping[str, Any]]) -> None:
+    def _meet(self, module: Any, records: Mapping[str, Mapping[str, Any]], called: dict[str, str]) -> None:
         """A model called for the first time: give it a role, and say what recording it will take."""
         weights = list(module.parameters())
         trained = any(weight.requires_grad for weight in weights)
@@ -334,7 +335,7 @@ class _Watch:
             size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
             self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
             said = {} if self._loss_flags is None else {"loss": self._loss_flags}
-            recorder.note(flags={**computed_as(model, self._autocast), **said})
+            recorder.note(flags={**computed_as(model, self._autocast, **called), **said})
         recorder.note(model=model, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
         if len(self._roots) == 1 and seams.rank_now() == 0:
             from replay_core.recorder.forecast import Forecast
@@ -585,6 +586,21 @@ def _is_masked(given: Mapping[str, Any]) -> bool:
     if getattr(given.get("input_ids"), "ndim", 0) != 2:
         return True
     return any(name in given for name in ("attention_mask", "position_ids", "cu_seq_lens_q", "cu_seqlens"))
+
+
+def _called_as(given: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
+    """How a language model is called: who counts its positions, and how its logits are held (TRL's fused head, or a row
+    of them for every token).
+    """
+    ids, logits = given.get("input_ids"), outputs.get("forward.output.logits")
+    found = {} if "position_ids" in given or ids is None else {"positions": "library"}
+    if given.get("fused_lm_head") is True:
+        return {**found, "logits": "fused"}
+    return (
+        {**found, "logits": "whole"}
+        if logits is not None and ids is not None and ids.shape == logits.shape[:2]
+        else found
+    )
 
 
 def _is_compiled(module: Any) -> bool:

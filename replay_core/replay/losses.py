@@ -157,17 +157,24 @@ class Loss:
         return {"loss": each_P.mean() if self.divisor == 1 else each_P.mean() / self.divisor}
 
     def _reduced(self, values_BT: Any, mask_BT: Any) -> Any:
-        whole = self._summed(values_BT, mask_BT)
-        return whole if self.divisor == 1 else whole / self.divisor
+        if self.reduction != "sequence_mean":
+            return self.of_sum(reductions.masked_sum(values_BT, mask_BT), mask_BT)
+        mean = reductions.sequence_mean(values_BT, mask_BT)
+        return mean if self.divisor == 1 else mean / self.divisor
 
-    def _summed(self, values_BT: Any, mask_BT: Any) -> Any:
+    def of_sum(self, total: Any, mask_BT: Any) -> Any:
+        """The loss of a sum over the tokens of the mask, by the reductions that are over tokens.
+
+        Raises:
+            RequestError: a sum without its divisor.
+        """
         if self.reduction == "token_mean":
-            return reductions.token_mean(values_BT, mask_BT)
-        if self.reduction == "sequence_mean":
-            return reductions.sequence_mean(values_BT, mask_BT)
-        if not self.tokens:
+            mean = total / (mask_BT != 0).sum().clip(1)
+        elif self.tokens:
+            mean = total / self.tokens
+        else:
             raise RequestError("token_sum needs the number of tokens to divide by", hint="--loss grpo,tokens=4096")
-        return reductions.masked_sum(values_BT, mask_BT) / self.tokens
+        return mean if self.divisor == 1 else mean / self.divisor
 
 
 #: What a value loss takes where nothing is said: OpenRLHF's mean over all tokens.

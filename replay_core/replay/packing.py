@@ -81,6 +81,13 @@ class Arrangement:
         mask = self.layout.response_BS
         return mask if mask is not None and bool(mask.any()) else None
 
+    def without_positions(self) -> Arrangement:
+        """The padded batch as a trainer gives it that names no positions; a flat row keeps them, or would leak."""
+        if self.cu_seqlens is not None:
+            return self
+        forwards = [replace(forward, position_ids=None) for forward in self.forwards]
+        return replace(self, forwards=forwards, position_rule="not given, as the trainer gave none: 0..S-1")
+
     def next_tokens(self) -> tuple[Ints, Ints]:
         """(flat slots that predict a next token, ids of those next tokens), by sample and position.
 

@@ -1,7 +1,6 @@
 """A backward replay: the loss of one micro-batch, or of a step's micro-batches in turn, and its gradients.
 
-The forward follows the trainer's when `logits=whole` on a padded batch: logits of every slot in float32,
-log_softmax, gather. Chunked, the head's logits are computed again in backward and never held whole.
+The padded batch goes through the head as the trainer's did, where the record says how (`trained_head`).
 """
 
 from __future__ import annotations
@@ -10,25 +9,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from replay_core import pages
 from replay_core.errors import RequestError, UnavailableError
 from replay_core.jobs import OnEvent, Progress
-from replay_core.objectives.likelihood import divided_by
+from replay_core.objectives.likelihood import cross_entropy_sum, divided_by
 from replay_core.recorder import Recorder
 from replay_core.records import Run
 from replay_core.replay import attention, compiling, observing, optimizing, visibility
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.effective import effective_settings
-from replay_core.replay.flags import Flags
-from replay_core.replay.footprint import PeakMemory, need_logits
-from replay_core.replay.logprobs import Head
+from replay_core.replay.flags import Flags, settings_asked
+from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.losses import Loss, resolve
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.optimizing import Optimizer
@@ -36,6 +32,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import placed_in, records_of, said_of_tokens
 from replay_core.replay.run import described, log_phases
+from replay_core.replay.trained_head import TrainedHead, labels_of
 
 
 @dataclass
@@ -49,6 +46,8 @@ class _Micro:
     tokens_of_step: float | None
     #: What the trainer divided this micro-batch's loss by before its backward, where the model gave the loss itself.
     divisor: float = 1.0
+    #: Columns that the trainer's loss was formed of, the last ones: how many a response-aligned field has.
+    width: int | None = None
 
     @property
     def is_labelled(self) -> bool:
@@ -103,11 +102,14 @@ def train(
         optimizer = optimizing.resolve(asked, _said(run, "optimizer", plan), plan.step)
     cell = micros[0].cell
     rows = max(micro.cell.arrangement.slots for micro in micros)
-    forecast = need_logits(flags, rows, model.config.vocab_size, plan.logit_chunk)
+    trained = TrainedHead.chosen(flags, settings_asked(run.flags).get("logits"), cell, rows, plan.logit_chunk)
+    if trained.note:
+        notes.append(trained.note)
     with torch.no_grad():
         head, final_hidden = cell._probe()
         ran = observing.operators_alone(cell, compiling.plain)
     effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
+    effective["logits"] = trained.held
     said = {"asked": plan.flags.to_mapping(), "effective": effective}
     if optimizer is not None:
         said["optimizer"] = optimizer[0].to_mapping()
@@ -124,10 +126,12 @@ def train(
         for done, micro in enumerate(micros, start=1):
             began = time.perf_counter()
             with attention.pinned(flags), torch.enable_grad():
-                logprobs_BT, hidden = _logprobs(micro.cell, head, flags, temperature, plan.logit_chunk)
-                mask_BT = micro.response().to(logprobs_BT.device)
+                mask_BT = micro.response()
+                labels_BS = labels_of(torch.from_numpy(micro.recorded.batch.ids_BS), mask_BT)
+                logprobs_BT, hidden = trained.logprobs(micro.cell, head, labels_BS, temperature, plan.logit_chunk)
+                mask_BT = mask_BT.to(logprobs_BT.device)
                 logprobs_BT = logprobs_BT * mask_BT
-                found = _loss(micro.own(loss), micro, logprobs_BT, mask_BT, notes)
+                found = _loss(micro.own(loss), micro, logprobs_BT, mask_BT, trained.held, notes)
                 seconds["forward_s"] += time.perf_counter() - began
                 began = time.perf_counter()
                 found["loss"].backward()
@@ -155,7 +159,7 @@ def train(
     return {
         **described(plan, recorded, model, effective, [*notes, *cell.notes, sentence]),
         "time": {"load_s": load_s, "compile_s": None, "steady_s": steady_s, **seconds},
-        "memory": {"peak_mib": peak_mib, "forecast_logits_mib": forecast},
+        "memory": {"peak_mib": peak_mib, "forecast_logits_mib": trained.forecast_mib},
         "final_hidden": final_hidden,
         "inputs": [finding.to_mapping() for finding in inputs],
         "loss": {
@@ -186,9 +190,10 @@ def _micro(
     names = ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs")
     fields: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     single: dict[str, float] = {}
-    labels = None
+    labels, width = None, None
     for record in records_of(run, recorded.key):
         for ref in record.tensors():
+            width = ref.shape[1] if ref.alignment == "response" and len(ref.shape) == 2 else width
             name = ref.canonical or ref.name
             if name in fields and fields[name] is None and ref.is_readable:
                 placed = placed_in(ref, record, recorded)
@@ -226,7 +231,9 @@ def _micro(
             )
     forward = replace(plan, capture="none")
     cell = BatchReplay(forward, flags, recorded.batch, model, temperature, on_event)
-    return _Micro(plan.micro, recorded, cell, fields, tokens, divisor or 1.0)
+    if settings_asked(run.flags).get("position_ids") == "library":
+        cell.arrangement = cell.arrangement.without_positions()
+    return _Micro(plan.micro, recorded, cell, fields, tokens, divisor or 1.0, width)
 
 
 def _of_reference(run: Run, recorded: RecordedBatch, temperature: float) -> torch.Tensor | None:
@@ -243,69 +250,48 @@ def _of_reference(run: Run, recorded: RecordedBatch, temperature: float) -> torc
 
 
 def _loss(
-    loss: Loss, micro: _Micro, logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, notes: list[str]
+    loss: Loss, micro: _Micro, logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, held: str, notes: list[str]
 ) -> dict[str, Any]:
-    device = logprobs_BT.device
-    given = {name: None if value is None else value.to(device) for name, value in micro.fields.items()}
+    """What `Loss.value` gives, formed of the columns that the trainer's was: a sum over more is rounded otherwise."""
+    left = 0 if micro.width is None else mask_BT.shape[1] - micro.width
+    left = 0 if left < 0 or bool(mask_BT[:, :left].any()) else left
+    given = {name: None if value is None else value[:, left:].to(logprobs_BT.device)
+             for name, value in micro.fields.items()}  # fmt: skip
+    found = _formed(loss, micro, given, logprobs_BT[:, left:], mask_BT[:, left:], held, notes)
+    pad = torch.nn.functional.pad
+    return {name: pad(value, (left, 0)) if value.ndim == 2 else value for name, value in found.items()}
+
+
+def _formed(
+    loss: Loss,
+    micro: _Micro,
+    given: dict[str, torch.Tensor | None],
+    logprobs_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    held: str,
+    notes: list[str],
+) -> dict[str, Any]:
     if micro.is_labelled or micro.is_paired:
-        return loss.value(logprobs_BT, None, given.get("ref_logprobs"), None, mask_BT)
+        found = loss.value(logprobs_BT, None, given.get("ref_logprobs"), None, mask_BT)
+        if micro.is_labelled and held == "whole" and loss.reduction != "sequence_mean":
+            found["loss"] = loss.of_sum(cross_entropy_sum(logprobs_BT, mask_BT), mask_BT)
+        return found
     if "returns" in given:
         old_values_BT = given["values"]
         if old_values_BT is None:
             old_values_BT = logprobs_BT.detach()
-            note = "no old values are recorded: they are taken to be the model's own, so nothing is clipped"
-            if note not in notes:
-                notes.append(note)
+            _once(notes, "no old values are recorded: they are taken to be the model's own, so nothing is clipped")
         return loss.of_values(logprobs_BT, old_values_BT, given["returns"], mask_BT)
     old_BT = given["old_logprobs"]
     if old_BT is None:
         old_BT = logprobs_BT.detach()
-        note = "no old log-probabilities are recorded: the ratio is taken to be 1 (on-policy)"
-        if note not in notes:
-            notes.append(note)
+        _once(notes, "no old log-probabilities are recorded: the ratio is taken to be 1 (on-policy)")
     return loss.value(logprobs_BT, old_BT, given["ref_logprobs"], given["advantages"], mask_BT)
 
 
-def _logprobs(
-    cell: BatchReplay, head: Head, flags: Flags, temperature: float, chunk: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-probabilities [B, S-1] of every next token, or a critic's values; final hidden states), differentiable."""
-    arrangement, forwards = cell.arrangement, cell.arrangement.forwards
-    if flags.logits == "whole" and not cell.plan.is_critic and arrangement.cu_seqlens is None:
-        parts, hidden = [], []
-        for forward in forwards:
-            inputs = cell.inputs(forward)
-            answer = cell.model.causal_lm(**inputs, output_hidden_states=True)
-            logits_BSV = answer.logits.float()
-            if temperature != 1.0:
-                logits_BSV = logits_BSV / temperature
-            logprobs_BTV = logits_BSV[:, :-1].log_softmax(-1)
-            parts.append(logprobs_BTV.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0])
-            hidden.append(answer.hidden_states[-1].detach())
-        return torch.cat(parts) if len(parts) > 1 else parts[0], torch.cat(hidden)
-    states = [compiling.plain(cell.model.backbone, cell.inputs(forward)) for forward in forwards]
-    hidden_BSD = states[0] if len(states) == 1 else torch.cat(states, dim=arrangement.axis)
-    slots, targets = (torch.from_numpy(part).to(hidden_BSD.device) for part in arrangement.next_tokens())
-    hidden_ND = hidden_BSD.flatten(0, 1)[slots]
-    bounds = [len(targets) * number // max(1, -(-len(targets) // chunk)) for number in
-              range(max(1, -(-len(targets) // chunk)) + 1)]  # fmt: skip
-
-    def some(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if cell.plan.is_critic:
-            return head(hidden).float()[:, 0]
-        scaled = head(hidden).float() / temperature
-        return scaled.gather(-1, target[:, None])[:, 0] - scaled.logsumexp(-1)
-
-    # One chunk's logits live at a time, in backward as well: each is computed again there.
-    pieces = [
-        checkpoint(some, hidden_ND[start:end], targets[start:end], use_reentrant=False)
-        for start, end in pairwise(bounds)
-        if end > start
-    ]
-    own = cell.batch.layout()
-    grid = torch.zeros(own.sample_BS.size, device=hidden_BSD.device)
-    grid = grid.index_put((torch.from_numpy(own.slots("next")).to(grid.device),), torch.cat(pieces))
-    return grid.reshape(own.shape)[:, :-1], hidden_BSD.detach()
+def _once(notes: list[str], note: str) -> None:
+    if note not in notes:
+        notes.append(note)
 
 
 def _record(

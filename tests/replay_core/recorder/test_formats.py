@@ -49,7 +49,7 @@ def test_a_reader_gets_the_same_fields_whatever_the_form(form: str, tmp_path: Pa
     names = ["input_ids", "big", "log_probs", "half", "hidden", "mask", "empty", "scalar"]
     assert list(found) == [
         *names,
-        *("nested.inner", "nested.note", "nested.ratio", "samples.tokens", "samples.reward", "ragged.0", "ragged.1"),
+        *("nested.inner", "nested.note", "nested.ratio", "samples.tokens", "samples.reward", "ragged"),
     ]
     for name in names:
         expected = FIELDS[name]
@@ -60,6 +60,8 @@ def test_a_reader_gets_the_same_fields_whatever_the_form(form: str, tmp_path: Pa
     assert array(found["big"]).tolist() == [2**62, -(2**63)]
     np.testing.assert_array_equal(array(found["samples.reward"]), [0.5, np.nan])
     assert found["samples.tokens"].rows == (3, 1)
+    assert (found["ragged"].dtype, found["ragged"].rows) == ("float32", (1, 2))
+    assert array(found["ragged"]).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_the_index_names_fields_as_the_reader_does(tmp_path: Path) -> None:

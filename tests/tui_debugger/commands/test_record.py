@@ -233,7 +233,7 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     plan = {"dump": str(run.path), "step": step, "micro": 0, "micros": [0], "backward": True, "model": "checkpoint"}
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
     training = there(cell["recorded_training"])
-    assert training["agrees"], training["sentence"]
+    assert training["bitwise"], training["sentence"]
     assert cell["recorded"][0]["field"] == "forward.output.logits"
     assert cell["recorded"][0]["verdict"] in ("SAME", "CLOSE")
     gradients = [ref.name for ref in run.select(stage="gradient")[0].tensors() if ref.name.startswith("grad.")]
@@ -356,7 +356,7 @@ def test_a_step_of_trls_dpo_is_replayed_to_its_recorded_loss_and_gradients(tmp_p
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
     assert cell["recorded"][0]["verdict"] in ("SAME", "CLOSE")
     training = there(cell["recorded_training"])
-    assert (training["agrees"], training["losses"], training["gradients"]) == (True, 2, 15), training["sentence"]
+    assert (training["bitwise"], training["losses"], training["gradients"]) == (True, 2, 15), training["sentence"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,149 @@
+"""How the trainer made log-probabilities of hidden states, and the same done again: the order in which a head adds up
+is part of its gradients' last bits.
+
+`whole`: the model's own logits of every slot, as transformers' losses take them. `fused`: TRL's `add_fused_lm_head`
+(since 1.0), tiles with a backward of their own, by TRL itself where it is installed. Else a few rows of logits at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from replay_core.errors import UnavailableError
+from replay_core.replay import compiling
+from replay_core.replay.cell import BatchReplay
+from replay_core.replay.flags import Flags
+from replay_core.replay.footprint import need_logits
+from replay_core.replay.logprobs import Head
+
+#: Of a label that no loss counts, everywhere in transformers.
+_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """How the logits of a backward replay are held: chunked, whole or fused; why, for the cell's notes."""
+
+    held: str
+    forecast_mib: float
+    note: str | None = None
+
+    @classmethod
+    def chosen(cls, flags: Flags, said: str | None, cell: BatchReplay, slots: int, chunk: int) -> TrainedHead:
+        """As the flags ask; where they leave it open, as the trainer did (`said`), if it can be had here.
+
+        Args:
+            slots: token slots of the largest micro-batch.
+
+        Raises:
+            UnavailableError: what was asked for does not fit in memory.
+        """
+        words = cell.model.config.vocab_size
+        as_padded = cell.arrangement.cu_seqlens is None and not cell.plan.is_critic
+        if flags.logits == "whole" or not as_padded or said not in ("whole", "fused"):
+            mib = need_logits(flags, slots, words, chunk)
+            return cls("whole" if flags.logits == "whole" and as_padded else "chunked", mib)
+        if said == "fused":
+            mib = need_logits(flags, slots, words, chunk)
+            if _fused() is not None:
+                return cls("fused", mib, "log-probabilities by TRL's own fused head, as the trainer's")
+            return cls("chunked", mib, "the trainer's head was TRL's fused one, and no TRL that has it is installed "
+                                       "here: last bits of its gradients may differ")  # fmt: skip
+        try:
+            mib = need_logits(replace(flags, logits="whole"), slots, words, chunk)
+        except UnavailableError as error:
+            note = f"logits in chunks, though the trainer held them whole: {error.message}; last bits may differ"
+            return cls("chunked", need_logits(flags, slots, words, chunk), note)
+        return cls("whole", mib, "logits whole, as the trainer held them")
+
+    def logprobs(
+        self, cell: BatchReplay, head: Head, labels_BS: torch.Tensor, temperature: float, chunk: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probabilities [B, S-1] of every next token, or a critic's values; final hidden states), differentiable.
+
+        Args:
+            labels_BS: which tokens the loss counts, as ids; -100 elsewhere.
+        """
+        if self.held == "chunked":
+            return _chunked(cell, head, temperature, chunk)
+        parts, hidden, row = [], [], 0
+        for forward in cell.arrangement.forwards:
+            inputs, rows = cell.inputs(forward), len(forward.input_ids)
+            if self.held == "whole":
+                answer = cell.model.causal_lm(**inputs, output_hidden_states=True)
+                logits_BSV = answer.logits.float()
+                if temperature != 1.0:
+                    logits_BSV = logits_BSV / temperature
+                logprobs_BTV = logits_BSV[:, :-1].log_softmax(-1)
+                parts.append(logprobs_BTV.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0])
+                hidden.append(answer.hidden_states[-1].detach())
+            else:
+                with _with_fused_head(cell.model, temperature, hidden):
+                    labels = labels_BS[row : row + rows].to(inputs["input_ids"].device)
+                    parts.append(cell.model.causal_lm(**inputs, labels=labels, fused_lm_head=True).log_probs)
+            row += rows
+        return torch.cat(parts) if len(parts) > 1 else parts[0], torch.cat(hidden)
+
+
+def labels_of(ids_BS: torch.Tensor, counted_BT: torch.Tensor) -> torch.Tensor:
+    """[B, S]: the ids of tokens that are counted (by the slot before them, [B, S-1]), -100 elsewhere."""
+    labels_BS = torch.full_like(ids_BS, _IGNORED)
+    labels_BS[:, 1:] = torch.where(counted_BT != 0, ids_BS[:, 1:], _IGNORED)
+    return labels_BS
+
+
+def _fused() -> Any:
+    try:
+        from trl.trainer.utils import add_fused_lm_head
+    except ImportError:
+        return None
+    return add_fused_lm_head
+
+
+@contextmanager
+def _with_fused_head(model: Any, temperature: float, hidden: list[torch.Tensor]) -> Iterator[None]:
+    """The model with TRL's head for a call, whose final hidden states [b, S, D] are appended."""
+    causal_lm = model.causal_lm
+    handle = model.backbone.register_forward_hook(
+        lambda _module, _args, answer: hidden.append(answer.last_hidden_state.detach())
+    )
+    _fused()(causal_lm, temperature=temperature)
+    try:
+        yield
+    finally:
+        del causal_lm.forward  # what TRL put over the class's own
+        handle.remove()
+
+
+def _chunked(cell: BatchReplay, head: Head, temperature: float, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    arrangement = cell.arrangement
+    states = [compiling.plain(cell.model.backbone, cell.inputs(forward)) for forward in arrangement.forwards]
+    hidden_BSD = states[0] if len(states) == 1 else torch.cat(states, dim=arrangement.axis)
+    slots, targets = (torch.from_numpy(part).to(hidden_BSD.device) for part in arrangement.next_tokens())
+    hidden_ND = hidden_BSD.flatten(0, 1)[slots]
+    bounds = [len(targets) * number // max(1, -(-len(targets) // chunk)) for number in
+              range(max(1, -(-len(targets) // chunk)) + 1)]  # fmt: skip
+
+    def some(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if cell.plan.is_critic:
+            return head(hidden).float()[:, 0]
+        scaled = head(hidden).float() / temperature
+        return scaled.gather(-1, target[:, None])[:, 0] - scaled.logsumexp(-1)
+
+    # One chunk's logits live at a time, in backward as well: each is computed again there.
+    pieces = [
+        checkpoint(some, hidden_ND[start:end], targets[start:end], use_reentrant=False)
+        for start, end in pairwise(bounds)
+        if end > start
+    ]
+    own = cell.batch.layout()
+    grid = torch.zeros(own.sample_BS.size, device=hidden_BSD.device)
+    grid = grid.index_put((torch.from_numpy(own.slots("next")).to(grid.device),), torch.cat(pieces))
+    return grid.reshape(own.shape)[:, :-1], hidden_BSD.detach()
