@@ -52,7 +52,9 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
 @rule("D43", "every step has the same prompts", link="tokens", scope="case",
       source="a sampler that is never advanced, or seeded anew in every step")  # fmt: skip
 def same_prompts(case: Case) -> Iterator[Finding]:
-    """The same set of prompts in every step, over 3 steps and more: a warning. Looking ends where two differ."""
+    """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
+    test a trainer, and nothing in a dump tells it from a loader that stands still. Looking ends where two differ.
+    """
     first: frozenset[bytes] | None = None
     steps: list[int] = []
     where = None
@@ -69,7 +71,7 @@ def same_prompts(case: Case) -> Iterator[Finding]:
     if first is None or len(steps) < SAME:
         raise Skip(f"needs the prompts of {SAME} steps")
     yield finding(
-        "warning",
+        "info",
         f"every step has the same prompts ({len(first)} of them, {len(steps)} steps)",
         where,
         evidence=[shown("steps with these prompts", share(len(steps), len(steps))), shown("prompts", len(first))],

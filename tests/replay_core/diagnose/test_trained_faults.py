@@ -29,7 +29,6 @@ FAULTS: list[tuple[str, str, dict[str, object]]] = [
     ("slime", "D27", {"fault": "retokenised"}),
     ("native", "D27", {"fault": "retokenised"}),
     ("verl", "D42", {"fault": "mixed-groups"}),
-    ("slime", "D43", {"fault": "same-prompts"}),
     ("TRL", "D47", {"fault": "doubled-bos"}),
     ("verl", "D44", {"fault": "targets-are-advantages", "algorithm": "ppo"}),
     ("verl", "D44", {"fault": "targets-shifted", "algorithm": "ppo"}),
@@ -58,6 +57,12 @@ def test_a_line_that_is_wrong_is_the_first_thing_said(
 ) -> None:
     said = found(tmp_path, form, **recipe)
     assert [one.id for one in said][:1] == [id], [one.claim for one in said]
+
+
+def test_a_run_on_one_batch_is_worth_knowing_and_no_warning(tmp_path: Path) -> None:
+    recipe = Recipe("run", fault="same-prompts", steps=4, kept=4, warm=0, prompts=4, limit=10)
+    told = look(forms.DUMPS["slime"](train(recipe), tmp_path / "slime"), "D43", "D46").findings
+    assert [(one.id, one.severity) for one in told] == [("D43", "info")]
 
 
 def test_a_term_that_is_subtracted_is_found_in_what_was_logged(tmp_path: Path) -> None:
