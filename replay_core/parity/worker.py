@@ -48,8 +48,9 @@ def run_critic(params: dict[str, Any], on_event: OnEvent = ignore) -> CriticAnsw
         on_event(Progress(0, None, f"building the {config.backend} critic"))
         critic = make_critic(config)
         run = _Run(critic, params, on_event)
-        run.look()
-        steps = run.train(int(params["steps"]))
+        with contextlib.closing(run.recorder):
+            run.look()
+            steps = run.train(int(params["steps"]))
     return {
         "backend": critic.backend,
         "engine": critic.engine,
