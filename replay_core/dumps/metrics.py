@@ -3,6 +3,7 @@
 trainer_state.json   {"log_history": [{"loss": …, "step": 1}, …]}     transformers, TRL
 log_history.json, metrics*.json                                       the list alone, or one flat mapping
 logging.jsonl, metrics*.jsonl                                         a flat mapping per line
+EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's file logger
 """
 
 from __future__ import annotations
@@ -41,16 +42,22 @@ def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
         for file in names_with(folder, ".json", ".jsonl"):
             text = f"{folder.path}/{file}"
-            if _LINES.search(text):
-                row = first_row(folder.file(file))
-                if row is not None and _is_flat(row):
-                    yield folder.file(file)
-            elif path.is_file() and file.endswith(".jsonl"):
-                row = first_row(folder.file(file))
-                if row is not None and _is_flat(row) and any(map(_TRAINED.search, row)):
+            if file.endswith(".jsonl"):
+                first = first_row(folder.file(file))
+                row = None if first is None else _unwrapped(first)
+                if row is None or not _is_flat(row):
+                    continue
+                known = _LINES.search(text) or row is not first
+                if known or (path.is_file() and any(map(_TRAINED.search, row))):
                     yield folder.file(file)
             elif _WHOLE.search(text) and _history(folder.file(file), None):
                 yield folder.file(file)
+
+
+def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's metrics: verl's file logger keeps them under `data`, beside the step."""
+    inner = row.get("data")
+    return {"step": row["step"], **inner} if isinstance(inner, dict) and row.keys() == {"step", "data"} else row
 
 
 def _is_flat(row: Any) -> bool:
@@ -184,7 +191,7 @@ def _told(keys: Sequence[RecordKey], path: Path) -> Iterator[_Told]:
             if isinstance(value, Problem):
                 problems = (*problems, value)
             else:
-                told.append((line, value))
+                told.append((line, _unwrapped(value)))
         yield told, problems
 
 

@@ -13,6 +13,7 @@ from replay_core.dumps.containers import read_container
 from replay_core.dumps.log_text import metric_line
 from replay_core.errors import DumpError, NotADumpError
 from replay_core.records import Inline, Record, RecordKey
+from tests.fixtures import FIXTURES
 
 
 def scalars(record: Record) -> dict[str, object]:
@@ -151,3 +152,14 @@ def test_a_text_that_only_begins_like_json_is_not_decoded_to_its_end(tmp_path: P
     log.write_text("[Micro 0] 1. Loss: pg_loss=1\niter 1: loss 0.5, time 1ms\n" * 10_000 + '{"a": 1}\n')
     with pytest.raises(DumpError, match="no line of the file is JSON"):
         read_container(log)
+
+
+def test_verls_file_logger_keeps_a_steps_metrics_under_data(tmp_path: Path) -> None:
+    file = FIXTURES / "verl_0_9_1/file_logger/qwen2-tiny.jsonl"
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "ppo" / file.name).write_bytes(file.read_bytes())
+    for path in (file, tmp_path):
+        run = open_run(path)
+        assert (run.dialect, run.steps()) == ("metrics", [1, 2, 3])
+        said = scalars(run.records[1])
+        assert (said["metrics.actor/pg_loss"], said["metrics.actor/grad_norm"]) == (0.02, 0.7)
