@@ -1,4 +1,4 @@
-"""The table of docs/referee.md: what harmless changes come to, beside what planted bugs do.
+"""The table of a ruling's constants: what harmless changes come to, beside what planted bugs do.
 
 python -m benchmarks.referee --judges referee --out ruled.jsonl
 python -m benchmarks.calibration ruled.jsonl
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PAGE = Path(__file__).parent.parent / "docs" / "referee.md"
+PAGE = Path(__file__).parent.parent / "docs/referee.md"
 BEGIN, END = "<!-- calibration -->\n", "<!-- end of calibration -->\n"
 
 
