@@ -95,7 +95,8 @@ def _wrong(part: _MicroLoss) -> Iterator[tuple[str, str, float]]:
       source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, "
       "open-instruct#1137, SkyRL#1296")  # fmt: skip
 def reduction(batch: StepBatch) -> Iterator[Finding]:
-    """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio) and reduces it
+    """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio; times the
+    importance weights, where they are recorded and nothing agrees without them) and reduces it
     as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
@@ -113,15 +114,16 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         scalar.name: scalar.value
         for scalar in batch.columns.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
     }
-    candidates = [
-        {
-            name
-            for name, value in reductions_of(part, step_tokens, len(batch), extra)
-            if _agree(value, part.logged.value)
-        }
-        for part in parts
-    ]
-    agreed = set.intersection(*candidates)
+
+    def agreeing(parts: list[_MicroLoss]) -> set[str]:
+        every = [(part.logged.value, reductions_of(part, step_tokens, len(batch), extra)) for part in parts]
+        return set.intersection(*({name for name, value in named if _agree(value, loss)} for loss, named in every))
+
+    agreed = agreeing(parts)
+    if not agreed and batch.has("is_weights"):
+        weighted, _ = _parts(batch, weighted=True)
+        if found := agreeing(weighted):
+            parts, agreed = weighted, found
     # A loss of 0 agrees with everything and tells nothing.
     if all(abs(part.logged.value) < FLOOR for part in parts):
         raise Skip("every logged loss is 0: all reductions agree")
@@ -316,8 +318,11 @@ def _agree(a: float, b: float) -> bool:
     return abs(a - b) <= max(CLOSE * abs(b), FLOOR)
 
 
-def _parts(batch: StepBatch) -> tuple[list[_MicroLoss], bool]:
-    """Micro-batches with a logged policy loss, and whether its per-token values are certain."""
+def _parts(batch: StepBatch, *, weighted: bool = False) -> tuple[list[_MicroLoss], bool]:
+    """Micro-batches with a logged policy loss, and whether its per-token values are certain.
+
+    weighted: each token's loss times its recorded importance weight (TIS, MIS).
+    """
     logged = {_place(scalar): scalar for scalar in batch.columns.scalars("pg_loss")}
     exact = bool(logged)
     if not logged:
@@ -327,6 +332,9 @@ def _parts(batch: StepBatch) -> tuple[list[_MicroLoss], bool]:
     token_N, certain = _token_loss(batch)
     if token_N is None or batch.trained_N is None:
         return [], False
+    weights = batch.columns.of("is_weights") if weighted else None
+    if weights is not None:
+        token_N = np.where(weights.said_N, token_N * weights.values_N, token_N)
     rows = batch.laid.rows_by_micro()
     parts = []
     for place, scalar in logged.items():

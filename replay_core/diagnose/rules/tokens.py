@@ -109,13 +109,16 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
     info; a warning where hardly any ends (0.97, in 8 steps and more). With a reward of 0 for all of them it is the
-    cause of D01.
+    cause of D01. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
         raise Skip("the fraction of truncated responses is not finite in any step")
     if now < MANY:
         return
+    longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]
+    if longest and max(longest) <= 1:
+        raise Skip("responses are of one token: each of them ends at the limit")
     spread = next((s for s in log.all("reward_std") if s.formula == "within-group"), None)
     zero = next((level for _, level in log.level("frac_zero_std")), 1.0)
     teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0

@@ -216,6 +216,14 @@ def test_the_steps_that_are_cut_are_named(tmp_path: Path) -> None:
     assert (finding.steps, finding.where.step) == ((2, 3, 5), 2)
 
 
+def test_a_policy_of_one_token_is_not_cut(tmp_path: Path) -> None:
+    for longest, said in ((1.0, []), (2.0, [("D20", "error")])):
+        lengths = {"response_length/max": longest, "response_length/mean": longest}
+        steps: list[Metrics] = [{"response_length/clip_ratio": 1.0, **lengths}] * 3
+        found = [one for one in told(diagnosed(tmp_path, verl(steps))) if one[0] == "D20"]
+        assert found == said, longest
+
+
 def test_a_mismatch_says_which_side_is_expected(tmp_path: Path) -> None:
     for key, value, expected in (
         ("training/rollout_actor_probs_pearson_corr", 0.97, "> 0.98"), ("rollout_corr/k3_kl", 0.002, "< 0.001"),

@@ -83,6 +83,20 @@ def test_the_reduction_of_a_loss_is_named(value: float, name: str, tmp_path: Pat
     assert finding.claim.startswith(f"pg_loss is {name}")
 
 
+def test_a_loss_that_recorded_importance_weights_enter_is_named(tmp_path: Path) -> None:
+    def fields(_step: int, batch: dict[str, Any]) -> None:
+        batch["rollout_is_weights"] = torch.linspace(0.5, 2, batch["log_probs"].numel()).reshape_as(batch["log_probs"])
+        losses = -batch["advantages"] * batch["rollout_is_weights"]
+        weighted.append(float(losses.sum() / batch["response_mask"].sum()))
+
+    weighted: list[float] = []
+    record(tmp_path / "measured", steps=1, fields=fields)
+    found = look(record(tmp_path / "run", steps=1, logged={"pg_loss": weighted[0]}, fields=fields), "D28")
+    finding = of(found, "D28")
+    assert finding is not None
+    assert (finding.severity, finding.claim) == ("info", "pg_loss is token-mean over the micro-batch")
+
+
 def test_a_denominator_that_counts_padding_is_an_error(tmp_path: Path) -> None:
     slots = 4 * (2 + max(LENGTHS))
     finding = of(look(record(tmp_path / "run", logged={"pg_loss": token_sum() / slots}), "D28"), "D28")
