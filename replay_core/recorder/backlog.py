@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replay_core.recorder.patience import Errand, Patience, tell
+from replay_core.recorder.patience import Errand, Patience, is_ending, tell
 
 #: How often a waiting trainer looks whether the disk answers, in seconds.
 _LOOK_S = 0.25
@@ -73,7 +73,8 @@ class Backlog:
         if self._process != os.getpid():
             self._start_anew()
         with self._changed:
-            self._changed.wait_for(lambda: not self._closing)
+            while self._closing or is_ending():
+                self._changed.wait(_LOOK_S)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="rldbg-recorder", daemon=True)
                 self._thread.start()

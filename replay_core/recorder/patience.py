@@ -166,8 +166,7 @@ class Patience:
             return work()
         if self._hung is not None and not self._hung.ended.is_set():
             raise self._no_answer()
-        while _last not in (None, threading.get_ident()):
-            # A signal ends the process: nothing new is begun.
+        while is_ending():
             time.sleep(_LOOK_S)
         errand = Errand(work)
         _running.add(errand)
@@ -213,6 +212,11 @@ def begin_nothing_more() -> None:
     until = time.monotonic() + SAY_S
     while any(not errand.ended.is_set() for errand in list(_running)) and time.monotonic() < until:
         time.sleep(0.005)
+
+
+def is_ending() -> bool:
+    """Whether another thread ends the process, as a signal had it: nothing new is begun."""
+    return _last not in (None, threading.get_ident())
 
 
 def tell(text: str) -> None:

@@ -8,6 +8,8 @@ import threading
 import pytest
 
 from replay_core.errors import DumpError
+from replay_core.recorder import patience
+from replay_core.recorder.backlog import Backlog
 from replay_core.recorder.patience import Patience, disk_call
 
 
@@ -47,3 +49,17 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     child.join(60)
     assert child.exitcode == 0
     assert say.get() == 7
+
+
+def test_nothing_is_handed_over_while_another_thread_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    backlog = Backlog(1 << 20, lambda _error: None, Patience(30.0))
+    monkeypatch.setattr(patience, "_last", -1)
+    trainer = threading.Thread(target=lambda: backlog.put(lambda: done.append(1), 8), daemon=True)
+    trainer.start()
+    trainer.join(0.5)
+    assert (trainer.is_alive(), done) == (True, [])
+    monkeypatch.setattr(patience, "_last", None)
+    trainer.join(60)
+    backlog.close()
+    assert done == [1]
