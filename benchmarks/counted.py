@@ -21,10 +21,8 @@ import numpy as np
 #: Parts of containers that are no names of fields: a pickled class's own, what numpy and tensordict wrap values in.
 _NO_NAMES = frozenset({"data", "value", "args", "state", "batch_dict", "non_tensor_batch", "meta_info", "samples"})
 _TENSORDICT = "_rebuild_tensordict_files_consolidated"
-#: Of a rldbg dump, of a tokenizer or a weight's file: nothing that a trainer wrote of its batch.
+#: What frameworks write batches in; a dump's other files (tokenizers, settings, weights) hold none.
 _READ = frozenset({".pt", ".dp", ".pkl", ".jsonl", ".parquet"})
-
-
 #: Packages whose own classes are made; those of a framework would need it, and may be here or not.
 _KNOWN = frozenset({"torch", "__builtin__", "numpy", "collections", "builtins", "_io", "_codecs"})
 
@@ -90,7 +88,7 @@ def _count(value: Any, name: str, found: Counter[str], depth: int = 0) -> None:
     elif isinstance(value, np.ndarray) and value.dtype != object:
         found[name] += value.size
     elif isinstance(value, bytes):
-        if value[:2] in (b"PK", b"\x80\\x02", b"\x80\\x04", b"\x80\\x05"):
+        if value[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
             _count(_loaded(value), name, found, depth + 1)
     elif isinstance(value, (bool, int, float, str)):
         found[name] += 1

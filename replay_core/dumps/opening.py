@@ -310,13 +310,15 @@ class _Shelf:
         return lambda: self._load(number)
 
     def _load(self, number: int) -> Sequence[TensorRef]:
-        if number not in self._waiting:
+        waiting = self._waiting
+        if number not in waiting:
             try:
-                self._waiting = self._read(number, _AT_ONCE)
+                waiting = self._read(number, _AT_ONCE)
             except DumpError:
                 # It may be another's fault: one that cannot be read costs none of the others.
-                self._waiting = self._read(number, 1)
-        found = self._waiting.pop(number)
+                waiting = self._read(number, 1)
+            self._waiting = waiting
+        found = waiting.pop(number)
         if isinstance(found, DumpError):
             raise found
         return payable(found)

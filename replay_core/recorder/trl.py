@@ -214,8 +214,13 @@ def _mixed(args: Any) -> str | None:
 
 
 def _forward(trainer_class: Any) -> dict[str, str]:
-    """How the trainer calls its model, as far as a replay may have to do the same to the last bit."""
-    source = inspect.getsource(trainer_class._get_per_token_logps_and_entropies)
+    """How the trainer calls its model, as far as a replay may have to do the same to the last bit; nothing of a
+    trainer whose code cannot be read.
+    """
+    try:
+        source = inspect.getsource(trainer_class._get_per_token_logps_and_entropies)
+    except (AttributeError, OSError, TypeError):
+        return {}
     found = {} if "position_ids=" in source.replace("image_position_ids=", "") else {"positions": "library"}
     return {**found, "logits": "fused"} if "fused_lm_head=True" in source else found
 

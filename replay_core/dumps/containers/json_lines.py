@@ -109,13 +109,15 @@ def lines_of(region: Region) -> Iterator[tuple[int, bytes, bool]]:
         yield start, line, False
 
 
-def rows_of(region: Region, problem: Callable[[str], None], note: Callable[[str], None]) -> Iterator[Any]:
-    """Every line's value. A line that is none goes to `problem`; bare NaNs go to `note`, once.
+def _rows(loading: Loading) -> Iterator[Any]:
+    """Every line's value. A line that is none is a problem; bare NaNs are noted, once.
 
-    A file that begins with `HOPELESS` such lines is none of JSON, and not read to its end.
+    Raises:
+        DumpError: the file begins with `HOPELESS` lines that are no JSON; it is not read to its end.
     """
+    problem, note = loading.problems.append, loading.note
     damaged = 0
-    for number, (_, line, ended) in enumerate(lines_of(region), 1):
+    for number, (_, line, ended) in enumerate(lines_of(loading.region), 1):
         try:
             value, constants = decode(line)
         except NoJsonError as error:
@@ -123,7 +125,11 @@ def rows_of(region: Region, problem: Callable[[str], None], note: Callable[[str]
             if damaged <= NAMED_LINES:
                 problem(damaged_line(number, line, ended, str(error)))
             if number == damaged == HOPELESS:
-                return
+                raise loading.malformed(
+                    f"none of the first {HOPELESS:,} lines of the file is JSON; it was not read further",
+                    expected="a JSON value in a line",
+                    found=loading.problems[0],
+                ) from None
             continue
         if constants:
             note(NAN_NOTE)
@@ -163,7 +169,7 @@ def read_json(loading: Loading) -> Any:
 def _lines(loading: Loading) -> Any:
     table, alone = Table(), None
     others: list[Any] = []
-    for value in rows_of(loading.region, loading.problems.append, loading.note):
+    for value in _rows(loading):
         alone = value if table.rows + len(others) == 0 else None
         if isinstance(value, dict):
             table.add(value)
