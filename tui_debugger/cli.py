@@ -32,6 +32,7 @@ COMMANDS = {
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
     "referee": "tui_debugger.commands.referee",
+    "mismatch": "tui_debugger.commands.mismatch",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
@@ -43,7 +44,7 @@ COMMANDS = {
 
 HIDDEN = ("ui",)
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
-_UNLIMITED = ("record", "replay", "demo", "parity")
+_UNLIMITED = ("record", "replay", "demo", "parity", "mismatch")
 
 
 class _Commands(click.Group):
