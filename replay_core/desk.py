@@ -301,9 +301,7 @@ def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
 
 def _mismatch_job(params: dict[str, Any], on_event: OnEvent) -> MismatchDocument:
     asked = {name: params[name] for name in ("model", "base_model", "older", "tokenizer", "most") if params.get(name)}
-    return workbench.mismatch(
-        Path(params["path"]), *_more(params), step=params.get("step"), on_event=on_event, **asked
-    )
+    return workbench.mismatch(Path(params["path"]), *_more(params), step=params.get("step"), on_event=on_event, **asked)
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:

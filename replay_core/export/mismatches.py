@@ -111,14 +111,17 @@ def _headline(found: Mismatch) -> str:
         part = "" if best.share is None else f", which explains {best.share:.0%}"
         said += f"; {best.side}: {best.name}{part}"
         if floor is not None:
-            said += f"; left {float(floor['left']):.3g}, floor {float(floor['floor']):.3g}: {float(floor['ratio']):.3g} x"
+            said += (
+                f"; left {float(floor['left']):.3g}, floor {float(floor['floor']):.3g}: {float(floor['ratio']):.3g} x"
+            )
         return said
     if floor is not None:
         ratio = float(floor["ratio"])
         said = f"observed {float(floor['observed']):.3g} nats, floor {float(floor['floor']):.3g}: {ratio:.3g} x"
         if ratio <= NOISE:
             return f"{said}, nothing left to explain" + ("" if fault is None else f"; tokens: {fault.what}")
-        best_known = max((one for one in found.candidates if one.share is not None), key=lambda one: one.share or 0.0, default=None)  # fmt: skip
+        shares = [one for one in found.candidates if one.share is not None]
+        best_known = max(shares, key=lambda one: one.share or 0.0, default=None)
         near = "" if best_known is None else f"; most by {best_known.side}: {best_known.name} ({best_known.share:.0%})"
         return f"{said}, and nothing that was tried explains half of it{near}"
     small = _agrees(found) or (fault is not None and gap.mean <= _MEAN)
@@ -138,12 +141,17 @@ def _sequences(found: Mismatch) -> list[SequenceEntry]:
     order = [int(one) for one in np.argsort(-np.nan_to_num(each_B)) if counts_B[one]][:_MOST]
     return [
         {
-            "sample": row, "tokens": int(counts_B[row]), "mean": float(each_B[row]), "share": float(sums_B[row]) / total,
+            "sample": row,
+            "tokens": int(counts_B[row]),
+            "mean": float(each_B[row]),
+            "share": float(sums_B[row]) / total,
             "is_outlier": bool(found.outliers_B[row]),
-            "versions": [{"weights": name, "begin": begin, "end": end} for name, begin, end in found.spans.get(row, [])],
+            "versions": [
+                {"weights": name, "begin": begin, "end": end} for name, begin, end in found.spans.get(row, [])
+            ],
         }
         for row in order
-    ]  # fmt: skip
+    ]
 
 
 def _next(found: Mismatch) -> list[str]:

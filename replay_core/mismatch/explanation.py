@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from replay_core.diagnose.rules.mismatch import stated_temperature
 from replay_core.errors import ModelError, RldbgError
 from replay_core.jobs import IMPORTING, OnEvent
-from replay_core.mismatch.candidate import LITTLE, PART, WHOLE, Candidate
+from replay_core.mismatch.candidate import LITTLE, PART, WHOLE, Candidate, Side
 from replay_core.mismatch.figures import Array, GapSize
-from replay_core.mismatch.setting import Asked, Setting
+from replay_core.mismatch.setting import Asked, Grid, Layout, Setting
 from replay_core.mismatch.sides import Sides, Unanswered, sides_of
 from replay_core.mismatch.signatures import outliers, signatures
 from replay_core.mismatch.tokens import TokenFault, token_faults
@@ -33,6 +33,8 @@ NOISE = 2.0
 #: A candidate that explains less than this is not joined with another.
 _SOME = 0.08
 _TEMPERATURES = tuple(float(one) for one in np.geomspace(0.3, 3.0, 21))
+#: Around the best of them, closer and closer: a step of the former to either side in nine.
+_WIDTHS = tuple((_TEMPERATURES[1] / _TEMPERATURES[0]) ** 0.25**power for power in range(4))
 _TOP_K = (2, 3, 5, 8, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 200)
 _TOP_P = (*(round(0.05 * step, 2) for step in range(6, 20)), 0.97, 0.98, 0.99)
 _MIN_P = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -141,6 +143,10 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
     return answer
 
 
+#: A change is the engine's, or the trainer's: the gap it makes is the one, or minus the one.
+_READINGS: tuple[tuple[Side, float], ...] = (("engine", 1.0), ("trainer", -1.0))
+
+
 class _Explaining:
     """Rounds of replays, on more and more sequences, until the answer stays."""
 
@@ -154,7 +160,8 @@ class _Explaining:
 
     def run(self) -> None:
         """Fill in the answer."""
-        order, size, before = self._order(), _FIRST, None
+        order, size = self._order(), _FIRST
+        before: dict[tuple[str, str], float] | None = None
         singles: list[Setting] = []
         while True:
             rows = order[:size]
@@ -165,10 +172,15 @@ class _Explaining:
                 singles = self._settings()
             tried = self._round(singles)
             now = {(one.name, one.side): one.share or 0.0 for one in tried if one.named}
-            same = before is not None and set(now) == set(before)
-            if len(rows) == len(order) or (same and all(abs(now[one] - before[one]) <= _STABLE for one in now)):  # type: ignore[index]
+            is_same = before is not None and set(now) == set(before)
+            if len(rows) == len(order) or (
+                is_same and all(abs(now[one] - (before or {})[one]) <= _STABLE for one in now)
+            ):
                 break
             before, size = now, 2 * size
+            # What explains nothing at all of the first sequences is not tried on more.
+            promising = {one.setting for one in tried if (one.share or 0) > 0 and one.setting is not None}
+            singles = [one for one in singles if one in promising or one.routing != self.base.routing]
         self._conclude(tried, rows)
 
     def _order(self) -> list[int]:
@@ -198,15 +210,23 @@ class _Explaining:
             return float("inf") if isinstance(values, RldbgError) else float(np.nanmean(np.abs(trainer - values)))
 
         best, least = start, off(first)
-        for steps in (
-            [replace(start, temperature=heat) for heat in (*_TEMPERATURES, 1.0)],
-            [replace(start, dtype=dtype, attention=kernel) for dtype in ("bfloat16", "float16") for kernel in ("sdpa", "eager")],
-        ):
-            tried = self.trials.values([replace(one, temperature=best.temperature) if one.dtype != "float32" else one for one in steps])
+
+        def nearer(settings: Sequence[Setting]) -> None:
+            nonlocal best, least
+            tried = self.trials.values(settings)
             setting, distance = min(((one, off(values)) for one, values in tried.items()), key=lambda one: one[1])
             # Less than half is no luck.
             if distance < 0.5 * least:
                 best, least = setting, distance
+
+        heats = [replace(start, temperature=heat) for heat in (*_TEMPERATURES, 1.0)]
+        for width in _WIDTHS:
+            tried = self.trials.values(heats)
+            near = min(tried, key=lambda one: off(tried[one]))
+            heats = _around(near, width)
+        nearer(heats)
+        nearer([replace(best, dtype=dtype, attention=kernel)
+                for dtype in ("bfloat16", "float16") for kernel in ("sdpa", "eager")])  # fmt: skip
         self.base = best
         if best.temperature != start.temperature:
             self.answer.notes.append(f"the trainer's own numbers are those of temperature {best.temperature:.3g}")
@@ -237,7 +257,9 @@ class _Explaining:
         some = batch.take(range(min(batch.rows, 4)))
         try:
             model = self.trials.load(Setting(dtype="bfloat16", attention="eager"))
-            noise_N = rounding_floor(model.causal_lm, "bfloat16", some.ids_BS, some.valid_BS, self.base.temperature)
+            about_BS = self.trials.compared_BS()[: some.rows]
+            noise_N = rounding_floor(model.causal_lm, "bfloat16", some.ids_BS, some.valid_BS, about_BS,
+                                     self.base.temperature)  # fmt: skip
             HOLDER.drop()
             return float(noise_N.mean()), FLOOR_RUNS, False
         except (RldbgError, RuntimeError, NotImplementedError, StopIteration, ValueError):
@@ -274,11 +296,12 @@ class _Explaining:
         found += [replace(base, dtype=one) for one in ("float32", "bfloat16", "float16") if one != base.dtype]
         found += [replace(base, dtype=one, head="float32") for one in ("bfloat16", "float16")]
         found += [replace(base, attention=one) for one in ("eager", "sdpa") if one != base.attention]
-        found += [replace(base, layout=one) for one in
-                  ("left padding attended", "left padding counted", "padding after the prompt", "positions anew",
-                   "positions from 1", *(("packs that leak",) if self.sides.between.leak is not None else ()))]  # fmt: skip
-        found += [replace(base, grid=one) for one in
-                  ("int8 per row", "int8 per tensor", "fp8 per row", "fp8 per tensor", "int4 per row")]  # fmt: skip
+        found += [
+            replace(base, layout=one)
+            for one in get_args(Layout)
+            if one != base.layout and (one != "packs that leak" or self.sides.between.leak is not None)
+        ]
+        found += [replace(base, grid=one) for one in get_args(Grid)]
         if self._has_adapter():
             found += [replace(base, adapter=one) for one in (0.0, 0.5, 2.0, 4.0, 8.0)]
         if self.trials.has_routing:
@@ -330,10 +353,16 @@ class _Explaining:
                 self.unavailable[one.words(self.base)] = here.in_one_line
                 continue
             predicted = base - here
-            for side, sign in (("engine", 1.0), ("trainer", -1.0)):
+            for side, sign in _READINGS:
                 left = self.d - sign * predicted
                 candidate = Candidate(
-                    one.words(self.base), family, side, "replay", left, self._floor_under(one), setting=one  # type: ignore[arg-type]
+                    one.words(self.base),
+                    family,
+                    side,
+                    "replay",
+                    left,
+                    self._floor_under(one),
+                    setting=one,  # type: ignore[arg-type]
                 )
                 if one.dtype != self.base.dtype:
                     self._as_noise(candidate, one, sign, predicted)
@@ -389,11 +418,8 @@ class _Explaining:
                 continue
             best = min(own, key=_least)
             if name == "temperature" and (best.share or 0) > _SOME:
-                ratio = _TEMPERATURES[1] / _TEMPERATURES[0]
-                for width in (ratio, ratio**0.25):
-                    heats = best.setting.temperature * np.geomspace(1 / width, width, 9)
-                    again = self._weighed([replace(best.setting, temperature=float(heat)) for heat in heats])
-                    best = min([best, *again], key=_least)
+                for width in _WIDTHS:
+                    best = min([best, *self._weighed(_around(best.setting, width))], key=_least)
             found.append(best)
         return found
 
@@ -414,7 +440,10 @@ class _Explaining:
                     continue
                 both = [joint]
                 if "temperature" in joint.changed(self.base):
-                    both += [replace(joint, temperature=joint.temperature * float(heat)) for heat in np.geomspace(0.8, 1.25, 13)]
+                    both += [
+                        replace(joint, temperature=joint.temperature * float(heat))
+                        for heat in np.geomspace(0.8, 1.25, 13)
+                    ]
                 if "top_p" in joint.changed(self.base):
                     both += [replace(joint, top_p=one) for one in _TOP_P]
                 pair = [one for one in self._weighed(both) if one.side == a.side]
@@ -434,7 +463,9 @@ class _Explaining:
             left, spans = self.d.copy(), {}
             for sample in np.unique(sample_M):
                 at = np.flatnonzero(sample_M == sample)
-                costs = np.concatenate(([0.0], np.cumsum(old[at]))) + np.concatenate((np.cumsum(new[at][::-1])[::-1], [0.0]))
+                costs = np.concatenate(([0.0], np.cumsum(old[at]))) + np.concatenate(
+                    (np.cumsum(new[at][::-1])[::-1], [0.0])
+                )
                 cut = int(costs.argmin())
                 left[at[:cut]] = one.left_M[at[:cut]]
                 spans[int(sample)] = [(one.name, 0, cut), ("these weights", cut, int(at.size))]
@@ -465,10 +496,14 @@ class _Explaining:
             for one in tried:
                 one.named = False
             answer.lacks.append(
-                f"the model of this step: {answer.model} is {trainer:.3g} nats off the trainer's numbers and {rollout:.3g} "
-                f"off the rollout's, and they are {answer.tried.mean:.3g} apart"
+                f"the model of this step: {answer.model} is {trainer:.3g} nats off the trainer's numbers and "
+                f"{rollout:.3g} off the rollout's, and they are {answer.tried.mean:.3g} apart"
             )
-        exact = [one for one in tried if not one.named and one.left is not None and one.left.mean < LITTLE * answer.tried.mean]
+        exact = [
+            one
+            for one in tried
+            if not one.named and one.left is not None and one.left.mean < LITTLE * answer.tried.mean
+        ]
         if not named and exact and not answer.lacks:
             answer.notes.append(f"within the floor, and reproduced token by token by {exact[0].side}: {exact[0].name}")
         # What a replay predicts supersedes what the numbers alone hint at.
@@ -487,6 +522,15 @@ class _Explaining:
         far = max(5 * self.floor.bfloat16, 0.02)
         apart = float(np.abs(self.d).mean())
         return all(one > max(far, 1.5 * apart) for one in self.answer.reproduced)
+
+
+def _around(one: Setting, width: float) -> list[Setting]:
+    """Temperatures around a setting's, up to a factor of `width` to either side, and the round numbers there: people
+    set those."""
+    heats = [one.temperature * float(heat) for heat in np.geomspace(1 / width, width, 9)]
+    plain = {round(heat, digits) for heat in heats for digits in (1, 2)}
+    heats += [heat for heat in plain if heat > 0 and 1 / width <= heat / one.temperature <= width]
+    return [replace(one, temperature=heat) for heat in heats]
 
 
 def _points(residual: Array, toward: Array) -> bool:
@@ -509,8 +553,11 @@ def _least(one: Candidate) -> float:
 
 def _in_order(tried: Sequence[Candidate]) -> list[Candidate]:
     """The named first, then by what they explain; of equals the one that leaves least."""
-    worth: Callable[[Candidate], tuple[bool, float, float]] = lambda one: (
-        not one.named, -round(one.share if one.share is not None else -9.0, 2), _least(one))  # noqa: E731  # fmt: skip
+
+    def worth(one: Candidate) -> tuple[bool, float, float]:
+        share = -9.0 if one.share is None else one.share
+        return not one.named, -round(share, 2), _least(one)
+
     return sorted(tried, key=worth)
 
 

@@ -30,7 +30,9 @@ def arranged(rows: Sequence[Array], prompts: Sequence[int], pads: Sequence[int],
         given = []
         for row, head in zip(rows, prompts, strict=True):
             counted = np.arange(row.size)
-            given.append(counted + 1 if layout == "positions from 1" else np.where(counted < head, counted, counted - head))
+            given.append(
+                counted + 1 if layout == "positions from 1" else np.where(counted < head, counted, counted - head)
+            )
         return _end_to_end(rows, rows, given)
     before = [0 if layout == "padding after the prompt" else pad for pad in pads]
     within = [pad if layout == "padding after the prompt" else 0 for pad in pads]

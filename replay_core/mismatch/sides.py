@@ -96,7 +96,9 @@ def sides_of(run: Run, step: int | None = None) -> Sides | Unanswered:
         return missing
     if not run.records:
         raise SelectionError("there is no record", file=str(run.path), hint=f"rldbg ls {run.path}")
-    return Unanswered(step, ("no record holds samples: log-probabilities of tokens are needed, of rollout and trainer",))
+    return Unanswered(
+        step, ("no record holds samples: log-probabilities of tokens are needed, of rollout and trainer",)
+    )
 
 
 def _of(run: Run, batch: StepBatch, unreadable: list[str]) -> Sides | Unanswered:

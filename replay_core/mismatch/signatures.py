@@ -20,7 +20,14 @@ _CONSTANT = 0.9
 def signatures(sides: Sides) -> list[Candidate]:
     """Every candidate that needs no model, weighed against the gap with a floor of 0; those whose sign is there are
     named, at most one: they are the same signs, in the same order, as the diagnosis has (D08, D10, D11, D12, D16)."""
-    found = [*_shifted(sides), _tempered(sides), _constant(sides), _truncated(sides), *_recorded(sides), *_leaking(sides)]
+    found = [
+        *_shifted(sides),
+        _tempered(sides),
+        _constant(sides),
+        _truncated(sides),
+        *_recorded(sides),
+        *_leaking(sides),
+    ]
     for one in found:
         one.weigh(sides.d_M, 0.0)
     return found

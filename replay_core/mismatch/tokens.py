@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,7 +57,9 @@ def _decoder(run: Run, named: Sequence[str]) -> tuple[Decoder | None, list[str]]
 
     place = Path(named[0]) if named else find_tokenizer(run.path, run.models.values())
     if place is None:
-        return None, ["no tokenizer lies beside the dump: texts are not shown, responses not encoded again; --tokenizer"]
+        return None, [
+            "no tokenizer lies beside the dump: texts are not shown, responses not encoded again; --tokenizer"
+        ]
     try:
         return Decoder(place), []
     except RequestError as error:
@@ -122,8 +125,8 @@ def _unsampled(batch: StepBatch) -> Iterator[TokenFault]:
     if alien_N.any():
         at = int(np.flatnonzero(alien_N)[0])
         yield TokenFault(
-            f"{int(alien_N.sum())} tokens are in the loss that no engine sampled (rollout log-probability exactly 0, the "
-            "trainer finds them improbable): tool output or a part of the prompt; they are left out of the gap",
+            f"{int(alien_N.sum())} tokens are in the loss that no engine sampled (rollout log-probability exactly 0, "
+            "the trainer finds them improbable): tool output or a part of the prompt; they are left out of the gap",
             int((batch.flat.count(alien_N) > 0).sum()), int(batch.flat.sample_N[at]), int(batch.flat.position_N[at]),
         )  # fmt: skip
 
@@ -135,7 +138,7 @@ def _histories(batch: StepBatch, rows: list[Array], decoder: Decoder | None) -> 
     heads_B = batch.flat.first(batch.response_N)
     order = sorted(range(len(rows)), key=lambda at: rows[at].tolist())
     drifted = []
-    for first, second in zip(order, order[1:], strict=False):
+    for first, second in pairwise(order):
         for a, b in ((first, second), (second, first)):
             shared = common(rows[a], rows[b])
             within = heads_B[a] + _COMMON <= shared < rows[a].size and shared < heads_B[b]
@@ -162,8 +165,8 @@ def _stops(batch: StepBatch) -> Iterator[TokenFault]:
     if ends_B.any() and untrained_B.sum() > 0.5 * ends_B.sum():
         sample = int(np.flatnonzero(untrained_B)[0])
         yield TokenFault(
-            f"the stop token {eos} does not count in {int(untrained_B.sum())} of {int(ends_B.sum())} responses that end "
-            "on it: stopping is not trained",
+            f"the stop token {eos} does not count in {int(untrained_B.sum())} of {int(ends_B.sum())} responses that "
+            "end on it: stopping is not trained",
             int(untrained_B.sum()), sample, int(batch.flat.lengths_B[sample]) - 1, is_fault=False,
         )  # fmt: skip
 

@@ -61,7 +61,7 @@ class Trials:
         return chosen_M
 
     def values(self, settings: Sequence[Setting]) -> dict[Setting, Array | RldbgError]:
-        """The log-probability of every compared token of the chosen samples under each setting, or why there is none."""
+        """The log-probability of every compared token of the chosen samples under each setting, or why not."""
         found: dict[Setting, Array | RldbgError] = {}
         wanted = [one for one in settings if one not in self._values]
         by_forward: dict[tuple[Any, ...], list[Setting]] = {}
@@ -69,7 +69,9 @@ class Trials:
             by_forward.setdefault(one.forward, []).append(one)
         for done, group in enumerate(by_forward.values()):
             base = replace(group[0], temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, shift=0, head=None)
-            self.on_event(Progress(done, len(by_forward), group[0].words(Setting(dtype=base.dtype, attention=base.attention))))
+            self.on_event(
+                Progress(done, len(by_forward), group[0].words(Setting(dtype=base.dtype, attention=base.attention)))
+            )
             try:
                 head, hidden_ND, targets_N = self._forward(group[0])
                 for which in dict.fromkeys(one.head for one in group):
@@ -113,6 +115,15 @@ class Trials:
         ids_BS = np.zeros(valid_BS.shape, np.int64)
         ids_BS[valid_BS] = np.concatenate(rows)
         return MicroBatch(ids_BS, valid_BS)
+
+    def compared_BS(self) -> Array:
+        """Which slots of `batch` hold compared tokens."""
+        batch, chosen_M = self.batch(), self.chosen_M
+        row_of = {row: at for at, row in enumerate(self.rows)}
+        compared_BS = np.zeros(batch.ids_BS.shape, bool)
+        rows = [row_of[int(one)] for one in self.sides.sample_M[chosen_M]]
+        compared_BS[rows, self.sides.batch.flat.position_N[self.sides.at_M][chosen_M]] = True
+        return compared_BS
 
     def _pads(self) -> tuple[list[int], list[int]]:
         """(prompt lengths, padding) of the chosen samples: as recorded, else up to the longest prompt of the step."""
@@ -158,7 +169,9 @@ class Trials:
         plan = self.plan(setting)
         flags, _ = attention.resolve(plan.flags)
         batch = self.batch()
-        imposed = None if setting.routing == "live" else Imposed(self._routing(with_weights=setting.routing != "experts"))
+        imposed = (
+            None if setting.routing == "live" else Imposed(self._routing(with_weights=setting.routing != "experts"))
+        )
         with torch.no_grad(), _changed(model.causal_lm, setting):
             cell = BatchReplay(plan, flags, batch, model, 1.0, self.on_event, routing=imposed)
             if setting.layout != "alone":
@@ -205,13 +218,16 @@ class Trials:
             refs = [routing_fields(part.held.fields()) for part in sheet.parts]
             if any(experts is None for experts, _ in refs) or any(places[row] is None for row in self.rows):
                 continue
-            experts, weights = [], []
+            experts: list[Array] = []
+            weights: list[Array] = []
             for row in self.rows:
                 part, inside = sheet.index[places[row]]  # type: ignore[index]
                 for found, ref, absent in ((experts, refs[part][0], -1), (weights, refs[part][1], 0)):
                     if ref is not None:
                         found.append(by_token(ref, sheet.parts[part], absent, (inside,)))
-            whole = np.concatenate(weights).astype(np.float32) if with_weights and len(weights) == len(experts) else None
+            whole = (
+                np.concatenate(weights).astype(np.float32) if with_weights and len(weights) == len(experts) else None
+            )
             name = refs[0][0].name if refs[0][0] is not None else ""
             return Routing(np.concatenate(experts).astype(np.int64), whole, name)
         raise UnavailableError("the record holds no routing of every chosen sample")
@@ -322,7 +338,11 @@ def on_grid(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 def _matrices(causal_lm: Any) -> list[torch.nn.Parameter]:
     """The matrices that engines quantise: not the embedding, the head or a router."""
-    left = {id(one.weight) for one in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()) if one is not None}
+    left = {
+        id(one.weight)
+        for one in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings())
+        if one is not None
+    }
     return [
         parameter
         for name, parameter in causal_lm.named_parameters()

@@ -25,32 +25,42 @@ Array = NDArray[Any]
 class _TokensAlone(Recorded):
     """Samples of which nothing but the tokens is recorded."""
 
-    def __init__(self, ids_BL: Array, valid_BL: Array) -> None:
+    def __init__(self, ids_BL: Array, valid_BL: Array, about_BL: Array) -> None:
         self.modules, self.problems, self.batch = {}, [], None
-        self._given, self._valid = ids_BL, valid_BL
+        self._about = about_BL & valid_BL
+        self._about[:, :1] = False
         self._rows, self._ids = (int(ids_BL.shape[0]), int(ids_BL.shape[1])), ids_BL.astype(np.int64)
         self.sizes = valid_BL.sum(axis=1).astype(np.int64)
         self.positions_BL = None
 
     def logprobs(self) -> tuple[str, Array, NDArray[np.bool_], str]:
-        about_BL = self._valid.copy()
-        about_BL[:, :1] = False
-        return "policy_logprobs", np.zeros(self._valid.shape), about_BL, "float32"
+        return "policy_logprobs", np.zeros(self._about.shape), self._about, "float32"
 
 
 def rounding_floor(
-    causal_lm: Any, dtype: str, ids_BL: Array, valid_BL: Array, temperature: float = 1.0, runs: int = limits.FLOOR_RUNS
+    causal_lm: Any,
+    dtype: str,
+    ids_BL: Array,
+    valid_BL: Array,
+    about_BL: Array,
+    temperature: float = 1.0,
+    runs: int = limits.FLOOR_RUNS,
 ) -> Array:
-    """The floor, nats, of every token but each sample's first, sample by sample [N].
+    """The floor, nats, of the log-probability of every token of `about_BL`, sample by sample [N].
 
     Args:
         causal_lm: the model in `dtype`; what rounds is its code as eager attention runs it.
         ids_BL, valid_BL: samples from their first token on, padded on the right.
+        about_BL: tokens that have one before them.
     """
+    width = int(valid_BL.sum(axis=1).max())
+    ids_BL, valid_BL, about_BL = ids_BL[:, :width], valid_BL[:, :width], about_BL[:, :width]
     causal_lm.set_attn_implementation("eager")
     if hasattr(causal_lm, "set_experts_implementation"):
         causal_lm.set_experts_implementation("eager")  # fused experts are kernels of their own dtypes
-    shadow = Shadow(SideModel(causal_lm, "", dtype, []), _TokensAlone(ids_BL, valid_BL), temperature, is_forced=False)
+    shadow = Shadow(
+        SideModel(causal_lm, "", dtype, []), _TokensAlone(ids_BL, valid_BL, about_BL), temperature, is_forced=False
+    )
     shadow.judge()
     name = next(name for name, claim in shadow.claims.items() if claim.kind == "logprobs")
     squares = torch.zeros_like(shadow.claims[name].truth)

@@ -48,9 +48,10 @@ def read(run: Run, recorded: RecordedBatch) -> Routing:
     fields = [ref for record in records_of(run, recorded.key) for ref in record.tensors()]
     experts, weights = routing_fields(fields)
     if experts is None:
+        names = ", ".join(dict.fromkeys(ref.name for ref in fields))
         raise DumpError(
             "the record holds no routing to replay", file=str(run.path), tensor=_EXPERTS[0],
-            expected="experts of every token, [B, S, layers, K]", found=", ".join(dict.fromkeys(ref.name.rpartition(".")[2] for ref in fields)) or "no field",
+            expected="experts of every token, [B, S, layers, K]", found=names or "no field",
             hint="routing=live lets the model route by itself",
         )  # fmt: skip
     if weights is not None and weights.shape != experts.shape:

@@ -39,11 +39,11 @@ def mismatch_report(doc: MismatchDocument, *, show_all: bool = False) -> str:
     lines += _causes(doc["causes"], show_all)
     floor = doc["floor"]
     if floor is not None:
-        lines += ["", f"floor    {_n(floor['floor'])} nats of rounding ({floor['dtype']}); observed {_n(floor['observed'])}, "
-                  f"left {_n(floor['left'])}: {_n(floor['ratio'])} x the floor"]  # fmt: skip
+        stand = f"observed {_n(floor['observed'])}, left {_n(floor['left'])}: {_n(floor['ratio'])} x the floor"
+        lines += ["", f"floor    {_n(floor['floor'])} nats of rounding ({floor['dtype']}); {stand}"]
     if doc["routing"] is not None:
-        lines.append(f"routing  {_share(doc['routing']['observed'])} of {doc['routing']['tokens']} choices of experts are "
-                     "not those of this model's live router")  # fmt: skip
+        made = f"{_share(doc['routing']['observed'])} of {doc['routing']['tokens']} choices of experts"
+        lines.append(f"routing  {made} are not those of this model's live router")
     lines += _sequences(doc["sequences"], show_all)
     lines += ["", *(f"note: {one}" for one in doc["notes"])] if doc["notes"] else []
     lines += ["", *(f"next: {one}" for one in doc["next"])]
@@ -52,15 +52,22 @@ def mismatch_report(doc: MismatchDocument, *, show_all: bool = False) -> str:
 
 def _causes(causes: list[CauseEntry], show_all: bool) -> list[str]:
     tried = [one for one in causes if one["left"] is not None or one["named"]]
-    listed = tried if show_all else [one for one in tried if one["named"]] + [one for one in tried if not one["named"]][:_CAUSES]
+    listed = (
+        tried
+        if show_all
+        else [one for one in tried if one["named"]] + [one for one in tried if not one["named"]][:_CAUSES]
+    )
     if not listed:
         return []
     rows = [["", "explains", "tokens", "mean|d|", "max", "k3", "e^|d|", "side", "cause"]]
-    for one in listed:
-        left = one["left"]
-        figures = ["", "", "", ""] if left is None else [_n(left[name]) for name in ("mean", "max", "k3", "multiplier")]  # type: ignore[literal-required]
-        rows.append(["*" if one["named"] else "", _share(one["share"]), _share(one["tokens_explained"]), *figures,
-                     one["side"], one["name"] + ("" if one["told_by"] == "replay" else " (recorded numbers)")])  # fmt: skip
+    for cause in listed:
+        left = cause["left"]
+        figures = [""] * 4
+        if left is not None:
+            figures = [_n(one) for one in (left["mean"], left["max"], left["k3"], left["multiplier"])]
+        name = cause["name"] + ("" if cause["told_by"] == "replay" else " (recorded numbers)")
+        shares = [_share(cause["share"]), _share(cause["tokens_explained"])]
+        rows.append(["*" if cause["named"] else "", *shares, *figures, cause["side"], name])
     lines = ["", "what is left of the gap, were this the cause (* named)", *columns(rows)]
     if len(listed) < len(tried):
         lines.append(f"  … and {len(tried) - len(listed)} that explain less; --all lists them")
@@ -87,4 +94,6 @@ def _n(value: Number | None) -> str:
 
 
 def _share(value: Number | None) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.0%}"
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return "more left" if value < 0 else f"{value:.0%}"
