@@ -20,6 +20,8 @@ from replay_core.mismatch.signatures import outliers, signatures
 from replay_core.mismatch.tokens import TokenFault, token_faults
 from replay_core.records import Run
 from replay_core.replay.flags import settings_known
+from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.references import CHECKPOINT, resolve
 
 if TYPE_CHECKING:
     from replay_core.mismatch.trials import Trials
@@ -32,6 +34,12 @@ _STABLE = 0.05
 NOISE = 2.0
 #: A candidate that explains less than this is not joined with another.
 _SOME = 0.08
+#: Less than this part of a gap is looked into no further.
+_NOTHING = 0.005
+#: Of the candidates that explain a part so many are joined with one another.
+_PARTS = 5
+#: Causes that are rounding themselves: within the floor they are nothing to name.
+_ROUNDING = ("precision", "attention")
 _TEMPERATURES = tuple(float(one) for one in np.geomspace(0.3, 3.0, 21))
 #: Around the best of them, closer and closer: a step of the former to either side in nine.
 _WIDTHS = tuple((_TEMPERATURES[1] / _TEMPERATURES[0]) ** 0.25**power for power in range(4))
@@ -131,10 +139,14 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
     elif found.batch.tokens_N is None:
         answer.notes.append("the dump holds no token ids: no candidate can be replayed")
     else:
-        on_event(IMPORTING)
-        from replay_core.mismatch.trials import Trials  # torch and transformers: 3.4 s
-
         try:
+            plan = ReplayPlan(
+                str(run.path), found.step or 0, 0, 0, asked.model or CHECKPOINT, "", base=asked.base_model
+            )
+            resolve(plan, run)  # weights that are not there: said before anything is imported
+            on_event(IMPORTING)
+            from replay_core.mismatch.trials import Trials  # torch and transformers: 3.4 s
+
             _Explaining(answer, found, Trials(found, asked, on_event), asked).run()
         except ModelError:
             if asked.model is not None:
@@ -161,7 +173,7 @@ class _Explaining:
     def run(self) -> None:
         """Fill in the answer."""
         order, size = self._order(), _FIRST
-        before: dict[tuple[str, str], float] | None = None
+        before: dict[tuple[str, Side], float] | None = None
         singles: list[Setting] = []
         while True:
             rows = order[:size]
@@ -180,7 +192,8 @@ class _Explaining:
             before, size = now, 2 * size
             # What explains nothing at all of the first sequences is not tried on more.
             promising = {one.setting for one in tried if (one.share or 0) > 0 and one.setting is not None}
-            singles = [one for one in singles if one in promising or one.routing != self.base.routing]
+            kept = ("weights", "routing")
+            singles = [one for one in singles if one in promising or one.family(self.base) in kept]
         self._conclude(tried, rows)
 
     def _order(self) -> list[int]:
@@ -362,7 +375,7 @@ class _Explaining:
                     "replay",
                     left,
                     self._floor_under(one),
-                    setting=one,  # type: ignore[arg-type]
+                    setting=one,
                 )
                 if one.dtype != self.base.dtype:
                     self._as_noise(candidate, one, sign, predicted)
@@ -394,16 +407,22 @@ class _Explaining:
     def _round(self, singles: Sequence[Setting]) -> list[Candidate]:
         tried = [*self._weighed(singles), *self._best_numbers(self.base)]
         tried += self._mixed(tried)
-        if not np.isfinite(self.d).any() or float(np.abs(self.d).mean()) <= NOISE * self.floor.value:
-            return _in_order(tried)
-        best = _in_order(tried)[0] if tried else None
-        if best is None or best.share is None:
+        observed = float(np.abs(self.d).mean())
+        best = next((one for one in _in_order(tried) if one.share is not None), None)
+        if best is None:
             return tried
-        if best.share < WHOLE:
+        if observed <= NOISE * self.floor.value:
+            # Rounding may be as large; but what is predicted token by token is no rounding.
+            told = [one for one in tried if one.family not in _ROUNDING and _least(one) < (1 - PART) * observed]
+            for one in sorted(told, key=_least)[:1]:
+                one.named = True
+            return _in_order(tried)
+        if _least(best) > max(NOISE * best.floor, _NOTHING * observed):
             pairs = self._pairs(_in_order(tried))
             tried += pairs
-            joint = _in_order(pairs)[0] if pairs else None
-            if joint is not None and (joint.share or 0) > best.share + _STABLE:
+            joint = min(pairs, key=_above, default=None)
+            # The second takes at least half of what the first leaves above the floor.
+            if joint is not None and _above(joint) < (1 - PART) * _above(best):
                 best = joint
         best.named = (best.share or 0) >= PART
         return _in_order(tried)
@@ -425,31 +444,32 @@ class _Explaining:
 
     def _pairs(self, ordered: Sequence[Candidate]) -> list[Candidate]:
         """Two at once, where each explains a part."""
-        some = [one for one in ordered if one.setting is not None and (one.share or 0) > _SOME]
+        known = [one for one in ordered if one.setting is not None]
         kept: dict[str, Candidate] = {}
-        for one in some:
+        for one in (one for one in known if (one.share or 0) > _SOME):
             kept.setdefault(f"{one.family} {one.side}", one)
+        several = list(kept.values())[:_PARTS]
+        couples = [(a, b) for number, a in enumerate(several) for b in several[number + 1 :]]
+        # The one that explains most may hide another that is small beside it.
+        couples += [(known[0], one) for one in known[1:] if one not in several and one.family != known[0].family]
         found = []
-        several = list(kept.values())[:6]
-        for number, a in enumerate(several):
-            for b in several[number + 1 :]:
-                if a.side != b.side:
-                    continue
+        for a, b in couples:
+            if a.side == b.side:
                 joint = a.setting.joined(b.setting, self.base)
                 if joint is None:
                     continue
                 both = [joint]
-                if "temperature" in joint.changed(self.base):
-                    both += [
-                        replace(joint, temperature=joint.temperature * float(heat))
-                        for heat in np.geomspace(0.8, 1.25, 13)
-                    ]
                 if "top_p" in joint.changed(self.base):
                     both += [replace(joint, top_p=one) for one in _TOP_P]
-                pair = [one for one in self._weighed(both) if one.side == a.side]
-                if pair:
-                    found.append(min(pair, key=_least))
+                pair = self._best_of(both, a.side)
+                if pair is not None and "temperature" in joint.changed(self.base):
+                    for width in (1.25, *_WIDTHS[1:]):
+                        pair = self._best_of([pair.setting, *_around(pair.setting, width)], a.side) or pair
+                found += [] if pair is None else [pair]
         return found
+
+    def _best_of(self, settings: Sequence[Setting], side: Side) -> Candidate | None:
+        return min((one for one in self._weighed(settings) if one.side == side), key=_least, default=None)
 
     def _mixed(self, tried: Sequence[Candidate]) -> list[Candidate]:
         """Each sequence's beginning from other weights and its end from these: a stale prefix, versions mixed. Every
@@ -549,6 +569,11 @@ def _points(residual: Array, toward: Array) -> bool:
 def _least(one: Candidate) -> float:
     size = one.left
     return float("inf") if size is None or not np.isfinite(size.mean) else size.mean
+
+
+def _above(one: Candidate) -> float:
+    """What it leaves above its floor, nats."""
+    return max(0.0, _least(one) - one.floor)
 
 
 def _in_order(tried: Sequence[Candidate]) -> list[Candidate]:

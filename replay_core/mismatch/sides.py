@@ -105,9 +105,14 @@ def _of(run: Run, batch: StepBatch, unreadable: list[str]) -> Sides | Unanswered
     lacks = [f"cannot be read: {what}" for what in unreadable]
     rollout, trainer = batch.columns.of("rollout_logprobs"), batch.trainer
     if rollout is None:
-        lacks.append("the rollout's log-probabilities: record them as rollout_logprobs" + _elsewhere(batch))
+        lacks.append(
+            "the rollout's log-probabilities: record them as rollout_logprobs" + _elsewhere(batch, "rollout_logprobs")
+        )
     if trainer is None:
-        lacks.append("the trainer's log-probabilities: record them as old_logprobs, or policy_logprobs")
+        lacks.append(
+            "the trainer's log-probabilities: record them as old_logprobs, or policy_logprobs"
+            + _elsewhere(batch, "old_logprobs", "policy_logprobs")
+        )
     if rollout is not None and trainer is not None:
         lacks += _said(batch, rollout, trainer)
         if not lacks or len(lacks) == len(unreadable):
@@ -118,10 +123,10 @@ def _of(run: Run, batch: StepBatch, unreadable: list[str]) -> Sides | Unanswered
     return Unanswered(batch.step, tuple(lacks), batch)
 
 
-def _elsewhere(batch: StepBatch) -> str:
+def _elsewhere(batch: StepBatch, *names: str) -> str:
     """Where they lie in a record of other samples, that is what must be said."""
     for other in batch.strangers:
-        if other.refs("rollout_logprobs"):
+        if any(other.refs(name) for name in names):
             return (
                 f"; {other.parts[0].held.record.path.name} holds some, of {len(other)} samples of which none has the "
                 "tokens of one here"
