@@ -155,5 +155,3 @@ class Engine(nn.Module):
     def forward(self, *args: Any) -> Tensor:
         out: Tensor = self.model(*args)
         return out
-
-
