@@ -245,5 +245,5 @@ def file_region(path: Path) -> Region:
     Raises:
         DumpError: it cannot be opened.
     """
-    fd = open_regular(path)
-    return Region(path, fd, 0, os.fstat(fd).st_size)
+    fd, size = open_regular(path)
+    return Region(path, fd, 0, size)
