@@ -277,7 +277,7 @@ class Record:
             self._tensors = tuple(loaded)
             self.problems = loaded.problems if isinstance(loaded, Fields) else ()
             self.names = tuple([ref.name for ref in self._tensors])
-            self.is_flat = not any([ref.shape for ref in self._tensors])
+            self.is_flat = not any(ref.shape for ref in self._tensors)
         return self._tensors
 
     @property

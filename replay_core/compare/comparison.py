@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
-from replay_core import naming, pages
+from replay_core import naming
 from replay_core.compare.context import (
     Around,
     around,

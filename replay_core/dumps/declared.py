@@ -17,7 +17,7 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
     A thousand names for one tensor, a column that lays it end to end a thousand times, rows without an element: a few
     bytes each, and whoever looks at all of them would look for ever.
     """
-    if not any([ref.shape for ref in fields]):  # a list: most of a log's fields are a few
+    if not any(ref.shape for ref in fields):
         return fields
     walked: dict[Path, int] = {}
     here: Path | None = None
