@@ -314,8 +314,10 @@ _blocks = _Blocks()
 
 def number_of(ref: TensorRef) -> bool | int | float | None:
     """The number that stood in a file's text, as Python has it; None of anything else."""
-    value: Any = ref.source.value if isinstance(ref.source, Inline) and not ref.shape else None
-    return value if value is not None and type(value) is _PYTHONS.get(ref.dtype) else None
+    if ref.shape or not isinstance(ref.source, Inline):
+        return None
+    value: bool | int | float | None = ref.source.value
+    return value if type(value) is _PYTHONS.get(ref.dtype, type) else None
 
 
 def is_same_number(a: TensorRef, b: TensorRef) -> bool:
