@@ -37,7 +37,7 @@ class TokenProblem(TypedDict):
     """The first token that differs, as each side has it; null without a tokenizer."""
 
 
-class CauseEntry(TypedDict):
+class GapCause(TypedDict):
     """A candidate: what is left of the gap where it is taken for true."""
 
     name: str
@@ -121,7 +121,7 @@ class MismatchDocument(Versioned):
     agrees: bool | None
     """Nothing left to explain; null where there was no answer (`lacks` says why)."""
     tokens: list[TokenProblem]
-    causes: list[CauseEntry]
+    causes: list[GapCause]
     """Those named first, then by what they explain."""
     explained: Number | None
     """The share that the named causes explain together."""

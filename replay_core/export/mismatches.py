@@ -13,7 +13,7 @@ from replay_core.mismatch.explanation import NOISE, Mismatch
 from replay_core.mismatch.figures import GapSize
 
 if TYPE_CHECKING:
-    from replay_core.documents.mismatch import CauseEntry, GapEntry, MismatchDocument, MismatchFloor, SequenceEntry
+    from replay_core.documents.mismatch import GapCause, GapEntry, MismatchDocument, MismatchFloor, SequenceEntry
 
 #: Sequences listed, those furthest off first.
 _MOST = 16
@@ -66,7 +66,7 @@ def _gap(size: GapSize) -> GapEntry:
     }  # fmt: skip
 
 
-def _cause(one: Candidate) -> CauseEntry:
+def _cause(one: Candidate) -> GapCause:
     return {
         "name": one.name, "family": one.family, "side": one.side, "told_by": one.told_by,
         "left": None if one.left is None else _gap(one.left), "share": one.share, "tokens_explained": one.tokens,
@@ -129,28 +129,16 @@ def _headline(found: Mismatch) -> str:
 
 
 def _sequences(found: Mismatch) -> list[SequenceEntry]:
-    sides = found.sides
-    if sides is None or found.outliers_B is None:
-        return []
-    import numpy as np
-
-    each_B = sides.between.by_sample_B
-    counts_B = np.bincount(sides.sample_M, minlength=len(sides.batch))
-    sums_B = np.nan_to_num(each_B) * counts_B
-    total = float(sums_B.sum()) or 1.0
-    order = [int(one) for one in np.argsort(-np.nan_to_num(each_B)) if counts_B[one]][:_MOST]
     return [
         {
-            "sample": row,
-            "tokens": int(counts_B[row]),
-            "mean": float(each_B[row]),
-            "share": float(sums_B[row]) / total,
-            "is_outlier": bool(found.outliers_B[row]),
-            "versions": [
-                {"weights": name, "begin": begin, "end": end} for name, begin, end in found.spans.get(row, [])
-            ],
+            "sample": one.sample,
+            "tokens": one.tokens,
+            "mean": one.mean,
+            "share": one.share,
+            "is_outlier": one.is_outlier,
+            "versions": [{"weights": name, "begin": begin, "end": end} for name, begin, end in one.spans],
         }
-        for row in order
+        for one in found.sequences[:_MOST]
     ]
 
 

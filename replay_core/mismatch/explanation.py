@@ -53,7 +53,7 @@ _CHECKPOINTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class RoundingFloor:
     """What rounding leaves, nats: of one forward in bfloat16, and of the two sides' dtypes together."""
 
     bfloat16: float
@@ -74,6 +74,19 @@ class Floor:
         return self.between(self.trainer, self.engine)
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceGap:
+    """A sample: its compared tokens, mean |d|, share of the sum of |d|, and which weights explain which of its
+    response's tokens (name, begin, end)."""
+
+    sample: int
+    tokens: int
+    mean: float
+    share: float
+    is_outlier: bool
+    spans: list[tuple[str, int, int]]
+
+
 @dataclass
 class Mismatch:
     """The answer. `sides` None: there was nothing to compare, `lacks` says what."""
@@ -90,7 +103,7 @@ class Mismatch:
     #: The gap of the samples that were tried, and how far the model's own numbers are from either side there.
     tried: GapSize | None = None
     reproduced: tuple[float, float] | None = None
-    floor: Floor | None = None
+    floor: RoundingFloor | None = None
     rerouted: tuple[float, int] | None = None
     spans: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
     outliers_B: Array | None = None
@@ -98,6 +111,23 @@ class Mismatch:
     @property
     def gap(self) -> GapSize | None:
         return None if self.sides is None else GapSize.of(self.sides.d_M)
+
+    @property
+    def sequences(self) -> list[SequenceGap]:
+        """The samples that have compared tokens, those furthest off first."""
+        if self.sides is None or self.outliers_B is None:
+            return []
+        each_B = np.nan_to_num(self.sides.between.by_sample_B)
+        counts_B = np.bincount(self.sides.sample_M, minlength=each_B.size)
+        total = float((each_B * counts_B).sum()) or 1.0
+        return [
+            SequenceGap(
+                int(row), int(counts_B[row]), float(each_B[row]), float(each_B[row] * counts_B[row]) / total,
+                bool(self.outliers_B[row]), self.spans.get(int(row), []),
+            )
+            for row in np.argsort(-each_B)
+            if counts_B[row]
+        ]  # fmt: skip
 
     @property
     def named(self) -> list[Candidate]:
@@ -165,7 +195,7 @@ class _Explaining:
     def __init__(self, answer: Mismatch, sides: Sides, trials: Trials, asked: Asked) -> None:
         self.answer, self.sides, self.trials, self.asked = answer, sides, trials, asked
         self.base = Setting()
-        self.floor = Floor(0.0, 0)
+        self.floor = RoundingFloor(0.0, 0)
         self.d = sides.d_M
         #: Why candidates could not be tried, by their names.
         self.unavailable: dict[str, str] = {}
@@ -249,12 +279,12 @@ class _Explaining:
         assert not isinstance(values, RldbgError)
         self.answer.reproduced = least, float(np.nanmean(np.abs(rollout - values)))
 
-    def _floor(self) -> Floor:
+    def _floor(self) -> RoundingFloor:
         """Rounding's own, and the trainer's dtype: as the dump says, as it was reproduced, else by its size and by how
         much of it is the rounding that a replay in that dtype has as well."""
         measured, runs, rough = self._measured()
         said = settings_known(self.sides.run.flags).get("dtype")
-        floor = Floor(measured, runs, is_rough=rough)
+        floor = RoundingFloor(measured, runs, is_rough=rough)
         if self.base.dtype != "float32":
             said = self.base.dtype
         if said is None:
@@ -282,7 +312,7 @@ class _Explaining:
                 return 0.0, 0, True
             return float(np.sqrt(np.nanmean((values[a] - values[b]) ** 2))), 1, True  # type: ignore[operator]
 
-    def _told(self, side: Array, setting: Setting, floor: Floor) -> str | None:
+    def _told(self, side: Array, setting: Setting, floor: RoundingFloor) -> str | None:
         """The dtype whose rounding a side's distance from the float32 replay is: by size and by direction."""
         exact = replace(setting, dtype="float32")
         rough = {one: replace(setting, dtype=one) for one in ("bfloat16", "float16")}

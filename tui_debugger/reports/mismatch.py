@@ -8,7 +8,7 @@ from tui_debugger import format as words
 from tui_debugger.reports.columns import columns
 
 if TYPE_CHECKING:
-    from replay_core.documents.mismatch import CauseEntry, MismatchDocument, SequenceEntry
+    from replay_core.documents.mismatch import GapCause, MismatchDocument, SequenceEntry
     from replay_core.documents.parts import Number
 
 #: Causes and sequences listed; `--json` and `--all` have every one.
@@ -50,7 +50,7 @@ def mismatch_report(doc: MismatchDocument, *, show_all: bool = False) -> str:
     return words.safe("\n".join(lines), lines=True)
 
 
-def _causes(causes: list[CauseEntry], show_all: bool) -> list[str]:
+def _causes(causes: list[GapCause], show_all: bool) -> list[str]:
     tried = [one for one in causes if one["left"] is not None or one["named"]]
     listed = (
         tried
