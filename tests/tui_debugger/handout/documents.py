@@ -59,3 +59,8 @@ def spoilt(document: Any, text: str) -> Any:
         return text if isinstance(value, str) and value not in words else value
 
     return inner(copy.deepcopy(document))
+
+
+def hostile_texts() -> tuple[Any, ...]:
+    """The texts alone."""
+    return _HOSTILE

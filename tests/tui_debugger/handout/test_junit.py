@@ -26,6 +26,12 @@ def test_failures_and_errors_are_counted_where_the_exit_code_is_not_0_and_nowher
     assert codes == {0, 1, 4}
 
 
+def test_what_was_allowed_is_no_failure():
+    made = junit(genuine()["comparison"], 0)  # as with --allow-missing, or --fail-on never
+    assert 'failures="0" errors="0"' in made
+    assert "<skipped" in made
+
+
 def test_every_tensor_rule_and_cell_is_a_case():
     for name, count in (("comparison", "tensors"), ("matrix", "cells")):
         suite = ElementTree.fromstring(junit(genuine()[name], 1).encode()).find("testsuite")
