@@ -60,7 +60,9 @@ class Taking:
                 return
             then(form)
 
-        hint = "json, html (a page for a colleague) or markdown (a comment for an issue); rldbg FILE opens json and html"
+        hint = (
+            "json, html (a page for a colleague) or markdown (a comment for an issue); rldbg FILE opens json and html"
+        )
         self._stage.ask("Write as", hint, go, "json", known=tuple(_ENDINGS))
 
     def _begin(self, findings: bool, form: str) -> None:

@@ -21,9 +21,9 @@ from tui_debugger.handout.kinds import KINDS, sheet_of
 
 #: Elements and attributes that a page is drawn with. None of them runs, fetches or sends anything.
 _ELEMENTS = {
-    "html", "meta", "title", "style", "body", "header", "footer", "h1", "p", "b", "br", "span", "div", "pre", "dl", "dt",
-    "dd", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "ul", "ol", "li", "svg", "rect", "polyline",
-    "template",
+    "html", "meta", "title", "style", "body", "header", "footer", "h1", "p", "b", "br", "span", "div", "pre", "dl",
+    "dt", "dd", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "ul", "ol", "li", "svg", "rect",
+    "polyline", "template",
 }  # fmt: skip
 _ATTRIBUTES = {
     "lang", "charset", "name", "content", "http-equiv", "class", "open", "title", "role", "aria-label", "viewbox",
@@ -123,7 +123,7 @@ def _of_many(count: int) -> Any:
     document = genuine()["comparison"]
     row = next(row for row in document["tensors"] if row["verdict"] == "DIFF")
     rows = [{**row, "name": f"layers.{number}.{number * 7919 % 10007:x}.output"} for number in range(count)]
-    counts = {name: 0 for name in document["counts"]} | {"total": count, "DIFF": count}
+    counts = dict.fromkeys(document["counts"], 0) | {"total": count, "DIFF": count}
     return {**document, "tensors": rows, "counts": counts}
 
 
@@ -148,7 +148,9 @@ def test_a_page_that_was_damaged_or_blown_up_is_refused(tmp_path: Path, monkeypa
     assert whole is not None
     packed = re.sub("<.*?>", "", whole)
     bomb = base64.b64encode(zlib.compress(b" " * (1 << 22), 9)).decode()
-    frame = f'{BEGINNING}{kind_mark("record")}<template id="rldbg-document" data-encoding="deflate base64">%s</template>'
+    frame = (
+        f'{BEGINNING}{kind_mark("record")}<template id="rldbg-document" data-encoding="deflate base64">%s</template>'
+    )
     for inside, said in ((packed[: len(packed) // 2 // 4 * 4], "cut off"), ("AAAA", "damaged"), (bomb, "too large")):
         file = tmp_path / "x.html"
         file.write_text(frame % inside, encoding="utf-8")

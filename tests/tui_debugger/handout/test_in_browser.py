@@ -1,4 +1,4 @@
-"""Pages as a real browser shows them, from a file, scripts off: text, contrast, width, nothing asked for, nothing run."""
+"""Pages as a real browser shows them, from a file, scripts off: text, contrast, width; nothing asked for or run."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ _CONTRAST = """
 _WIDTH = "document.documentElement.scrollWidth"
 _SHUT = "document.querySelectorAll('details').forEach(one => one.open = true)"
 _TEXT = "document.body.innerText.replace(/\\s+/g, ' ')"
-_ALIVE = (
-    "[document.scripts.length, document.images.length, document.querySelectorAll('iframe,object,embed,link,form,a').length]"
-)
+_OTHERS = "document.querySelectorAll('iframe,object,embed,link,form,a').length"
+_ALIVE = f"[document.scripts.length, document.images.length, {_OTHERS}]"
 
 
 @pytest.fixture(scope="module")
