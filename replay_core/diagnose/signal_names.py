@@ -151,39 +151,49 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
 )
 
-#: What home-grown trainers call the same signals: words in any case, joined by `_`, `/`, `.`, `-` or blanks, without the
-#: words of `_ROOMS` before them and of `_STATS` around them. signal -> names; a statistic but the mean has its own signal.
+#: What home-grown trainers call the same signals: words in any case, joined by `_`, `/`, `.`, `-` or blanks, without
+#: the words of `_ROOMS` before them and of `_STATS` around them. signal -> names; a statistic but the mean has its
+#: own signal.
 _PLAIN: dict[str, str] = {
     "loss": "loss total_loss train_loss",
-    "pg_loss": "pg_loss policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss surr_loss clip_loss ppo_loss grpo_loss",
+    "pg_loss": "pg_loss policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
+    "surr_loss clip_loss ppo_loss grpo_loss",
     "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
     "kl_to_reference kl_k3 k3_kl kl_per_token",
     "policy_kl": "approx_kl ppo_kl approxkl kl_old old_kl kl_to_old",
-    "clip_fraction": "clipfrac clip_frac clip_fraction pg_clipfrac clip_ratio frac_clipped clipped_fraction clipped_frac "
+    "clip_fraction": "clipfrac clip_frac clip_fraction pg_clipfrac clip_ratio frac_clipped clipped_fraction "
+    "clipped_frac "
     "pg_clip_frac ratio_clipfrac clip_rate",
     "ratio": "ratio importance_ratio is_ratio prob_ratio",
     "entropy": "entropy policy_entropy token_entropy entropy_per_token",
     "reward": "reward rewards score scores raw_reward raw_rewards episode_reward total_reward reward_total env_reward",
     "frac_zero_std": "frac_zero_std zero_std_frac zero_std_group_frac zero_std_groups_frac frac_zero_std_groups "
-    "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std dead_group_frac "
+    "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std "
+    "dead_group_frac "
     "zero_std_fraction frac_zero_variance degenerate_group_frac",
     "advantage": "advantage advantages adv advs",
-    "grad_norm": "grad_norm gradient_norm gnorm grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip grad_norm_unclipped "
+    "grad_norm": "grad_norm gradient_norm gnorm grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip "
+    "grad_norm_unclipped "
     "global_grad_norm grad_global_norm total_grad_norm",
-    "grad_norm_clipped": "grad_norm_clipped clipped_grad_norm grad_norm_after_clip grad_norm_post_clip grad_norm_postclip "
+    "grad_norm_clipped": "grad_norm_clipped clipped_grad_norm grad_norm_after_clip grad_norm_post_clip "
+    "grad_norm_postclip "
     "grad_norm_after_clipping",
-    "response_length": "response_length response_len response_lengths completion_length completion_len gen_len gen_length "
-    "output_length output_len resp_len generation_length completion_tokens response_tokens completions_length len_response "
+    "response_length": "response_length response_len response_lengths completion_length completion_len gen_len "
+    "gen_length "
+    "output_length output_len resp_len generation_length completion_tokens response_tokens completions_length "
+    "len_response "
     "resp_length generated_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
     "truncation_fraction truncated_fraction",
     "learning_rate": "lr learning_rate lr_actor actor_lr",
-    "explained_variance": "explained_variance explained_var vf_explained_var value_explained_variance value_explained_var",
+    "explained_variance": "explained_variance explained_var vf_explained_var value_explained_variance "
+    "value_explained_var",
     "value_loss": "value_loss vf_loss critic_loss v_loss value_function_loss loss_value loss_vf loss_critic loss_v",
     "value": "value values critic_value critic_values vpred",
     "return": "returns",
-    "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff logprobs_diff "
+    "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
+    "logprobs_diff "
     "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
     "step_seconds": "step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step",
@@ -199,11 +209,12 @@ _BY_STATISTIC = {
     ("ratio", "max"): "ratio_max", ("ratio", ""): "ratio_mean",
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
 }  # fmt: skip
-_ROOMS = frozenset(
-    "train training metrics metric actor policy rollout rollouts stats global step optim optimizer objective env agent ppo "
-    "grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf".split()
+_ROOM_WORDS = (
+    "train training metrics metric actor policy rollout rollouts stats global step optim optimizer objective env agent "
+    "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf"
 )
-_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std", "maximum": "max", "minimum": "min"}
+_ROOMS = frozenset(_ROOM_WORDS.split())
+_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std"}
 _BETWEEN = regex(r"[\s/._\-]+")
 
 

@@ -65,9 +65,7 @@ def index(path: Path) -> Index:
         found.models[0] = name
     facts = manifest.get("facts")
     found.facts = facts if isinstance(facts, dict) else {}
-    found.problems += [
-        Problem(str(path / "manifest.json"), what) for what in _told(facts, "lost", "key", "why")
-    ]
+    found.problems += [Problem(str(path / "manifest.json"), what) for what in _told(facts, "lost", "key", "why")]
     found.notes += _told(manifest, "incidents", "step", "what")
     keys, found.names, bare = _indexed(path, found.problems)
     found.files += bare

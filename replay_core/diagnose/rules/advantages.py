@@ -90,10 +90,11 @@ def _moving(batch: StepBatch) -> float | None:
 
 
 @rule("D04", "advantages are the raw rewards", link="advantages", scope="case",
-      explains=("L08",), source="REINFORCE without a baseline; a moving baseline is 0 in its first step alone")  # fmt: skip
+      explains=("L08",),
+      source="REINFORCE without a baseline; a moving baseline is 0 in its first step alone")  # fmt: skip
 def raw_rewards(case: Case) -> Iterator[Finding]:
-    """Advantages that are the rewards themselves, in every step that has rewards other than 0: an error. A baseline that
-    moves over the steps begins at 0: its first step alone has them.
+    """Advantages that are the rewards themselves, in every step that has rewards other than 0: an error. A baseline
+    that moves over the steps begins at 0: its first step alone has them.
     """
     steps: list[int] = []
     where, looked = None, 0
@@ -102,7 +103,7 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
             continue
         looked += 1
         if not raw:
-            return
+            raise Skip("advantages are not the raw rewards")
         where = where or batch.laid.where("advantages", sample=0)
         steps += [batch.step] if batch.step is not None else []
     if not looked:

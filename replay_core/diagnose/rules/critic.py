@@ -90,11 +90,11 @@ class _Rows:
       explains=("D45", "D52"), lasts=True,
       source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
 def targets(batch: StepBatch) -> Iterator[Finding]:
-    """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less than
-    1e-3 of the returns (2e-2 in bf16). Solved, they are named (info); an error where they are not the stated ones, lie
-    outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end, the next
-    sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that are
-    advantages, rewards, off by one token, or made without the next value. Else it is skipped (a lambda for every
+    """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
+    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info); an error where they are not the stated
+    ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
+    the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
+    are advantages, rewards, off by one token, or made without the next value. Else it is skipped (a lambda for every
     response, rewards shaped after they were recorded).
     """
     values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
@@ -195,7 +195,8 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
     elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
         yield finding(
             "warning",
-            f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward hardly "
+            f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
+            f"hardly "
             "sees it",
             place,
             evidence=evidence,
@@ -285,7 +286,9 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     if whole_B is None:
         raise Skip("token rewards are no rows")
     trained_N = given(batch.trained_N)
-    counted_N = np.zeros(trained_N.size) if column is None else np.where(column.said_N & trained_N, column.values_N, 0.0)
+    counted_N = (
+        np.zeros(trained_N.size) if column is None else np.where(column.said_N & trained_N, column.values_N, 0.0)
+    )
     inside_B = batch.flat.sum(counted_N)
     heard_B = (np.abs(whole_B) > 1e-6) & (batch.flat.count(trained_N) > 0)
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
@@ -336,10 +339,10 @@ def _no_nearer(explained: list[float], errors: list[float]) -> bool:
 @rule("D45", "the critic explains nothing", link="advantages", scope="case",
       source="PPO's explained variance: 1 - Var(returns - values) / Var(returns)")  # fmt: skip
 def explains_nothing(case: Case) -> Iterator[Finding]:
-    """Values that are one number for every token of 3 steps and more: a warning. Else explained variance and mean squared
-    error of the returns by the values, over tokens that count, in 6 steps and more: a warning where the variance it
-    explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first steps, or is
-    below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer.
+    """Values that are one number for every token of 3 steps and more: a warning. Else explained variance and mean
+    squared error of the returns by the values, over tokens that count, in 6 steps and more: a warning where the
+    variance it explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first
+    steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer.
     """
     found: list[_StepLearnt] = []
     where = None

@@ -82,8 +82,8 @@ def outside(log: RunLog) -> Iterator[Finding]:
 @rule("D54", "a logged reward is not the recorded one", link="dump", scope="case",
       source="torch.distributed.all_reduce sums")  # fmt: skip
 def logged_reward(case: Case) -> Iterator[Finding]:
-    """The logged mean reward beside the mean of the recorded rewards, in 2 steps and more: a warning where it is one whole
-    number of times as much in every step.
+    """The logged mean reward beside the mean of the recorded rewards, in 2 steps and more: a warning where it is one
+    whole number of times as much in every step.
     """
     log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
     series = log.get("reward") if log is not None else None
@@ -117,8 +117,8 @@ def logged_reward(case: Case) -> Iterator[Finding]:
 @rule("D04", "advantages are the raw rewards", link="advantages", scope="signals",
       needs=("advantage_max", "reward_max"), source="verl logs both: compute_data_metrics")  # fmt: skip
 def raw_in_log(log: RunLog) -> Iterator[Finding]:
-    """Largest and smallest advantage (or mean) equal the largest and smallest reward of the step in 3 steps and more, and
-    in every step: an error.
+    """Largest and smallest advantage (or mean) equal the largest and smallest reward of the step in 3 steps and more,
+    and in every step: an error.
     """
     if log.get("value_mean") is not None:
         raise Skip("a critic's values are the baseline")
@@ -148,9 +148,9 @@ def raw_in_log(log: RunLog) -> Iterator[Finding]:
       needs=("pg_loss", "advantage_mean"), lasts=True, explains=("L08", "L10", "L02", "L09", "D25"),
       source="-mean(A ratio) at a ratio of 1")  # fmt: skip
 def loss_of_advantages(log: RunLog) -> Iterator[Finding]:
-    """On policy a token mean of the policy loss is -mean(A). Where the logged pg_loss is +mean(A) in three of four steps
-    that have one (3 and more, |mean(A)| > 1e-3), it is an error: the sign is turned. Where it is one whole number of
-    times -mean(A) in all of them, a warning.
+    """On policy a token mean of the policy loss is -mean(A). Where the logged pg_loss is +mean(A) in three of four
+    steps that have one (3 and more, |mean(A)| > 1e-3), it is an error: the sign is turned. Where it is one whole
+    number of times -mean(A) in all of them, a warning.
     """
     pg, advantage = given(log.get("pg_loss")), given(log.get("advantage_mean"))
     rows = [(step, row) for step, row in _together(pg, advantage) if abs(row[1]) > 1e-3]

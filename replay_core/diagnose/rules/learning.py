@@ -26,16 +26,17 @@ TINY = 1e-7
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
 #: A KL that no learning shows in.
-STOOD = 1e-4
+STOOD = 3e-5
 _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
 
 
 @rule("L07", "the learning rate is 0, or still warming up", link="optimizer", scope="signals", needs=("learning_rate",),
-      explains=("D46", "D55", "L14"), source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
+      explains=("D46", "D55", "L14"),
+      source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer
-    than the run: a warning; and so is one of 8 steps and more during which the KL never came to 1e-4.
+    than the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -56,8 +57,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     rises = [b - a for a, b in pairwise(values)]
     rising = min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15
     far = log.get("kl")
-    stood = far is not None and len(far.finite) >= 8 and max(map(abs, far.finite)) < STOOD
-    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 8 and stood)):
+    stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
+    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood)):
         yield finding(
             "warning",
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
@@ -77,12 +78,12 @@ def rate(log: RunLog) -> Iterator[Finding]:
 @rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
       source="a warm-up counted in samples; a norm to clip at that stands for a learning rate")  # fmt: skip
 def settings(case: Case) -> Iterator[Finding]:
-    """What the trainer noted of its settings (`Recorder.note`): a learning rate of 0, or a warm-up that is as long as the
-    run and longer, is a warning.
+    """What the trainer noted of its settings (`Recorder.note`): a learning rate of 0, or a warm-up that is as long as
+    the run and longer, is a warning.
     """
     facts = case.run.facts
     warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
-    total = stated_number(facts, "total_steps", "max_steps", "total_training_steps", "num_steps", "train_steps", "steps",
+    total = stated_number(facts, "total_steps", "max_steps", "total_training_steps", "num_steps", "steps",
                           "num_training_steps", "max_iters")  # fmt: skip
     lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
     if warmup is None and lr is None:
@@ -138,10 +139,12 @@ def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
 def clips_at_nothing(case: Case) -> Iterator[Finding]:
     """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning."""
-    limit = stated_number(case.run.facts, "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")
+    limit = stated_number(
+        case.run.facts, "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad"
+    )
     log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
     norms = log.get("grad_norm") if log is not None else None
-    if limit is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
+    if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
         raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
     if 0 < limit < LEAVES * median(norms.finite):
         yield _clipped(median(norms.finite), limit, norms, "the run's notes")

@@ -203,12 +203,13 @@ _PADDED = "a mean over the padded batch divides a sum over the mask"
 
 
 @rule("D28", "the loss is off by a factor, or counts padding", link="reduction", scope="case", lasts=True,
-      explains=("L08", "L10"), source="verl agg_loss; verl#4710; trl#6369; Dr. GRPO alone divides by a constant")  # fmt: skip
+      explains=("L08", "L10"),
+      source="verl agg_loss; verl#4710; trl#6369; Dr. GRPO alone divides by a constant")  # fmt: skip
 def off_by(case: Case) -> Iterator[Finding]:
-    """Over all steps whose logged loss is no known reduction: what makes every micro-batch's loss of its tokens. An error
-    where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no constant
-    while the rows change their width; where samples are summed; or where one factor is all that is off one reduction (a
-    world size, an accumulation, a sign).
+    """Over all steps whose logged loss is no known reduction: what makes every micro-batch's loss of its tokens. An
+    error where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no
+    constant while the rows change their width; where samples are summed; or where one factor is all that is off one
+    reduction (a world size, an accumulation, a sign).
     """
     off: list[_Recomputed] = []
     fine = 0

@@ -29,7 +29,7 @@ SAME, NOISE, LEAST = 3e-6, 0.05, 2e-3
 
 @dataclass(slots=True)
 class _Memory:
-    """What one tensor says of places that come again: by step, |now - when first seen| and the range within the step."""
+    """What a tensor says of places that come again: by step, |now - when first seen|, and the range within a step."""
 
     first: dict[int, float] = field(default_factory=dict)
     apart: dict[int, list[float]] = field(default_factory=dict)
@@ -87,7 +87,8 @@ def _memories(case: Case) -> dict[str, _Memory]:
     found: dict[str, _Memory] = {}
     for batch in case.batches():
         columns: dict[str, Column | None] = {
-            "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"), "critic": batch.columns.of("values"),
+            "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"),
+            "critic": batch.columns.of("values"),
         }  # fmt: skip
         places = _places(batch) if batch.step is not None and any(columns.values()) else None
         if not places or batch.step is None:
@@ -107,11 +108,12 @@ def _memories(case: Case) -> dict[str, _Memory]:
 
 @rule("D55", "a model that should stand moves, or one that should move stands", link="optimizer", scope="case",
       explains=("D45", "D46", "L08"),
-      source="one prefix has one number under one set of weights; TR-DPO and ProRL move their reference on purpose")  # fmt: skip
+      source="one prefix has one number under one set of weights; TR-DPO and ProRL move their reference on "
+          "purpose")  # fmt: skip
 def standing(case: Case) -> Iterator[Finding]:
-    """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and more,
-    over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats) moves: a
-    warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning.
+    """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
+    more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
+    moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning.
     """
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}
     if not memories:
@@ -129,7 +131,8 @@ def standing(case: Case) -> Iterator[Finding]:
                 shown("the policy's, beside it", policy.typical if policy else None),
                 shown("places that come again", sum(map(len, ref.apart.values()))),
             ],
-            cause="the reference is updated with the policy: shared weights, a copy made anew in every step, or left in "
+            cause="the reference is updated with the policy: shared weights, a copy made anew in every step, or "
+            "left in "
             "train mode; some recipes reset it on purpose (TR-DPO, ProRL)",
             steps=sorted(ref.apart),
         )
@@ -162,9 +165,9 @@ PAIRS, SHARED = 12, 0.5
 @rule("D56", "equal answers get different rewards", link="rewards", scope="case",
       explains=("L08", "D04"), source="rewards returned in order of completion, not of submission")  # fmt: skip
 def same_answers(case: Case) -> Iterator[Finding]:
-    """Responses of one prompt whose tokens are all equal, in the same step (12 pairs and more over the run): the variance
-    of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning: rewards do not
-    follow what was answered. A judge that is a model wavers by less.
+    """Responses of one prompt whose tokens are all equal, in the same step (12 pairs and more over the run): the
+    variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
+    rewards do not follow what was answered. A judge that is a model wavers by less.
     """
     within, count = 0.0, 0
     squares: list[float] = []
@@ -199,7 +202,9 @@ def same_answers(case: Case) -> Iterator[Finding]:
             "equal answers to one prompt get different rewards: rewards belong to other samples",
             where,
             evidence=[
-                shown("variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"),
+                shown(
+                    "variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"
+                ),
                 shown("pairs of equal answers", count),
             ],
             cause="rewards come back in another order than the samples (order of completion, a pool of workers), or "

@@ -266,7 +266,8 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
     if leapt is not None and len(values) - leapt >= 2:
         yield finding(
             "error",
-            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} per token "
+            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} "
+            f"per token "
             "in one step",
             finite[leapt].where(series.name),
             evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],

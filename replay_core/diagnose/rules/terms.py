@@ -197,7 +197,8 @@ def terms(log: RunLog) -> Iterator[Finding]:
     less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
     the entropy rises a warning. Where no pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975
-    over 10 steps and more, a KL over .1) is an error. Skipped where they do not make it (other estimators, other means).
+    over 10 steps and more, a KL over .1) is an error. Skipped where they do not make it (other estimators, other
+    means).
     """
     loss, pg = given(log.get("loss")), log.get("pg_loss")
     if pg is None:
@@ -231,7 +232,9 @@ def terms(log: RunLog) -> Iterator[Finding]:
 
 
 def _against_kl(log: RunLog, loss: Series) -> Iterator[Finding]:
-    """A loss that is a line of the KL: -mean(A) of centred advantages is small beside the term of a KL that runs away."""
+    """A loss that is a line of the KL: -mean(A) of centred advantages is small beside the term of a KL that runs
+    away.
+    """
     kl = log.get("kl")
     rows = _aligned(loss, kl) if kl is not None else []
     if kl is None or len(rows) < 10 or max(abs(x) for _, x in rows) < 0.1:
@@ -244,7 +247,8 @@ def _against_kl(log: RunLog, loss: Series) -> Iterator[Finding]:
     if r < -0.975:
         yield finding(
             "error",
-            f"the KL term is subtracted from the loss: {loss.name} falls as {kl.name} rises (coefficient {xy / xx:.3g})",
+            f"the KL term is subtracted from the loss: {loss.name} falls as {kl.name} rises (coefficient "
+            f"{xy / xx:.3g})",
             kl.last.where(kl.name),
             evidence=[shown("correlation of loss and KL", r, "> 0"), shown("coefficient", xy / xx, "> 0"),
                       shown("steps compared", len(rows))],
