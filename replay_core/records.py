@@ -32,6 +32,7 @@ STAGES = (
     "loss",
     "batch_inputs",
     "modules",
+    "loss_gradient",
     "gradient",
     "param",
     "optimizer",
