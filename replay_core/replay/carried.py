@@ -76,5 +76,3 @@ def _laid_as(ref: TensorRef, recorded: RecordedBatch, cell: BatchReplay, shape: 
     laid = np.zeros((here.sample_BS.size, shape[-1]), np.float32)
     laid[here.slots()] = values.reshape(-1, shape[-1])[there.slots()]
     return torch.from_numpy(laid.reshape(shape))
-
-

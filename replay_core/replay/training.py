@@ -186,8 +186,10 @@ def train(
         "loss": {
             "settings": {"kind": "recorded"} if loss is None else loss.to_mapping(),
             "stated": sentence,
-            "micros": [{"rank": micro.rank, "micro": micro.number, "loss": value}
-                       for micro, value in zip(micros, values, strict=True)],
+            "micros": [
+                {"rank": micro.rank, "micro": micro.number, "loss": value}
+                for micro, value in zip(micros, values, strict=True)
+            ],
             "grad_norm": float(norm),
             "first_nonfinite_gradient": broken[0] if broken else None,
         },
