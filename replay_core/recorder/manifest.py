@@ -200,10 +200,6 @@ def model_facts(model: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-#: What the flag `gradients` says where each rank recorded the mean over ranks.
-MEAN_OVER_RANKS = "mean over ranks"
-
-
 def computed_as(
     model: Any, mixed: str | None = None, *, logits: str | None = None, positions: str | None = None
 ) -> dict[str, Any]:

@@ -29,10 +29,11 @@ from typing import Any, cast
 from replay_core.errors import RequestError
 from replay_core.objectives.likelihood import divided_by
 from replay_core.recorder import hooks, seams
-from replay_core.recorder.manifest import MEAN_OVER_RANKS, computed_as
+from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import is_storable
+from replay_core.records import MEAN_OVER_RANKS
 
 #: Functions that sample token by token: their model calls are counted, not recorded.
 _SAMPLERS = frozenset({"generate", "_sample", "sample", "_generate", "generate_step", "beam_search"})

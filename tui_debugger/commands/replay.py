@@ -12,8 +12,7 @@ from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
-from replay_core.recorder.manifest import MEAN_OVER_RANKS
-from replay_core.records import RecordKey, Selection
+from replay_core.records import MEAN_OVER_RANKS, RecordKey, Selection
 from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags, settings_asked
 from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import paths
