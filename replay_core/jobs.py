@@ -44,7 +44,7 @@ def is_coordinating(job: Job) -> bool:
     return job.kind == "parity" or (job.kind == "replay" and is_of_many)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Progress:
     """How far a job is: `done` of `total` (None when unknown) of the thing `what` names."""
 

@@ -49,7 +49,7 @@ _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RecordKey:
     """Which computation a record holds. A part the dialect lacks is `None`.
 
@@ -121,7 +121,7 @@ class FileBytes:
     big_endian: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Inline:
     """A value that stood in the file's own structure: a number, a text, a list of numbers, or a tensor's raw bytes."""
 

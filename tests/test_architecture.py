@@ -60,6 +60,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.jobs": (None, "what goes through the pipe to a child: Job, events, documents"),
     "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
     "replay_core.budget": (("limit_process",), "memory of a process that reads untrusted files"),
+    "replay_core.collecting": (("seldom",), "when a command that reads, answers and ends looks for garbage"),
     "replay_core.regexes": (("regex",), "expressions that are compiled when they are used"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),

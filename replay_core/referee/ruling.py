@@ -78,6 +78,10 @@ def rule_side(
     """One side, each of its recorded tensors against fp64 of what led to it."""
     recorded = Recorded(run, place, records)
     side = RuledSide(run, place, notes=list(recorded.problems))
+    if len(recorded.ranks) > 1:
+        ranks = sorted(rank.place.rank or 0 for rank in recorded.ranks)
+        said = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        side.notes.append(f"ranks {said} were given the same tokens: what each holds of a tensor is put together")
     if not recorded.tokens:
         side.why_not = "no token layout: neither token ids nor module tensors are recorded"
         return side
@@ -123,6 +127,9 @@ def rule_side(
     _rule_gradients(side, shadow, recorded)
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
+    if shadow.summed:
+        more = f" and {len(shadow.summed) - 1} more" if len(shadow.summed) > 1 else ""
+        side.notes.append(f"{shadow.summed[0]}{more}: ranks hold a summand each, and their sum is ruled")
     side.coverage = _coverage(shadow, side)
     if recorded.modules and recorded.logprobs() is not None:
         whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False)
