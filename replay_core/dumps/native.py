@@ -57,7 +57,9 @@ def index(path: Path) -> Index:
     found = Index([], flags=manifest["flags"] or None)
     for step, reference in manifest["models"].items():
         if step != "*" and not (step.isdecimal() and len(step) <= _DIGITS):
-            found.problems.append(Problem(str(path / "manifest.json"), f"{step[:40]!r} is no step; its model is ignored"))
+            found.problems.append(
+                Problem(str(path / "manifest.json"), f"{step[:40]!r} is no step; its model is ignored")
+            )
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
     known = manifest.get("model_facts")

@@ -23,7 +23,9 @@ class Refereeing:
     def made(self) -> RulingDocument | None:
         """The ruling, where there is one."""
         comparison = self.state.tensors.comparison
-        ruling = comparison["ruling"] if comparison is not None else self.state.opened.ruled.get(self.state.opened.scope)
+        ruling = (
+            comparison["ruling"] if comparison is not None else self.state.opened.ruled.get(self.state.opened.scope)
+        )
         return ruling if ruling is not None and ruling["ruling"] is not None else None
 
     @property
