@@ -39,8 +39,8 @@ class AskingDriver(LinuxDriver):
     def _get_terminal_size(self) -> tuple[int, int]:
         """Columns and rows of the terminal itself.
 
-        textual goes by COLUMNS and LINES where they are set. A Python prompt or `docker exec -e` passes on what held for
-        another window, or for this one before it was resized.
+        textual goes by COLUMNS and LINES where they are set. A Python prompt or `docker exec -e` passes on what held
+        for another window, or for this one before it was resized.
         """
         try:
             columns, rows = os.get_terminal_size(self.fileno)

@@ -1,5 +1,5 @@
-"""What happens when a user asks which of two dumps is wrong, or whether one is: the referee rules, with the weights that
-they note."""
+"""What happens when a user asks which of two dumps is wrong, or whether one is: the referee rules, with the weights
+that they note."""
 
 from __future__ import annotations
 
