@@ -44,6 +44,7 @@ def index(path: Path) -> Index:
         whole.notes += part.notes
         whole.names |= part.names
         whole.models |= part.models if len(parts) == 1 else {}
+        whole.facts |= part.facts if len(parts) == 1 else {}
     places, within = set(map(str, dumps)), ""
     for folder in listing(path).folders:
         if folder.path in places:
