@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core import workbench
 from replay_core.documents.ruling import RulingDocument
+from replay_core.errors import JobCancelledError
+from replay_core.jobs import Progress
 from replay_core.recorder import Recorder
 from replay_core.referee import shadow
 from tests.fixtures import FIXTURES
@@ -87,6 +89,20 @@ def test_sglang_dumps_of_another_kernel_and_dtype_are_noise_with_their_coverage(
     sizes = [float(one["value"]) for rows in linears for one in rows if one["name"] == "size"]
     assert len(sizes) == 7
     assert all(0.9 < size < 1.1 for size in sizes), "a right product of one matrix is one rounding away from the truth"
+
+
+def test_a_ruling_that_is_cancelled_ends_between_two_of_its_forwards(right: Path, weights: Path):
+    seen: list[str] = []
+
+    def cancel(event: object) -> None:
+        if isinstance(event, Progress):
+            seen.append(event.what)
+            if len(seen) == 3:
+                raise JobCancelledError("cancelled")
+
+    with pytest.raises(JobCancelledError):
+        workbench.referee(right, weights_a=str(weights), on_event=cancel)
+    assert len(seen) == 3
 
 
 def _scaled_row(model: Any) -> None:
