@@ -329,6 +329,8 @@ class Run:
     flags: dict[str, Any] | None = None
     #: Step -> directory of the weights that computed it, where the dump says so.
     models: dict[int | None, str] = field(default_factory=dict)
+    #: What the trainer noted of the run: its configuration, seeds, tokenizer.
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))

@@ -67,6 +67,7 @@ class _Commands(click.Group):
         own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
         if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
             args = ["ui", *args]
+        ctx.meta["rldbg.arguments"] = tuple(args)
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
