@@ -17,7 +17,7 @@ from replay_core.mismatch.figures import Array, GapSize
 from replay_core.mismatch.setting import Asked, Grid, Layout, Setting
 from replay_core.mismatch.sides import Sides, Unanswered, sides_of
 from replay_core.mismatch.signatures import outliers, signatures
-from replay_core.mismatch.tokens import TokenFault, token_faults
+from replay_core.mismatch.tokens import TokenFault, token_faults, values_that_are_none
 from replay_core.records import Run
 from replay_core.replay.flags import settings_known
 from replay_core.replay.plan import ReplayPlan
@@ -161,6 +161,7 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
         return answer
     answer = Mismatch(run, found.step, found)
     answer.faults, notes = token_faults(run, found.batch, tokenizer)
+    answer.faults += values_that_are_none(found.batch)
     answer.notes += notes
     answer.candidates = signatures(found)
     answer.outliers_B = outliers(found)

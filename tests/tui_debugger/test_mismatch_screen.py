@@ -43,6 +43,7 @@ async def test_one_key_asks_and_shows_the_cause_with_what_it_leaves(size: tuple[
         assert engine.last("mismatch").params["path"] == str(A)
 
 
+@pytest.mark.long
 async def test_a_model_is_asked_for_and_tried_with() -> None:
     engine = ScriptedEngine(mismatch=_tempered)
     async with opened(A, engine=engine) as (app, pilot):
