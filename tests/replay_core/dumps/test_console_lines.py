@@ -83,7 +83,10 @@ def test_no_line_is_too_strange(line: str) -> None:
     assert (step is None) == (not values)
 
 
-@pytest.mark.parametrize("piece", ["step 1 " + "a " * 20000, "step" * 15000, "step 1" + " a=" * 20000, "step" + " " * 60000,
-                                   "step 1 " + "a." * 30000, "step 1 " + "x 1," * 15000, "step 1 a" + " " * 60000])  # fmt: skip
-def test_a_hostile_line_takes_no_time(piece: str) -> None:
-    assert console_line(piece) == (None, {})
+@pytest.mark.parametrize(
+    "line",
+    ["step 1 " + "a " * 20000, "step" * 15000, "step 1" + " a=" * 20000, "step" + " " * 60000,
+     "step 1 " + "a." * 30000, "step 1 " + "x 1," * 15000, "step 1 a" + " " * 60000],
+)  # fmt: skip
+def test_a_hostile_line_takes_no_time(line: str) -> None:
+    assert console_line(line) == (None, {})
