@@ -110,7 +110,7 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
     place = batch.laid.where("returns", sample=0)
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
-    if fit is not None:
+    if fit is not None and abs(fit.gamma) > 0.05:
         yield from _solved(batch, rows, fit, rewards_BT)
         return
     found = next(_mistakes(batch, rows, rewards_BT), None)
@@ -327,13 +327,14 @@ class _StepLearnt:
 
 
 def _no_nearer(explained: list[float], errors: list[float]) -> bool:
-    """Whether a critic explains nothing in its later half and comes no nearer: its error stays what it was; or what it
-    says is worse than nothing by half the variance.
+    """Whether a critic explains nothing in its later half and comes no nearer: its error stays what it was; or, where
+    no error is known, what it says is worse than nothing by half the variance, and stays so.
     """
     half = len(explained) // 2
     now = median(explained[half:])
     still = bool(errors) and median(errors[half:]) >= NO_NEARER * median(errors[: max(half // 2, 2)])
-    return (now <= 0.02 and still and abs(now) < 0.02) or (now < -0.5 and now <= median(explained[:half]) + 0.1)
+    begun = median(explained[: max(half // 2, 2)])
+    return (now <= 0.02 and still) or (not errors and now < -0.5 and now < 0.7 * begun)
 
 
 @rule("D45", "the critic explains nothing", link="advantages", scope="case",
