@@ -51,7 +51,7 @@ def mismatch_document(found: Mismatch) -> MismatchDocument:
         "floor": _floor(found),
         "sequences": _sequences(found),
         "routing": None if found.rerouted is None else
-        {"tokens": found.rerouted[1], "observed": found.rerouted[0], "expected": None},
+        {"tokens": found.rerouted[1], "observed": found.rerouted[0], "expected": found.turned},
         "lacks": found.lacks,
         "next": _next(found),
         "notes": found.notes,

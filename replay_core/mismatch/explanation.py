@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from replay_core.collecting import settled
 from replay_core.diagnose.rules.mismatch import stated_temperature
 from replay_core.errors import ModelError, RldbgError
 from replay_core.jobs import IMPORTING, OnEvent
@@ -105,6 +106,8 @@ class Mismatch:
     reproduced: tuple[float, float] | None = None
     floor: RoundingFloor | None = None
     rerouted: tuple[float, int] | None = None
+    #: Share of the live router's choices that rounding in the sides' dtype turns; None without a router.
+    turned: float | None = None
     spans: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
     outliers_B: Array | None = None
 
@@ -178,7 +181,8 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
             on_event(IMPORTING)
             from replay_core.mismatch.trials import Trials  # torch and transformers: 3.4 s
 
-            _Explaining(answer, found, Trials(found, asked, on_event), asked).run()
+            with settled():
+                _Explaining(answer, found, Trials(found, asked, on_event), asked).run()
         except ModelError:
             if asked.model is not None:
                 raise
@@ -540,6 +544,10 @@ class _Explaining:
         engine = next((one.setting.dtype for one in named if one.setting is not None and one.side == "engine" and
                        one.setting.dtype != self.base.dtype), self.floor.engine)  # fmt: skip
         answer.floor = replace(self.floor, engine=engine)
+        if self.trials.has_routing:
+            coarse = max((self.floor.trainer, engine), key=lambda dtype: -_FINER[dtype])
+            plain = replace(self.base, dtype="float32", routing="live")
+            answer.turned = self.trials.turned(plain, replace(plain, dtype=coarse))
         if self.floor.is_rough:
             answer.notes.append("the floor is the difference of two replays: this model's code does not run perturbed")
         if self._is_stranger(named):

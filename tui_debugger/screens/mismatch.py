@@ -109,7 +109,9 @@ class MismatchScreen(ModalScreen[None], PatientScreen[None]):
         routing = doc["routing"]
         if routing is not None:
             said = f"{_share(routing['observed'])} of {routing['tokens']} choices of experts"
-            parts.append(Text(f"\n{said} are not those of this model's live router"))
+            expected = routing["expected"]
+            by_rounding = "" if expected is None else f"; rounding alone turns {_share(expected)}"
+            parts.append(Text(f"\n{said} are not those of this model's live router{by_rounding}"))
         parts += [self._heading("Next"), *(Text(f"  {fmt.safe(one)}", paint(self, "key")) for one in doc["next"])]
         parts += [Text(f"\n{fmt.safe(one)}", paint(self, "muted")) for one in doc["notes"]]
         return Group(*parts)
