@@ -45,29 +45,51 @@ FLOOR_MEMORY = 256 << 20
 
 
 class Budget:
-    """What is left for one reading of one file of `stored` bytes."""
+    """What is left for one reading of one file.
 
-    def __init__(self, file: str, stored: int) -> None:
-        self.file, self.stored = file, stored
+    Most readings end within the floors, and what is stored is asked for only past one of them: asking the file system
+    and the environment costs as much as a header.
+    """
+
+    __slots__ = ("bytes_left", "file", "memory_before", "payments", "seconds", "stored", "values_left")
+
+    def __init__(self, file: str, took: float) -> None:
+        self.file = file
+        #: Bytes that the file system keeps of it; -1 as long as nobody had to know.
+        self.stored = -1
         self.payments = 0
         #: What the process's limit of memory was, where this reading lowered it.
         self.memory_before: int | None = None
-        raised = factor()
-        self.bytes_left = int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * raised)
-        self.values_left = int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * raised)
-        self.seconds = (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * raised
+        self.bytes_left, self.values_left, self.seconds = FLOOR_BYTES, FLOOR_VALUES, FLOOR_SECONDS - took
+
+    def widen(self) -> bool:
+        """What is stored, and the option, raise the limits; False where they were raised already."""
+        if self.stored >= 0:
+            return False
+        self.stored, raised = stored_bytes(self.file), factor()
+        self.bytes_left += int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * raised) - FLOOR_BYTES
+        self.values_left += int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * raised) - FLOOR_VALUES
+        self.seconds += (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * raised - FLOOR_SECONDS
+        return True
 
     def spend_bytes(self, count: int, what: str) -> None:
         self.bytes_left -= count
-        if self.bytes_left < 0:
+        if self.bytes_left < 0 and (not self.widen() or self.bytes_left < 0):
             limit = int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * factor())
             raise self.over(f"{limit:,} bytes made of it", f"{limit - self.bytes_left:,}, at {what}")
 
     def spend_values(self, count: int, what: str) -> None:
         self.values_left -= count
-        if self.values_left < 0:
+        if self.values_left < 0 and (not self.widen() or self.values_left < 0):
             limit = int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * factor())
             raise self.over(f"{limit:,} values", f"{limit - self.values_left:,}, at {what}")
+
+    def spend_seconds(self, now: float) -> None:
+        """`now`: the thread's CPU seconds, from which `seconds` counts."""
+        if now > self.seconds and (not self.widen() or now > self.seconds):
+            self.seconds = -1.0
+            limit = (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * factor()
+            raise self.over(f"{limit:.1f} s of reading", "more")
 
     def over(self, allowed: str, claimed: str) -> BudgetError:
         return BudgetError(
@@ -117,10 +139,10 @@ class reading:  # noqa: N801 - reads as the words of a `with`
         BudgetError: the readings of the file took their time already.
     """
 
-    __slots__ = ("_began", "_budget", "_file", "_outer", "_path", "_records", "_took")
+    __slots__ = ("_began", "_budget", "_file", "_outer", "_records", "_took")
 
     def __init__(self, path: Path | str, records: int = 1) -> None:
-        self._path, self._file, self._records = path, str(path), records
+        self._file, self._records = str(path), records
 
     def __enter__(self) -> None:
         self._outer = _now.budget
@@ -128,9 +150,8 @@ class reading:  # noqa: N801 - reads as the words of a `with`
         if self._outer is not None and self._outer.file == self._file:
             return
         self._began, self._took = time.thread_time(), _took.get(self._file, 0.0)
-        budget = Budget(self._file, stored_bytes(self._path))
-        budget.seconds -= self._took
-        check_time(budget)
+        budget = Budget(self._file, self._took)
+        budget.spend_seconds(0.0)
         budget.seconds += self._began
         self._budget = _now.budget = budget
         if self._file not in _took:
@@ -151,12 +172,6 @@ class reading:  # noqa: N801 - reads as the words of a `with`
             raise budget.over(allowed, "more") from None
 
 
-def check_time(budget: Budget) -> None:
-    if budget.seconds < 0:
-        limit = (FLOOR_SECONDS + SECONDS_PER_MIB * budget.stored / (1 << 20)) * factor()
-        raise budget.over(f"{limit:.1f} s of reading", "more")
-
-
 def stored_bytes(path: Path | str) -> int:
     """Bytes that the file system keeps of a file: a sparse one declares more. 0 of what cannot be asked."""
     try:
@@ -174,9 +189,7 @@ def _clock(budget: Budget, count: int) -> None:
         return
     if budget.memory_before is None:
         _limit_memory(budget)
-    if time.thread_time() > budget.seconds:
-        budget.seconds = -1.0
-        check_time(budget)
+    budget.spend_seconds(time.thread_time())
 
 
 def spend_bytes(count: int, what: str) -> None:
@@ -252,6 +265,7 @@ def _limit_memory(budget: Budget) -> None:
     """
     if not _is_limited:
         return
+    budget.widen()
     with suppress(ImportError, OSError, ValueError, IndexError):
         import resource
 

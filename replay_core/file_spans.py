@@ -50,8 +50,8 @@ class Stream:
             done += count
 
 
-def open_regular(path: Path | str) -> int:
-    """A descriptor of a regular file; the caller closes it.
+def open_regular(path: Path | str) -> tuple[int, int]:
+    """A descriptor of a regular file, which the caller closes, and the file's size in bytes.
 
     A pipe would wait for its writer and a device for whatever it does: they are opened without waiting, and refused.
 
@@ -63,12 +63,13 @@ def open_regular(path: Path | str) -> int:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise DumpError(f"cannot open the file: {why}", file=str(path)) from None
-    mode = os.fstat(fd).st_mode
+    status = os.fstat(fd)
+    mode = status.st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)
         found = "a directory" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
         raise DumpError(f"cannot read {found}", file=str(path), expected="a file", found=found)
-    return fd
+    return fd, status.st_size
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def regular(path: Path | str) -> Iterator[BinaryIO]:
         DumpError: it cannot be opened or read, or is no file.
     """
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(open_regular(path)[0], "rb") as file:
             yield file
     except OSError as error:
         raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
@@ -92,7 +93,7 @@ def stream(path: Path) -> Iterator[Stream]:
     Raises:
         DumpError: it cannot be opened or read.
     """
-    fd = open_regular(path)
+    fd, _ = open_regular(path)
     try:
         yield Stream(path, fd)
     except OSError as error:

@@ -24,7 +24,9 @@ READER_JOBS = (
 )  # fmt: skip
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
 BACKGROUND_JOBS = ("compare_step", "diagnose", "explain")
-REPLAYER_JOBS = ("replay_cell", "replay_why", "demo_train", "replay", "critic", "parity", "referee")
+REPLAYER_JOBS = (
+    "replay_cell", "replay_why", "demo_train", "replay", "critic", "parity", "referee", "mismatch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def is_coordinating(job: Job) -> bool:
     return job.kind == "parity" or (job.kind == "replay" and is_of_many)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Progress:
     """How far a job is: `done` of `total` (None when unknown) of the thing `what` names."""
 

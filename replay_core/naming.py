@@ -308,6 +308,7 @@ def _part(word: str) -> tuple[int, tuple[tuple[str, int], ...]]:
     return _RANKS.get(word, len(_BEFORE)), pieces
 
 
+@lru_cache(maxsize=1 << 16)
 def meaning(name: str) -> Meaning:
     """What a canonical name implies; an unknown name has no phase and is judged as a plain value."""
     known = MEANINGS.get(name)

@@ -312,6 +312,14 @@ class _Blocks(threading.local):
 _blocks = _Blocks()
 
 
+def number_of(ref: TensorRef) -> bool | int | float | None:
+    """The number that stood in a file's text, as Python has it; None of anything else."""
+    if ref.shape or not isinstance(ref.source, Inline):
+        return None
+    value: bool | int | float | None = ref.source.value
+    return value if type(value) is _PYTHONS.get(ref.dtype, type) else None
+
+
 def is_same_number(a: TensorRef, b: TensorRef) -> bool:
     """Whether both are one and the same number that stood in a file's text, to the last bit. A NaN is none."""
     if a.dtype != b.dtype or not (isinstance(a.source, Inline) and isinstance(b.source, Inline)):

@@ -49,7 +49,7 @@ _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RecordKey:
     """Which computation a record holds. A part the dialect lacks is `None`.
 
@@ -121,7 +121,7 @@ class FileBytes:
     big_endian: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Inline:
     """A value that stood in the file's own structure: a number, a text, a list of numbers, or a tensor's raw bytes."""
 
@@ -329,6 +329,8 @@ class Run:
     flags: dict[str, Any] | None = None
     #: Step -> directory of the weights that computed it, where the dump says so.
     models: dict[int | None, str] = field(default_factory=dict)
+    #: What the trainer noted of the run: its configuration, seeds, tokenizer.
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replay_core.documents.diagnosis import DiagnosisDocument
     from replay_core.documents.difference import DifferenceDocument
     from replay_core.documents.kinds import Document
+    from replay_core.documents.mismatch import MismatchDocument
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
     from replay_core.documents.replay import ReplayDocument
@@ -527,6 +528,26 @@ def _only_one(states: list[WeightState], path: Path) -> WeightState:
             hint="give a checkpoint of whole parameters, or the FSDP checkpoint itself",
         )
     return states[0]
+
+
+def mismatch(
+    path: Path, *more: Path, step: int | None = None, on_event: OnEvent = ignore, **asked: Any
+) -> MismatchDocument:
+    """A mismatch document: why the rollout's log-probabilities of a step are not the trainer's, and what is left.
+
+    Args:
+        step: None is the last that has both sides.
+        asked: the parts of `mismatch.setting.Asked`: model, base_model, older, tokenizer, attention, device, most.
+
+    Raises:
+        SelectionError: there is no such step.
+        ModelError: the model that was named is not there, or fits no token.
+    """
+    from replay_core.export.mismatches import mismatch_document
+    from replay_core.mismatch.explanation import explain
+    from replay_core.mismatch.setting import Asked
+
+    return mismatch_document(explain(open_run(path, *more), Asked(**asked), step, on_event))
 
 
 def parity_examples() -> tuple[Path, Path]:

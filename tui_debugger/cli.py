@@ -6,9 +6,11 @@ Exit codes are those of `replay_core.errors.ExitCode`.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ import click
 
 import replay_core
 from replay_core.budget import limit_process
+from replay_core.collecting import seldom
 from replay_core.errors import ExitCode, RldbgError, failing_disk, missing_library
 from tui_debugger.commands import fail
 
@@ -32,6 +35,7 @@ COMMANDS = {
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
     "referee": "tui_debugger.commands.referee",
+    "mismatch": "tui_debugger.commands.mismatch",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
@@ -42,8 +46,10 @@ COMMANDS = {
 }
 
 HIDDEN = ("ui",)
+#: What reads, answers and ends.
+_ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee")
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
-_UNLIMITED = ("record", "replay", "demo", "parity")
+_UNLIMITED = ("record", "replay", "demo", "parity", "mismatch")
 
 
 class _Commands(click.Group):
@@ -62,6 +68,7 @@ class _Commands(click.Group):
         own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
         if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
             args = ["ui", *args]
+        ctx.meta["rldbg.arguments"] = tuple(args)
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -114,7 +121,12 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code. Never shows a traceback."""
     _hold_standard_streams()
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with seldom() if words and words[0] in _ONCE else nullcontext():
+        code = run(words)
+        # Nothing of it is garbage before all of it is: the interpreter's last look would take a tenth of the time.
+        gc.freeze()
+    sys.exit(code)
 
 
 def _hold_standard_streams() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
-from replay_core import naming, pages
+from replay_core import naming
 from replay_core.compare.context import (
     Around,
     around,
@@ -22,6 +22,7 @@ from replay_core.compare.context import (
     why_missing,
 )
 from replay_core.compare.divergence import Origin, may_be_first, order_of, origin_of
+from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
@@ -203,8 +204,8 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
     if micro_pair.partial and not faces(pair.a[1], pair.b[1], micro_pair) and not lays_out(pair.name, micro_pair):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
-    if pair.a[0].key.stage in _LOGGED and pages.is_same_number(pair.a[1], pair.b[1]):
-        return judge.equal(pair)  # nearly all of two logs: what follows takes twenty times as long
+    if pair.a[0].key.stage in _LOGGED and (figures := same_numbers(pair.a[1], pair.b[1])) is not None:
+        return judge.equal(pair, figures)  # nearly all of two logs: what follows takes twenty times as long
     ordered = texts_in_order(pair, micro_pair)
     row = judge.judge(ordered, micro_pair)
     if row.skipped is not None:
@@ -245,20 +246,21 @@ class _Work:
             steps.setdefault(micro_pair.key.step, []).append(micro_pair)
         before = 0
         for number, micro_pairs in enumerate(steps.values()):
-            entries = self._of_step(micro_pairs)
+            entries, is_worth_reading_ahead = self._of_step(micro_pairs)
             before += len(entries)
             self.total = before if number == len(steps) - 1 else None
-            yield from ahead(entries)
+            yield from ahead(entries) if is_worth_reading_ahead else entries
 
-    def _of_step(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
+    def _of_step(self, micro_pairs: list[MicroBatchPair]) -> tuple[list[Entry], bool]:
+        """The pairs of a step, and whether any of them lies in a file."""
         result = self._result
         for micro_pair in micro_pairs:
             for side in (micro_pair.a, micro_pair.b):
                 side.load()
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
-        if self._renames is None and len(micro_pairs) == 1 and _is_of_numbers(micro_pairs[0]):
-            return self._of_numbers(micro_pairs[0])
+        if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
+            return self._of_numbers(micro_pairs), False
         for micro_pair in micro_pairs:
             if micro_pair.a.is_engine != micro_pair.b.is_engine:
                 (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()
@@ -283,22 +285,23 @@ class _Work:
             result.notes += micro_pair.notes
             micro_pair.notes = []
         self._lone(alone)
-        return [(pair, micro_pair) for _, pair, micro_pair in entries]
+        return [(pair, micro_pair) for _, pair, micro_pair in entries], True
 
-    def _of_numbers(self, micro_pair: MicroBatchPair) -> list[Entry]:
+    def _of_numbers(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
         """The pairs of a step that both logged under the same names: no sample, no module, nothing one-sided."""
-        self._result.records_paired += 1
         entries = []
-        for (name, _), side_a in micro_pair.a.tensors.items():
-            pair = TensorPair(name, side_a, micro_pair.b.tensors[name, side_a[0].key.stage])
-            if not self._is_asked(pair):
-                continue
-            if naming.meaning(name).kind == "note":
-                self._result.notes_not_compared += 1
-            else:
-                entries.append((order_of(side_a[0].key, name, side_a[1].order), pair))
+        for micro_pair in micro_pairs:
+            self._result.records_paired += 1
+            for (name, _), side_a in micro_pair.a.tensors.items():
+                pair = TensorPair(name, side_a, micro_pair.b.tensors[name, side_a[0].key.stage])
+                if not self._is_asked(pair):
+                    continue
+                if naming.meaning(name).kind == "note":
+                    self._result.notes_not_compared += 1
+                else:
+                    entries.append((order_of(side_a[0].key, name, side_a[1].order), pair, micro_pair))
         entries.sort(key=lambda entry: entry[0])
-        return [(pair, micro_pair) for _, pair in entries]
+        return [(pair, micro_pair) for _, pair, micro_pair in entries]
 
     def _count(self, micro_pairs: list[MicroBatchPair]) -> None:
         """Records paired and one-sided, each once; a record that could face several and now does is no problem."""
@@ -392,9 +395,7 @@ def _is_of_numbers(micro_pair: MicroBatchPair) -> bool:
     a, b = micro_pair.a, micro_pair.b
     if len(a.records) != 1 or len(b.records) != 1 or a.tensors.keys() != b.tensors.keys():
         return False
-    if a.records[0].key.stage not in _LOGGED:
-        return False
-    return not any(ref.shape for side in (a, b) for _, ref in side.tensors.values())
+    return a.records[0].key.stage in _LOGGED and bool(a.records[0].is_flat and b.records[0].is_flat)
 
 
 def _element(row: TensorVerdict) -> tuple[Any, ...]:

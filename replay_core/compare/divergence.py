@@ -15,6 +15,7 @@ from replay_core.records import STAGES, RecordKey
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
+_STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 #: Verdicts of these kinds are counted but never first: they say how tokens lie, not what was computed.
 NEVER_FIRST = frozenset({"mask", "layout", "note"})
 
@@ -30,9 +31,9 @@ def order_of(key: RecordKey, name: str, order: int | None) -> tuple[int, int, in
         section = 1
     else:
         section = 0 if phase < Phase.INPUTS else 2
-        if phase is Phase.UNKNOWN and key.stage in STAGES[:6]:
+        if phase is Phase.UNKNOWN and _STAGE_ORDER.get(key.stage, len(STAGES)) < 6:
             section = 0
-    stage = STAGES.index(key.stage) if key.stage in STAGES else len(STAGES)
+    stage = _STAGE_ORDER.get(key.stage, len(STAGES))
     return (
         -1 if key.step is None else key.step,
         section,

@@ -159,9 +159,12 @@ def several(keys: Sequence[RecordKey], path: Path) -> Iterator[Fields | DumpErro
         merged: dict[str, Any] = {}
         lines: dict[str, int | None] = {}
         for line, row in rows:
-            told = {field: value for field, value in row.items() if value is not None}
-            merged.update(told)
-            lines.update(dict.fromkeys(told, line))
+            told = {field: value for field, value in row.items() if value is not None} if None in row.values() else row
+            if len(rows) == 1:
+                merged, lines = told, dict.fromkeys(told, line)
+            else:
+                merged.update(told)
+                lines.update(dict.fromkeys(told, line))
         if not merged:
             yield DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
             continue

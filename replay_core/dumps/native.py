@@ -63,9 +63,9 @@ def index(path: Path) -> Index:
     if not found.models and isinstance(name, str) and name:
         # What training began from: the weights of its first step, and near those of later ones.
         found.models[0] = name
-    found.problems += [
-        Problem(str(path / "manifest.json"), what) for what in _told(manifest.get("facts"), "lost", "key", "why")
-    ]
+    facts = manifest.get("facts")
+    found.facts = facts if isinstance(facts, dict) else {}
+    found.problems += [Problem(str(path / "manifest.json"), what) for what in _told(facts, "lost", "key", "why")]
     found.notes += _told(manifest, "incidents", "step", "what")
     keys, found.names, bare = _indexed(path, found.problems)
     found.files += bare

@@ -36,6 +36,7 @@ def index(path: Path) -> Index:
         whole.notes += part.notes
         whole.names |= part.names
         whole.models |= part.models if len(parts) == 1 else {}
+        whole.facts |= part.facts if len(parts) == 1 else {}
     whole.beside = [
         folder.file(name)
         for folder in listing(path).folders

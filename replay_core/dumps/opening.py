@@ -276,7 +276,7 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
             problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
-    return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models)
+    return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models, index.facts)
 
 
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:

@@ -262,9 +262,9 @@ def tensor_row(row: TensorVerdict) -> PairEntry:
         "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
-        "index": clean(place["index"]),
-        "a": clean(place["a"]),
-        "b": clean(place["b"]),
+        "index": place["index"],
+        "a": place["a"] if place["a"] is None else clean(place["a"]),
+        "b": place["b"] if place["b"] is None else clean(place["b"]),
         "reason": row.reason if row.skipped is None else row.skipped,
         "rule": None if row.rule is None else clean(row.rule.to_mapping()),
         "note": row.note,
@@ -293,6 +293,13 @@ def _keys(row: TensorVerdict) -> RecordPair:
 def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry:
     """Tier 1 figures of a pair; all of them unitless but max_abs and mean_signed, which are in the tensor's unit."""
     worst = None if row is None else row.worst_token
+    if not pair.mismatched and not pair.total.count and worst is None:
+        # Nearly all of a log: bitwise equal, so nothing was added up.
+        return {
+            "compared": pair.compared, "mismatched": 0, "nan_a": pair.nan_a, "nan_b": pair.nan_b,
+            "nonfinite_mismatched": 0, "max_abs": 0.0, "max_rel": 0.0, "rel_l2": 0.0, "one_minus_cosine": 0.0,
+            "mean_signed": 0.0, "gain": 0.0, "worst_token": None,
+        }  # fmt: skip
     entry: MetricsEntry = {
         "compared": pair.compared,
         "mismatched": pair.mismatched,
@@ -333,13 +340,22 @@ def check_place(path: Path) -> None:
 
 
 def write_document(doc: Document, path: Path) -> None:
-    """Put a document under its name, whole or not at all, over what is there. A device or a pipe is written to, never
+    """Put a document under its name, as `write_text` does.
+
+    Raises:
+        RequestError: nothing can be written there.
+    """
+    write_text(json.dumps(doc, indent=1, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Put a text under its name, whole or not at all, over what is there. A device or a pipe is written to, never
     replaced.
 
     Raises:
         RequestError: nothing can be written there.
     """
-    data = (json.dumps(doc, indent=1, allow_nan=False) + "\n").encode()
+    data = text.encode()
     try:
         target = path.resolve()
         if path.absolute().parts[1:2] in (("dev",), ("proc",)) or (target.exists() and not target.is_file()):

@@ -176,7 +176,7 @@ class ColumnFigures:
     gains: ColumnGains | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Element:
     """One element of a pair: its (row, column) among those compared, and both values."""
 

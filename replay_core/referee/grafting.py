@@ -161,12 +161,10 @@ class _Forward:
 
     @contextmanager
     def _replacing(self, name: str, other: _Forward) -> Iterator[None]:
-        ref = other.recorded.modules[name]
-
         def put(_module: Any, _args: Any, output: Any) -> Any:
             first = output[0] if isinstance(output, (tuple, list)) else output
             shape = (*other.recorded.grid_shape, *first.shape[2:]) if first.ndim > 2 else tuple(first.shape)
-            grid = other.recorded.grid(ref, shape)
+            grid = other.recorded.grid_of(name, shape)
             if grid is None:
                 return output
             values = grid.reshape(*other.recorded.grid_shape, -1)[other.rows].astype(np.float64)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core import naming, pages
+from replay_core import engine_names, naming, pages
 from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.errors import RldbgError
 from replay_core.records import Record, Run, TensorRef
@@ -47,8 +47,12 @@ class Recorded:
     sizes: tokens of each sample [B]; grids are [B, max(sizes), ...], every sample from its first token, zeros behind.
     """
 
-    def __init__(self, run: Run, place: Place, records: Sequence[Record], *, as_laid: bool = False) -> None:
-        """`as_laid`: every row is taken for one sample, as a model sees it that is given no mask."""
+    def __init__(
+        self, run: Run, place: Place, records: Sequence[Record], *, as_laid: bool = False, is_whole: bool = True
+    ) -> None:
+        """`as_laid`: every row is taken for one sample, as a model sees it that is given no mask. `is_whole`: the
+        ranks that computed the same tokens are looked for, and what they hold of a tensor is put together.
+        """
         self.run, self.place = run, place
         self._side = Side(records=list(records))
         self._side.load()
@@ -58,6 +62,7 @@ class Recorded:
         for (name, stage), (_, ref) in self._side.tensors.items():
             if stage == "modules" and naming.is_module_tensor(name) and ref.is_readable and not ref.is_text:
                 self.modules.setdefault(name, ref)
+        self._own = dict(self.modules)
         self.batch = next((batch for batch in self._side.batches if batch.layout is not None), None)
         self._ids: Array | None = None
         if as_laid and self.batch is not None:
@@ -68,6 +73,27 @@ class Recorded:
         else:
             self._rows = None
         self.problems = [problem.what for problem in self._side.problems]
+        #: The ranks that computed the same tokens in parallel, this one first: each holds its part of the tensors.
+        self.ranks: list[Recorded] = [self]
+        if is_whole:
+            self.ranks += self._beside(as_laid)
+            for rank in self.ranks[1:]:
+                self.modules = {**rank.modules, **self.modules}
+
+    def _beside(self, as_laid: bool) -> list[Recorded]:
+        """The other ranks of the same computation that were given the same tokens."""
+        place, own = self.place, self.ids_BL
+        if place.rank is None or own is None or not self.modules:
+            return []
+        found = []
+        for other, records in computations(self.run.records).items():
+            is_beside = (other.step, other.micro, other.role) == (place.step, place.micro, place.role)
+            if not is_beside or other.rank in (None, place.rank):
+                continue
+            beside = Recorded(self.run, other, records, as_laid=as_laid, is_whole=False)
+            if beside.modules and beside.ids_BL is not None and np.array_equal(beside.ids_BL, own):
+                found.append(beside)
+        return sorted(found, key=lambda one: one.place.rank or 0)
 
     @property
     def is_later(self) -> bool:
@@ -163,6 +189,29 @@ class Recorded:
             return None if grid is None else grid.reshape(wanted)
         return None
 
+    def grid_of(self, name: str, wanted: tuple[int, ...]) -> Array | None:
+        """The module tensor of that name as `grid` gives it, put together of what every rank holds of it."""
+        holders = [rank for rank in self.ranks if name in rank._own]
+        whole = holders[0].grid(self.modules[name], wanted) if holders else None
+        if whole is not None or len(self.ranks) == 1:
+            return whole
+        parts = [rank.grid(ref, (*wanted[:-1], ref.shape[-1])) for rank, ref in self._parts(name)]
+        return _joined(parts, wanted, engine_names.VOCABULARY.fullmatch(f"{naming.module_of(name)}.weight") is not None)
+
+    def copies(self, name: str, wanted: tuple[int, ...]) -> dict[int, Array]:
+        """Rank -> its copy of a tensor that every rank should hold alike, of those that hold another than the first."""
+        whole = [(rank.place.rank or 0, rank.grid(ref, wanted)) for rank, ref in self._parts(name)]
+        first = whole[0][1] if whole else None
+        return {
+            number: copy
+            for number, copy in whole[1:]
+            if first is not None and copy is not None and not np.array_equal(copy, first, equal_nan=True)
+        }
+
+    def _parts(self, name: str) -> list[tuple[Recorded, TensorRef]]:
+        ranks = sorted(self.ranks, key=lambda rank: rank.place.rank or 0)
+        return [(rank, rank._own[name]) for rank in ranks if name in rank._own and rank._own[name].shape]
+
     def _leading(self, ref: TensorRef, values: Array, rest: tuple[int, ...]) -> Array | None:
         batch = self.batch
         if batch is None:
@@ -241,6 +290,23 @@ class Recorded:
         found = [ref.dtype for name, ref in self.modules.items() if not naming.is_input(name)]
         floats = [one for one in found if one in ("bfloat16", "float16", "float32")]
         return max(floats, key=floats.count) if floats else None
+
+
+def _joined(parts: Sequence[Array | None], wanted: tuple[int, ...], is_vocabulary: bool) -> Array | None:
+    """Ranks' columns of a tensor beside each other; None where they do not make up the whole.
+
+    More ranks than heads of keys hold each head several times. A vocabulary is padded before it is cut.
+    """
+    held = [part for part in parts if part is not None]
+    if len(held) < len(parts) or len(held) < 2:
+        return None
+    columns, width = sum(part.shape[-1] for part in held), wanted[-1]
+    times, left = divmod(columns, width)
+    if times > 1 and not left and len(held) % times == 0:
+        held, columns = held[::times], width
+    if columns < width or (columns > width and not is_vocabulary):
+        return None
+    return np.concatenate(held, axis=-1)[..., :width]
 
 
 def computations(records: Iterable[Record]) -> dict[Place, list[Record]]:

@@ -25,7 +25,7 @@ from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
 from replay_core.referee.scalars import ruled_scalars
 from replay_core.referee.shadow import Claim, Shadow
-from replay_core.referee.weights import Checkpoint, all_of, differences, other_weights, side_model
+from replay_core.referee.weights import Checkpoint, SideModel, all_of, differences, other_weights, side_model
 
 
 def rule(
@@ -40,8 +40,8 @@ def rule(
     Raises:
         UnavailableError: `graft`, and the sides are such that nothing can be (`grafting`).
     """
-    sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
-    ruling = together(sides[0], sides[1] if len(sides) > 1 else None)
+    first = rule_side(*a, on_event=on_event)
+    ruling = together(first, None if b is None else rule_side(*b, like=first.model, on_event=on_event))
     if graft and b is not None and ruling.b is not None:
         ruling.grafting = grafted(ruling.a, a[2], ruling.b, b[2], on_event)
     return ruling
@@ -73,11 +73,21 @@ def _roundings(a: RuledSide, b: RuledSide) -> list[str]:
 
 
 def rule_side(
-    run: Run, place: Place, records: Sequence[Record], weights: str | None, *, on_event: OnEvent = ignore
+    run: Run,
+    place: Place,
+    records: Sequence[Record],
+    weights: str | None,
+    *,
+    like: SideModel | None = None,
+    on_event: OnEvent = ignore,
 ) -> RuledSide:
-    """One side, each of its recorded tensors against fp64 of what led to it."""
+    """One side, each of its recorded tensors against fp64 of what led to it; `like` is the model of the other."""
     recorded = Recorded(run, place, records)
     side = RuledSide(run, place, notes=list(recorded.problems))
+    if len(recorded.ranks) > 1:
+        ranks = sorted(rank.place.rank or 0 for rank in recorded.ranks)
+        said = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        side.notes.append(f"ranks {said} were given the same tokens: what each holds of a tensor is put together")
     if not recorded.tokens:
         side.why_not = "no token layout: neither token ids nor module tensors are recorded"
         return side
@@ -85,7 +95,7 @@ def rule_side(
         side.why_not = "no module tensors and no log-probabilities are recorded"
         return side
     try:
-        side.model = side_model(recorded, weights)
+        side.model = side_model(recorded, weights, like)
     except JobCancelledError:
         raise
     except RldbgError as error:
@@ -123,6 +133,9 @@ def rule_side(
     _rule_gradients(side, shadow, recorded)
     if side.first is not None and side.first.claim.kind in ("attention", "logprobs") and not side.is_explained:
         _explain_by_row(side, side.first, records, shadow.temperature)
+    if shadow.summed:
+        more = f" and {len(shadow.summed) - 1} more" if len(shadow.summed) > 1 else ""
+        side.notes.append(f"{shadow.summed[0]}{more}: ranks hold a summand each, and their sum is ruled")
     side.coverage = _coverage(shadow, side)
     if recorded.modules and recorded.logprobs() is not None:
         whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False)

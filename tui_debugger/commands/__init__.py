@@ -6,10 +6,11 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,18 +83,64 @@ def _forced(ctx: click.Context, _: click.Parameter, force: bool) -> None:
     ctx.meta["force"] = force
 
 
+#: Standard output, where a file is asked for.
+STDOUT = Path("-")
+_HANDOUTS = ("html", "markdown", "junit")
+
+
+def _handed_out(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
+    """Keep where a handout goes, for `finish`: no command need know that there are any."""
+    if path == STDOUT:
+        _printed(ctx, option, True)
+    elif path is not None:
+        _free_place(ctx, option, path)
+    ctx.meta[f"rldbg.{option.name}"] = path
+
+
+def _printed(ctx: click.Context, option: click.Parameter, is_asked: bool) -> bool:
+    """Refuse two forms of the answer on standard output before the work that the answer takes."""
+    if is_asked:
+        other = ctx.meta.setdefault("rldbg.printed", option.opts[0])
+        if other != option.opts[0]:
+            raise click.UsageError(f"{other} and {option.opts[0]} both want standard output: give one a FILE", ctx)
+    return is_asked
+
+
+def is_handed_out() -> bool:
+    """Whether the answer is asked for as a page, a comment or for CI: then no screen opens in its place."""
+    context = click.get_current_context(silent=True)
+    return context is not None and any(context.meta.get(f"rldbg.{name}") for name in _HANDOUTS)
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+
+
 def document_output(command: Decorated) -> Decorated:
-    """--json, --output and --force."""
+    """--json, --output, --html, --markdown, --junit and --force."""
     for option in (
         click.option(
             "--force", is_flag=True, is_eager=True, expose_value=False, callback=_forced,
-            help="With --output: write over a file, make its folder.",
+            help="Write over a file, make its folder.",
+        ),
+        click.option(
+            "--junit", type=_FILE, callback=_handed_out, expose_value=False, metavar="FILE",
+            help="Write the answer as JUnit XML, for CI.",
+        ),
+        click.option(
+            "--markdown", type=_FILE, is_flag=False, flag_value=str(STDOUT), callback=_handed_out, expose_value=False,
+            metavar="[FILE]", help="Write the answer as a comment for an issue; without FILE, print it.",
+        ),
+        click.option(
+            "--html", type=_FILE, callback=_handed_out, expose_value=False, metavar="FILE",
+            help="Write the answer as one page; rldbg FILE opens it again.",
         ),
         click.option(
             "--output", type=click.Path(path_type=Path, dir_okay=False), callback=_free_place,
             help="Write the JSON document to a new file.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print the JSON document and nothing else."),
+        click.option(
+            "--json", "as_json", is_flag=True, callback=_printed, help="Print the JSON document and nothing else."
+        ),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -107,23 +154,70 @@ def finish(
     output: Path | None,
     allow_missing: bool = False,
     fail_on: str = "warning",
+    fail_above: float | None = None,
 ) -> int:
     """Print the answer, write it where asked, and return the exit code it means."""
-    refused: RldbgError | None = None
-    if output is not None:
-        from replay_core.export.documents import write_document  # brings the recorder: 30 ms
+    code = int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on, fail_above=fail_above))
+    refused: list[RldbgError] = []
+    printed = ""
+    for path, made in _forms(doc, code, output):
+        if path == STDOUT:
+            printed += made()
+            continue
+        from replay_core.export.documents import write_text  # brings the recorder: 30 ms
 
         try:
-            write_document(doc, output)
-            click.echo(f"wrote {safe(output)}", err=True)
+            write_text(made(), path)
+            click.echo(f"wrote {safe(path)}", err=True)
         except RldbgError as error:
-            refused = error  # after the answer: it took the time it took
+            refused.append(error)  # after the answer: it took the time it took
     # A reader that leaves early (`| head`) does not change the answer, nor the code that stands for it.
     with contextlib.suppress(ReaderLeft):
-        say(json.dumps(doc, indent=1, allow_nan=False) if as_json else safe(report(doc), lines=True))
-    if refused is not None:
-        raise refused
-    return int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on))
+        if as_json:
+            say(json.dumps(doc, indent=1, allow_nan=False))
+        else:
+            say(printed.rstrip("\n") or safe(report(doc), lines=True))
+    if refused:
+        raise refused[0]
+    return code
+
+
+def _forms(doc: Document, code: int, output: Path | None) -> list[tuple[Path, Callable[[], str]]]:
+    """The forms of the answer that were asked for beside the report, and where each of them goes."""
+    context = click.get_current_context(silent=True)
+    places = {name: context.meta.get(f"rldbg.{name}") if context else None for name in _HANDOUTS}
+    forms: list[tuple[Path | None, Callable[[], str]]] = [
+        (output, lambda: json.dumps(doc, indent=1, allow_nan=False) + "\n")
+    ]
+    if any(places.values()):
+        from tui_debugger.handout.comment import comment  # who hands nothing out does not pay for it
+        from tui_debugger.handout.html_page import page
+        from tui_debugger.handout.junit import junit
+
+        typed = typed_command(context.meta.get("rldbg.arguments", ()) if context else ())
+        forms += [
+            (places["html"], lambda: page(doc, typed)),
+            (places["markdown"], lambda: comment(doc, typed)),
+            (places["junit"], lambda: junit(doc, code)),
+        ]
+    return [(path, made) for path, made in forms if path is not None]
+
+
+#: Options that say where the answer goes, and whether a word follows each: no part of what was asked.
+_PLACES = {"--html": True, "--markdown": True, "--junit": True, "--output": True, "--json": False, "--force": False}
+
+
+def typed_command(arguments: Sequence[str]) -> str:
+    """The command as it was typed, for a shell, without where its answer was to go."""
+    words, follows = [], False
+    for place, word in enumerate(arguments):
+        if follows and not (arguments[place - 1] == "--markdown" and word.startswith("-") and word != "-"):
+            follows = False
+            continue
+        follows = _PLACES.get(word, False)
+        if word.partition("=")[0] not in _PLACES:
+            words.append(word)
+    return shlex.join(["rldbg", *words])
 
 
 class ReaderLeft(click.exceptions.Exit):

@@ -46,7 +46,7 @@ _SECTIONS = {
     "With gradients": ("backward", "loss", "optimizer"),
     "What is kept": ("capture", "capture_level", "capture_cap_mib", "logit_chunk", "out"),
     "How it runs": ("warm", "time_limit", "twice", "share_gpu", "verbose"),
-    "The answer": ("as_json", "output"),
+    "The answer": ("as_json", "output", "html", "markdown", "junit"),
 }
 _EXAMPLES = (
     "rldbg replay DUMP --step 3 --micro 0 --packing                     # does packing change the numbers?",

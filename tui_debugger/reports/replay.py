@@ -23,7 +23,7 @@ SEGMENTS = 16
 def replay_report(doc: ReplayDocument) -> str:
     plan = doc["plan"]
     several = doc["matrix"] is not None
-    lines = [*_answer(doc), "", f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}", ""]
+    lines = [*answer_lines(doc), "", f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}", ""]
     lines += matrix_table(doc) if several else _cells(doc)
     if doc["ranking"]:
         lines += ["", *_ranking(doc["ranking"])]
@@ -78,7 +78,7 @@ def _cells(doc: ReplayDocument) -> list[str]:
     return columns(rows)
 
 
-def _answer(doc: ReplayDocument) -> list[str]:
+def answer_lines(doc: ReplayDocument) -> list[str]:
     """What the eye should meet first: who disagrees and where, else what was held to what."""
     baseline, lines = doc["cells"][doc["baseline"]], list[str]()
     if baseline["cause"]:
@@ -178,16 +178,21 @@ def _determinism(repeated: RepeatEntry) -> str:
 
 def matrix_table(doc: ReplayDocument) -> list[str]:
     """A column per toggle, what each cell cost, and whether its answer is right."""
+    lines = columns(matrix_rows(doc))
+    if doc["is_warm"]:
+        lines.append("one warm child ran all cells: times and memory depend on their order")
+    return lines
+
+
+def matrix_rows(doc: ReplayDocument) -> list[list[str]]:
+    """The same table as its cells, titles first: one row per cell of the replay."""
     axes = doc["matrix"]["axes"] if doc["matrix"] else {}
     rows = [
         ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
     ]
     for number, cell in enumerate(doc["cells"]):
         rows.append([str(number), *_matrix_row(cell, axes, number == doc["baseline"])])
-    lines = columns(rows)
-    if doc["is_warm"]:
-        lines.append("one warm child ran all cells: times and memory depend on their order")
-    return lines
+    return rows
 
 
 def _matrix_row(cell: CellEntry, axes: dict[str, list[Any]], is_baseline: bool) -> list[str]:

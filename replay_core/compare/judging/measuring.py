@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,11 @@ import numpy as np
 from replay_core import naming, pages
 from replay_core.compare.judging import columns, limits, sample
 from replay_core.compare.judging.tolerance import Tolerances
-from replay_core.compare.judging.verdict import EXACT_KINDS, Rounded
+from replay_core.compare.judging.verdict import EXACT_KINDS, SCALAR_KINDS, Rounded
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, TensorPair
 from replay_core.dtypes import coarsest, family
 from replay_core.measure.figures import PairFigures
+from replay_core.measure.number import figures_of_numbers
 from replay_core.measure.pair import figures
 from replay_core.records import Inline, TensorRef
 
@@ -28,7 +30,7 @@ MOST_THREADS = 4
 
 @dataclass(slots=True)
 class Measured:
-    """What one look at a pair found. `figures` is None where the bytes are the same."""
+    """What one look at a pair found. `figures` is None where the bytes are the same, `rows` of two numbers as well."""
 
     figures: PairFigures | None = None
     unmasked: PairFigures | None = None
@@ -56,10 +58,12 @@ def measure(pair: TensorPair, micro_pair: MicroBatchPair, tolerances: Tolerances
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a[1], pair.b[1]
+    meaning = naming.meaning(pair.name)
+    if not bitwise and meaning.kind in SCALAR_KINDS and (single := _of_numbers(pair.name, a, b, tolerances)):
+        return single
     if micro_pair.in_order(a, b) and pages.same_bytes(a, b):
         return Measured(dtypes=(a.dtype, b.dtype))
     rows = Rowwise(a, b, micro_pair)
-    meaning = naming.meaning(pair.name)
     positions = meaning.kind == "positions"
     integral = is_integral(a), is_integral(b)
     exact = meaning.kind in EXACT_KINDS or (all(integral) and not positions)
@@ -90,6 +94,34 @@ def measure(pair: TensorPair, micro_pair: MicroBatchPair, tolerances: Tolerances
     if positions and found.figures.mismatched:
         found.shift = _shift(rows)
     return found
+
+
+def same_numbers(a: TensorRef, b: TensorRef) -> PairFigures | None:
+    """The figures of two numbers of a log that are one and the same, or both NaN; None where they are not."""
+    if pages.is_same_number(a, b):
+        return _SAME
+    x, y = pages.number_of(a), pages.number_of(b)
+    return _NANS if x is not None and y is not None and x != x and y != y else None
+
+
+_SAME, _NANS = PairFigures(compared=1), PairFigures(compared=1, nan_a=1, nan_b=1)
+
+
+def _of_numbers(name: str, a: TensorRef, b: TensorRef, tolerances: Tolerances) -> Measured | None:
+    """What is found of two numbers that stood in the text of files; None where they are more than that."""
+    x, y = pages.number_of(a), pages.number_of(b)
+    if x is None or y is None:
+        return None
+    if pages.is_same_number(a, b):
+        return Measured(dtypes=(a.dtype, b.dtype))
+    integral = is_integral(a), is_integral(b)
+    exact = any(integral) and all(type(value) is not float or value % 1 == 0 or math.isinf(value) for value in (x, y))
+    elementwise = None if exact else tolerances.elementwise_of(name, coarsest(_claimed(a), _claimed(b)))
+    found = figures_of_numbers(x, y, exact=exact, limits=elementwise)
+    if found is None:
+        return None
+    dtypes, notes = _effective(a, b, found)
+    return Measured(found, exact=exact, dtypes=dtypes, notes=notes)
 
 
 class LookAhead:

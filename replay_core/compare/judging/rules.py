@@ -64,7 +64,7 @@ class Bound:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RuleAnswer:
     """What one rule says of one pair. `limit` is None where the rule is switched off."""
 
@@ -91,9 +91,8 @@ class RuleAnswer:
 
 def answers(pair: PairFigures, held: Limits, *, rest: bool = False) -> Iterable[RuleAnswer]:
     """What every rule of the tensor's form says, in the order of the table. `rest`: of figures without channels."""
-    form = held.context.form
-    for rule in RULES:
-        if form in rule.forms and (rule.on_rest or not rest):
+    for rule in _OF_FORM[held.context.form]:
+        if rule.on_rest or not rest:
             seen = rule.seen(pair, held)
             if seen is not None:
                 yield RuleAnswer(rule, seen, held.limit(rule), held.suspect(rule), pair, held)
@@ -101,9 +100,8 @@ def answers(pair: PairFigures, held: Limits, *, rest: bool = False) -> Iterable[
 
 def keep(pair: PairFigures, held: Limits) -> None:
     """Read off the rows all that a later judgement can ask for, and let them go."""
-    form = held.context.form
-    for rule in RULES:
-        if rule.by_row and form in rule.forms:
+    for rule in _OF_FORM[held.context.form]:
+        if rule.by_row:
             for one in (pair, pair.rest):
                 if one is not None:
                     rule.seen(one, held)
@@ -375,6 +373,7 @@ RULES: tuple[Bound, ...] = (
          (*NUMBER, *LOGPROB, *SCALAR), _cast, _none, clears=True, on_rest=False),
 )  # fmt: skip
 BY_ID = {rule.id: rule for rule in RULES}
+_OF_FORM = {form: tuple(rule for rule in RULES if form in rule.forms) for form in EVERY}
 #: Of each form, the rule that says how far a tensor as a whole may be off: looser, it silences the rules of shape.
 HEADS = {"number": "rel_l2", "logprob": "max_abs"}
 #: Rules that say what shape a difference has that is too large as well.

@@ -126,9 +126,10 @@ class Judge:
             self._note_input(row)
         return row
 
-    def equal(self, pair: TensorPair) -> TensorVerdict:
-        """The row of a pair of numbers that are known to be one and the same, and that nothing is computed from."""
-        return TensorVerdict(pair.name, Verdict.SAME, EQUAL, a=pair.a, b=pair.b, figures=equal_figures(1))
+    def equal(self, pair: TensorPair, figures: PairFigures) -> TensorVerdict:
+        """The row of a pair of numbers that are known to be the same, and that nothing is computed from."""
+        reason = "equal in all 1 elements compared" if figures.nan_a else EQUAL
+        return TensorVerdict(pair.name, Verdict.SAME, reason, a=pair.a, b=pair.b, figures=figures)
 
     def _note_input(self, row: TensorVerdict) -> None:
         module, is_same = (row.place, naming.module_of(row.name)), row.verdict is Verdict.SAME
@@ -168,7 +169,7 @@ class Judge:
         assert row.b is not None
         a, b = row.a[1], row.b[1]
         self._note_precision(row, found.dtypes)
-        if found.figures is None or found.rows is None:
+        if found.figures is None:
             row.reason, row.figures = EQUAL, equal_figures(a.numel)
             return
         row.figures, row.unmasked = found.figures, found.unmasked
@@ -198,13 +199,18 @@ class Judge:
         by_table = judgement if self._tolerances == DEFAULT else judge(found.figures, found.unmasked, row.context)
         if by_table.verdict is Verdict.CLOSE:
             self._note_noise(row, is_suspect=by_table.suspect)
-        notes = [found.rows.note, *found.notes]
+        notes = [found.rows and found.rows.note, *found.notes]
         if a.dtype != b.dtype:
             notes.append(f"dtype {a.dtype} against {b.dtype}, compared in the wider")
         if shown and not self._said and coarsest(*found.dtypes) != coarsest(*found.dtypes, shown):
             where = "modules" if self._shown.get(row.place) else "log probabilities"
             notes.append(f"judged as {shown}: the {where} it was computed from show that precision")
         row.note = "; ".join(note for note in notes if note) or None
+        if found.rows is None:
+            if found.figures.first is not None:
+                row.raw_a = row.raw_b = ()
+                row.value_a, row.value_b = pages.number_of(a), pages.number_of(b)
+            return
         locate(row, found.rows, judgement.row_limit)
         for figures in (found.figures, found.unmasked):
             if figures is not None:

@@ -69,9 +69,9 @@ class Exemption:
         return id in self.numbers or id in self.off
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
-    """What one tensor is held to: the table, under the exemptions that fit it."""
+    """What one tensor is held to: the table, under the exemptions that fit it. Not frozen: a comparison makes many."""
 
     context: Context
     given: tuple[Exemption, ...] = ()
@@ -152,6 +152,8 @@ class Tolerances:
 
     def elementwise_of(self, name: str, dtype: str) -> tuple[float, float] | None:
         """The (atol, rtol) that a tensor will be held to in any column, to be counted while it is read."""
+        if not self.given:
+            return self.elementwise
         of_columns = (self._elementwise(self._fitting(name, dtype, column)) for column in COLUMNS)
         return next((pair for pair in of_columns if pair is not None), None)
 

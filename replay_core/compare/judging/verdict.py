@@ -39,7 +39,7 @@ class Verdict(str, Enum):
         return self in (Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """The rule that decided a verdict, and what it held against what."""
 
@@ -51,7 +51,7 @@ class Decision:
         return {"id": self.id, "value": self.value, "limit": self.limit}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judgement:
     """A verdict, whether it is CLOSE only just, and why in one sentence."""
 
@@ -72,9 +72,9 @@ class Rounded:
     unequal: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Context:
-    """What the judge knows beside the figures."""
+    """What the judge knows beside the figures. Not frozen, like all that a comparison makes thousands of."""
 
     meaning: Meaning
     dtype: str

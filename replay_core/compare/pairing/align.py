@@ -31,7 +31,7 @@ __all__ = [
 _LAYOUT_NAMES = ("attention_mask", "cu_seqlens")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TensorPair:
     """Two tensors that should agree; one is None when the other side lacks it."""
 

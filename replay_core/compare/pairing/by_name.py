@@ -41,6 +41,6 @@ def _names(records: Iterable[Record], steps: Mapping[int | None, int | None]) ->
     for record in records:
         key = record.key
         place = (steps.get(key.step, key.step), key.rank, key.role, key.stage)
-        if found[place].setdefault(record.path.name, record) is not record or key.micro is None:
+        if key.micro is None or found[place].setdefault(record.path.name, record) is not record:
             unclear.add(place)
     return {place: names for place, names in found.items() if place not in unclear}

@@ -54,6 +54,10 @@ class Side:
                 # A file that an index names and that is not there, or is cut short: its tensors are listed and lost.
                 self.problems += record.problems
                 self.unreadable += 1
+            named = {(ref.canonical or ref.name, record.key.stage): (record, ref) for ref in tensors}
+            if record.is_flat and len(self.records) == 1 and len(named) == len(tensors):
+                self.tensors = named  # the numbers of a log
+                return
             # Of two fields with one meaning (`sequences` beside `input_ids`) the one called so has the name.
             ordered = sorted(tensors, key=lambda ref: ref.name != (ref.canonical or ref.name))
             for ref in ordered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -54,18 +55,28 @@ def decode(text: bytes) -> tuple[Any, bool]:
             raise NoJsonError("nested too deeply") from None
         except refused:
             pass
-    constants: list[str] = []
-
-    def constant(word: str) -> float:
-        constants.append(word)
-        return float(word)
-
+    _own.constants = 0
     try:
-        return json.loads(text, parse_constant=constant), bool(constants)
+        return _own.decoder.decode(text.decode(json.detect_encoding(text), "surrogatepass")), bool(_own.constants)
     except RecursionError:
         raise NoJsonError("nested too deeply") from None
     except ValueError as error:
         raise NoJsonError(str(error)) from None
+
+
+class _Tolerant(threading.local):
+    """Python's own decoder, made once in a thread: a log may say NaN in every line."""
+
+    def __init__(self) -> None:
+        self.constants = 0
+        self.decoder = json.JSONDecoder(parse_constant=self._constant)
+
+    def _constant(self, word: str) -> float:
+        self.constants += 1
+        return float(word)
+
+
+_own = _Tolerant()
 
 
 @cache
@@ -234,5 +245,5 @@ def file_region(path: Path) -> Region:
     Raises:
         DumpError: it cannot be opened.
     """
-    fd = open_regular(path)
-    return Region(path, fd, 0, os.fstat(fd).st_size)
+    fd, size = open_regular(path)
+    return Region(path, fd, 0, size)

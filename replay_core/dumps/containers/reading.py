@@ -101,9 +101,8 @@ def read_nested(ref: TensorRef, *, inert: Iterable[str] = ()) -> Content:
 
 
 def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> Content:
-    fd = open_regular(path)
+    fd, size = open_regular(path)
     try:
-        size = os.fstat(fd).st_size
         offset, nbytes = part or (0, size)
         region = Region(path, fd, offset, offset + nbytes)
         if offset + nbytes > size:

@@ -151,21 +151,20 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
     if b"".join(key_lengths) != bytes(map(len, keys)):
         return _UNUSUAL
 
-    gets = {*functions, *words, *classes, *locations, *hooks}
-    named = {get: memo.get(_index(get)) for get in gets}
+    indices = {get: _index(get) for get in {*functions, *words, *classes, *locations, *hooks}}
+    named = {get: memo.get(index) for get, index in indices.items()}
     if None in named.values() and memo.settle():
-        named = {get: memo.get(_index(get)) for get in gets}
+        named = {get: memo.get(index) for get, index in indices.items()}
     columns = zip(name_puts, key_puts, id_puts, size_puts, stride_puts, hook_puts, args_puts, tensor_puts, strict=True)
     puts = [put for row in columns for put in row if put]
     span = range(_index(puts[0]), _index(puts[0]) + len(puts))
-    if b"".join(puts) != _puts_from(span.start, len(span)) or max(map(_index, gets)) >= span.start:
+    if b"".join(puts) != _puts_from(span.start, len(span)) or max(indices.values()) >= span.start:
         return _UNUSUAL
-    if (
-        any(named[get] is not rebuild for get in set(functions))
-        or any(named[get] != "storage" for get in set(words))
-        or any(type(named[get]) is not StorageClass for get in set(classes))
-        or any(getattr(named[get], "name", None) != "collections.OrderedDict" for get in set(hooks))
-    ):
+    wrong = [get for get in {*functions} if named[get] is not rebuild]
+    wrong += [get for get in {*words} if named[get] != "storage"]
+    wrong += [get for get in {*classes} if type(named[get]) is not StorageClass]
+    wrong += [get for get in {*hooks} if getattr(named[get], "name", None) != "collections.OrderedDict"]
+    if wrong:
         return _UNUSUAL
 
     places = look_up(keys)

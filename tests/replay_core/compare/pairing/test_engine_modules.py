@@ -2,141 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core import workbench
 from replay_core.compare import compare_runs
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
+from tests.engine import Engine
 
 LENGTHS = (14, 9, 17)
-
-
-class _Linear(nn.Module):
-    """A parallel linear of vLLM's: it returns (out, bias)."""
-
-    def __init__(self, *weights: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.cat(weights))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
-        return functional.linear(x, self.weight), None
-
-
-class _Norm(nn.Module):
-    """RMSNorm of vLLM's: it adds the residual, and rounds once."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(norm.weight.detach().clone()), norm.variance_epsilon
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        dtype = x.dtype
-        wide = x.float() if residual is None else x.float() + residual.float()
-        after = wide.to(dtype)
-        wide = after.float()
-        normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight.float()).to(dtype)
-        return normed if residual is None else (normed, after)
-
-
-class _Attention(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, bounds: list[int]) -> Tensor:
-        out = torch.empty_like(q)
-        for start, end in pairwise(bounds):
-            queries, keys, values = (x[start:end].transpose(0, 1)[None].float() for x in (q, k, v))
-            mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
-            out[start:end] = mixed[0].transpose(0, 1).to(q.dtype)
-        return out.flatten(1)
-
-
-class _SelfAttention(nn.Module):
-    def __init__(self, theirs: Any) -> None:
-        super().__init__()
-        self.qkv_proj = _Linear(theirs.q_proj.weight, theirs.k_proj.weight, theirs.v_proj.weight)
-        self.o_proj, self.attn, self.head = _Linear(theirs.o_proj.weight), _Attention(), theirs.head_dim
-        self.sizes = [one.out_features for one in (theirs.q_proj, theirs.k_proj, theirs.v_proj)]
-
-    def forward(self, positions: Tensor, hidden: Tensor, bounds: list[int]) -> Tensor:
-        q, k, v = (x.unflatten(-1, (-1, self.head)) for x in self.qkv_proj(hidden)[0].split(self.sizes, -1))
-        half = self.head // 2
-        angle = positions[:, None].float() / 10000.0 ** (torch.arange(half) / half)
-        cos, sin = (table[:, None].to(hidden.dtype) for table in (angle.cos(), angle.sin()))
-
-        def turn(x: Tensor) -> Tensor:
-            x1, x2 = x.chunk(2, -1)
-            return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
-
-        mixed: Tensor = self.o_proj(self.attn(turn(q), turn(k), v, bounds))[0]
-        return mixed
-
-
-class _SiluAndMul(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = x.chunk(2, -1)
-        return (functional.silu(gate.float()) * up.float()).to(x.dtype)
-
-
-class _MLP(nn.Module):
-    def __init__(self, theirs: Any) -> None:
-        super().__init__()
-        self.gate_up_proj = _Linear(theirs.gate_proj.weight, theirs.up_proj.weight)
-        self.act_fn, self.down_proj = _SiluAndMul(), _Linear(theirs.down_proj.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]
-        return out
-
-
-class _Layer(nn.Module):
-    def __init__(self, theirs: Any) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = _SelfAttention(theirs.self_attn), _MLP(theirs.mlp)
-        self.input_layernorm = _Norm(theirs.input_layernorm)
-        self.post_attention_layernorm = _Norm(theirs.post_attention_layernorm)
-
-    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None, bounds: list[int]) -> Any:
-        if residual is None:
-            residual, hidden = hidden, self.input_layernorm(hidden)
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(positions, hidden, bounds)
-        hidden, residual = self.post_attention_layernorm(hidden, residual)
-        return self.mlp(hidden), residual
-
-
-class _Model(nn.Module):
-    def __init__(self, theirs: Any) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding.from_pretrained(theirs.embed_tokens.weight.detach())
-        self.layers = nn.ModuleList(_Layer(layer) for layer in theirs.layers)
-        self.norm = _Norm(theirs.norm)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, bounds: list[int]) -> Tensor:
-        hidden, residual = self.embed_tokens(input_ids), None
-        for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual, bounds)
-        normed: Tensor = self.norm(hidden, residual)[0]
-        return normed
-
-
-class _Engine(nn.Module):
-    """A decoder as an inference engine writes it: tokens flat, projections fused, the residual carried along."""
-
-    def __init__(self, theirs: Any) -> None:
-        super().__init__()
-        self.model = _Model(theirs.model)
-
-    def forward(self, *args: Any) -> Tensor:
-        out: Tensor = self.model(*args)
-        return out
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +53,7 @@ def trained(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _served(weights: Path, folder: Path, factor: float = 1.0) -> Path:
     """What an engine's hooks record: the samples one after the other."""
     theirs = LlamaForCausalLM.from_pretrained(weights, dtype=torch.bfloat16)
-    engine = _Engine(theirs).eval()
+    engine = Engine(theirs).eval()
     with torch.no_grad():
         engine.model.layers[1].mlp.gate_up_proj.weight[100:104] *= factor
     bounds = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
