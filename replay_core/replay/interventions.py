@@ -7,6 +7,7 @@ see moves it by nothing and what it can see moves it visibly, whatever the dtype
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -308,22 +309,40 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
     causal_lm = model.causal_lm
     held = {id(one): one for one in (*causal_lm.parameters(), *causal_lm.buffers()) if one.is_floating_point()}
     before = {key: one.data for key, one in held.items()}
+    masked: list[Any] = []
     known, configs = dict(model.known), {id(one): one for one in (causal_lm.config, model.config)}.values()
     experts = [(one, one._experts_implementation) for one in configs if hasattr(one, "_experts_implementation")]
     try:
         for one in held.values():
             one.data = one.data.to(dtype)
+        masked = [] if dtype is not torch.float64 else [
+            module.register_forward_pre_hook(_with_finite_masks, with_kwargs=True)
+            for module in causal_lm.modules() if "attention_mask" in inspect.signature(module.forward).parameters
+        ]  # fmt: skip
         for config, _ in experts:
             # Grouped products know no float64.
             config._experts_implementation = "eager"
         yield
     finally:
+        for handle in masked:
+            handle.remove()
         for config, implementation in experts:
             config._experts_implementation = implementation
         for key, one in held.items():
             one.data = before[key]
         model.known.clear()
         model.known.update(known)
+
+
+def _with_finite_masks(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # float64's minimum is an infinity to a softmax in float32, and a row that sees nothing would be NaN.
+    least = torch.finfo(torch.float32).min
+
+    def finite(value: Any) -> Any:
+        is_mask = torch.is_tensor(value) and value.dtype is torch.float64 and value.ndim == 4
+        return value.clamp(min=least) if is_mask else value
+
+    return tuple(map(finite, args)), {name: finite(value) for name, value in kwargs.items()}
 
 
 def finest(model: LoadedModel, most_share: float = 0.4) -> list[torch.dtype]:

@@ -39,6 +39,8 @@ SAME = 2e-5
 SAME_NATS = 1e-4
 #: Multiply-adds that one question may take: a minute of two cores.
 _BUDGET = 4e11
+#: Slots of a batch whose every token is watched, and rows and columns that are kept of a larger one.
+_WATCHED, _COMPANY = 1024, (3, 32)
 #: Tokens of the row by which the reference itself is checked, and the parties to that.
 _ITSELF, _PARTIES = 48, ("reference", "eager")
 #: Tokens whose log-probabilities are formed.
@@ -132,8 +134,10 @@ def _evidence(
             found["truth"][name] = _figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
     if found["apart"] <= SAME:
         return found
-    small = smallest(bench, flags, reference, batch)
-    found["smallest"] = {"rows": small.rows, "tokens": small.valid_BS.sum(axis=1).tolist()}
+    # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
+    small = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, flags, reference, batch, *_COMPANY)
+    least = smallest(bench, flags, reference, small)
+    found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist()}
     observer = bench.observer(flags, small)
     base = observer.trace()
     sights = observer.sights(base)
@@ -204,11 +208,13 @@ def _lost(a: Observer, base: Trace, sights: Any, b: Observer, b_base: Trace, b_s
     return None
 
 
-def smallest(bench: _Bench, flags: Flags, reference: Flags, batch: MicroBatch) -> MicroBatch:
+def smallest(
+    bench: _Bench, flags: Flags, reference: Flags, batch: MicroBatch, rows_least: int = 1, width_least: int = 1
+) -> MicroBatch:
     """The smallest batch that still shows the difference: rows halved, then prefixes, then single rows and tokens."""
 
     def fails(part: MicroBatch) -> bool:
-        if not part.rows or int(part.valid_BS.sum(axis=1).min()) < 1:
+        if part.rows < rows_least or part.ids_BS.shape[1] < width_least or int(part.valid_BS.sum(axis=1).min()) < 1:
             return False
         return bench.apart(flags, reference, part) > SAME
 
