@@ -50,7 +50,7 @@ def open_dump(
 
     Several paths are one run; `step` leaves only the records of those steps.
     """
-    run = open_run(path, *more)
+    run = open_run(path, *more, on_event=on_event)
     if step is not None:
         run.records = run.select(step=step)
     unreadable: list[Problem] = []
@@ -190,7 +190,7 @@ def compare_dumps(
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
-    run_a, run_b = open_run(a, *more_a), open_run(b, *more_b)
+    run_a, run_b = open_run(a, *more_a, on_event=on_event), open_run(b, *more_b, on_event=on_event)
     chosen = {part: value for part, value in selection.items() if value is not None}
     records_a = _chosen(run_a, chosen)
     beside = {part: chosen.get(part) for part in scope_b or {}}
@@ -349,7 +349,7 @@ def diagnose(
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
-    run = open_run(path, *more)
+    run = open_run(path, *more, on_event=on_event)
     if inside := [] if more else runs_inside(run.path, run.records):
         step = None if known else step  # several runs are told apart by what stands in a claim: they are made anew
         runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]

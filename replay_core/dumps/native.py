@@ -39,6 +39,8 @@ _INDEX = regex(r"index_rank\d+\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
 _PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
 _REPLICATED = {"R": "Replicate", "Replicate()": "Replicate"}
+#: Of a number of a step: more are no step, and Python makes no number of thousands.
+_DIGITS = 18
 _KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 
@@ -54,8 +56,10 @@ def index(path: Path) -> Index:
     manifest = _manifest(path / "manifest.json")
     found = Index([], flags=manifest["flags"] or None)
     for step, reference in manifest["models"].items():
-        if step != "*" and not step.isdecimal():
-            found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
+        if step != "*" and not (step.isdecimal() and len(step) <= _DIGITS):
+            found.problems.append(
+                Problem(str(path / "manifest.json"), f"{step[:40]!r} is no step; its model is ignored")
+            )
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
     known = manifest.get("model_facts")
