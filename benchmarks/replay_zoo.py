@@ -149,7 +149,9 @@ class Patient:
                 place = next((n for n, one in enumerate(args) if torch.is_tensor(one) and one.ndim == 4), None)
                 given = None if place is None else args[place]
             if given is None:
-                allowed = torch.ones(width, width, dtype=torch.bool).tril()[None, None].expand(hidden.shape[0], 1, -1, -1)
+                allowed = (
+                    torch.ones(width, width, dtype=torch.bool).tril()[None, None].expand(hidden.shape[0], 1, -1, -1)
+                )
             else:
                 allowed = given if given.dtype == torch.bool else given > -1.0
             changed = change(self.call, allowed.clone())
@@ -463,6 +465,7 @@ def state_runs_through_the_pack(patient: Patient) -> None:
 def state_kept_between_calls(patient: Patient) -> None:
     kept: dict[str, Tensor] = {}
     for layer in patient.norms[:1]:
+
         def carry(_given: Any, output: Tensor) -> Tensor:
             before = kept.get("last")
             kept["last"] = output[:1, -1:].detach()
@@ -531,6 +534,7 @@ def residual_scaled_when_padded(patient: Patient) -> None:
 @fault(MATHS, flags=PACK)
 def attention_scaled_in_the_pack(patient: Patient) -> None:
     for one in patient.attentions:
+
         def before(module: Any, _args: Any) -> None:
             module.own_scale = getattr(module, "own_scale", module.scaling)
             module.scaling = module.own_scale * (1 if patient.call.is_alone else 1.5)
@@ -667,7 +671,10 @@ def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]]) -> None:
         counts[word] += 1
         if word != "right":
             said = wrong[-1]["cause"]["sentence"] if wrong else "; ".join(errors)
-            _say(f"{word:6} {one.name} {architecture} {dtype} {attention} std {std} {'trained ' * trained}: {kinds} {said}")
+            _say(
+                f"{word:6} {one.name} {architecture} {dtype} {attention} std {std} {'trained ' * trained}: "
+                f"{kinds} {said}"
+            )
     total = sum(counts.values())
     _say(f"{dict(counts)}: cause right in {counts['right']} of {total} ({100 * counts['right'] / max(1, total):.1f} %)")
 
@@ -692,7 +699,10 @@ def run_healthy(folder: Path, dtypes: tuple[str, ...], part: slice) -> None:
                 false += 1
                 said = (cell["cause"] or {}).get("sentence") or (cell["error"] or {}).get("message")
                 evidence = (cell["cause"] or {}).get("evidence") or {}
-                _say(f"false  {architecture} {dtype} std {std} {'trained ' * trained}{layout} {flags} {cell['part']}: {said} {evidence.get('truth')}")
+                _say(
+                    f"false  {architecture} {dtype} std {std} {'trained ' * trained}{layout} {flags} "
+                    f"{cell['part']}: {said} {evidence.get('truth')}"
+                )
     _say(f"{cells_seen} healthy cells: {false} false alarms; {cleared} would have been by limits alone")
 
 

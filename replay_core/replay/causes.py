@@ -25,7 +25,7 @@ KINDS = {
     "unknown": "not known",
 }
 #: A dump may be this many times as far from the truth as each row alone is, typically and at its worst token, and is
-#: still the noise of its dtype; at the worst token none is held to in a mixture, where a near tie sends a token elsewhere.
+#: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere.
 TYPICAL, WORST = 2.0, 4.0
 #: Relative difference and nats, in float64, up to which two settings are one (`why.SAME`), and up to which a shift of
 #: positions is harmless: rotations are float32 inside.
@@ -114,7 +114,10 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
         return "rounding", ""
     lost, first = evidence.get("lost"), evidence["first"]
     if lost:
-        return "own_keys", f"token {lost['token']} moves later ones of its sample when alone, not here: {lost['module']}"
+        return (
+            "own_keys",
+            f"token {lost['token']} moves later ones of its sample when alone, not here: {lost['module']}",
+        )
     where = f", first in {first['module']}" if first else ", in the head"
     if first and first["kind"] == "position":
         return "positions", f"{first['module']} gives other positions than each row alone has"

@@ -20,11 +20,11 @@ from replay_core.jobs import Event, Job, LogLine, OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay import frontier
 from replay_core.replay.axes import Axes, smallest
+from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference
 from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
 from replay_core.replay.kept import Kept, identity_of
-from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
