@@ -279,6 +279,7 @@ class SightEntry(TypedDict):
     """From which module on."""
     deaf: list[Count]
     """Samples whose next token did not move at all."""
+    sentence: str
 
 
 class TruthFigures(TypedDict):

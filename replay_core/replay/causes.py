@@ -211,7 +211,8 @@ def _is_clean(evidence: Evidence) -> bool:
 def _told(evidence: Evidence) -> dict[str, Any]:
     """The document's part."""
     names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
-    return {name: evidence[name] for name in names}
+    told = {name: evidence[name] for name in names}
+    return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
 
 
 def _case(small: Mapping[str, Any], first: Mapping[str, str] | None) -> str:

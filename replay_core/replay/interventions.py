@@ -42,7 +42,7 @@ _MIXER = regex(r"(?i)att")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """A tensor, the module whose work it is, what that is (position, state, mixer, router or other), and its place in
     the order of computation."""
 
@@ -77,7 +77,7 @@ class Sight:
     sample: int | None
     token: int | None
     moved: list[tuple[int, str, int, int, int]] = field(default_factory=list)
-    first: Place | None = None
+    first: TensorPlace | None = None
     #: Tokens right after the changed one that did not move at all.
     deaf: list[int] = field(default_factory=list)
     trace: Trace | None = None
@@ -91,7 +91,7 @@ class Sight:
         }  # fmt: skip
 
 
-class Watch(Capture):
+class TokenWatch(Capture):
     """A capture that keeps of every tensor only how each token's vector lies to a few directions."""
 
     def __init__(self, backbone: torch.nn.Module, modules: Sequence[str], forward: Forward) -> None:
@@ -130,21 +130,21 @@ class Observer:
         hidden = []
         with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
             for forward in self._forwards(ids):
-                watch = Watch(self.cell.model.backbone, self.modules, forward)
+                watch = TokenWatch(self.cell.model.backbone, self.modules, forward)
                 with watch:
                     hidden.append(self.cell.forward(compiling.plain, forward))
                 laid.append(watch.laid)
         everywhere = [name for name in laid[0] if all(name in one for one in laid)]
         return Trace({name: self._joined([one[name] for one in laid]) for name in everywhere}, self._joined(hidden))
 
-    def place(self, tensor: str, order: int = 0) -> Place:
+    def place(self, tensor: str, order: int = 0) -> TensorPlace:
         """Whose work a captured tensor is: a module's output its own, its input that of the module around it."""
         name, _, _ = tensor.partition(".output")
         if name == tensor:
             name = tensor.partition(".inputs")[0].rpartition(".")[0]
         name = name.partition("[")[0]
         module = self.cell.model.backbone.get_submodule(name) if name else self.cell.model.backbone
-        return Place(tensor, name or "the model", kind_of(name, module), order)
+        return TensorPlace(tensor, name or "the model", kind_of(name, module), order)
 
     def sights(self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True) -> list[Sight]:
         """Every intervention, one after the other."""
@@ -237,7 +237,9 @@ class Observer:
         return whole.flatten(0, 1)[self.slots]
 
 
-def lost(of: Observer, base: Trace, sight: Sight, like: Observer, like_base: Trace, like_sight: Sight) -> Place | None:
+def lost(
+    of: Observer, base: Trace, sight: Sight, like: Observer, like_base: Trace, like_sight: Sight
+) -> TensorPlace | None:
     """The first tensor whose later tokens a changed token moves with `like` and leaves as they were with `of`."""
     if sight.trace is None or like_sight.trace is None:
         return None
@@ -252,7 +254,7 @@ def lost(of: Observer, base: Trace, sight: Sight, like: Observer, like_base: Tra
     return None
 
 
-def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> Place | None:
+def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> TensorPlace | None:
     """The first tensor in which two settings part; a rotation of positions only where attention then differs, too."""
     found = [name for name in b.laid if name in a.laid and bool((apart(a.laid[name], b.laid[name]) > least).any())]
     places = [of.place(name) for name in found if not name.endswith("position_ids")]
@@ -266,7 +268,7 @@ def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> Place | None:
     return places[0]
 
 
-def _is_rotation(of: Observer, place: Place) -> bool:
+def _is_rotation(of: Observer, place: TensorPlace) -> bool:
     name = place.module
     module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
     return not isinstance(module, torch.nn.Embedding)

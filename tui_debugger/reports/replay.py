@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replay_core.replay.causes import line
 from replay_core.replay.flags import telling
 from tui_debugger import format as words
 from tui_debugger.cells import dump_beside, recording_parts, sentence
@@ -65,7 +64,7 @@ def _visibility(number: int, cell: CellEntry) -> list[str]:
     found = cause["evidence"]
     told = [sight for sight in found["visibility"] if sight["moved"] or sight["deaf"]]
     lines = ["", f"cell {number}: who moves whom, in {found['arithmetic']} ({len(found['visibility'])} interventions)"]
-    lines += [f"  {sight['by']}: {line(sight)}" for sight in told] or ["  nobody moves whom it must not"]
+    lines += [f"  {sight['by']}: {sight['sentence']}" for sight in told] or ["  nobody moves whom it must not"]
     for name, far in found["truth"].items():
         worst, typical = words.number(far["worst"], 3), words.number(far["typical"], 3)
         lines.append(f"  {name} is {worst} off the truth at its worst token, {typical} typically")
