@@ -199,7 +199,7 @@ class _Explaining:
 
     def __init__(self, answer: Mismatch, sides: Sides, trials: Trials, asked: Asked) -> None:
         self.answer, self.sides, self.trials, self.asked = answer, sides, trials, asked
-        self.base = Setting()
+        self.base = self.started = Setting()
         self.floor = RoundingFloor(0.0, 0)
         self.d = sides.d_M
         #: Why candidates could not be tried, by their names.
@@ -275,7 +275,7 @@ class _Explaining:
         nearer(heats)
         nearer([replace(best, dtype=dtype, attention=kernel)
                 for dtype in ("bfloat16", "float16") for kernel in ("sdpa", "eager")])  # fmt: skip
-        self.base = best
+        self.base, self.started = best, start
         if best.temperature != start.temperature:
             self.answer.notes.append(f"the trainer's own numbers are those of temperature {best.temperature:.3g}")
         self.floor = self._floor()
@@ -541,6 +541,8 @@ class _Explaining:
         answer.tried_on, answer.tried = list(rows), GapSize.of(self.d)
         answer.rerouted, answer.notes = self.trials.rerouted, [*answer.notes, *self.trials.notes]
         named = [one for one in tried if one.named]
+        for one in named:
+            self._turn(one)
         engine = next((one.setting.dtype for one in named if one.setting is not None and one.side == "engine" and
                        one.setting.dtype != self.base.dtype), self.floor.engine)  # fmt: skip
         answer.floor = replace(self.floor, engine=engine)
@@ -573,6 +575,14 @@ class _Explaining:
         answer.candidates = [*shown, *answer.candidates, *told]
         if not any(one.family == "versions" and one.named for one in tried):
             answer.spans = {}
+
+    def _turn(self, one: Candidate) -> None:
+        """Where the engine is at the temperature that is stated (else 1) and the trainer at another, it is the trainer's."""
+        if one.setting is None or set(one.setting.changed(self.base)) != {"temperature"} or one.side != "engine":
+            return
+        stated, own = self.started.temperature, self.base.temperature
+        if own != stated and abs(one.setting.temperature / stated - 1) < 0.01:
+            one.side, one.name = "trainer", f"temperature {own:.3g} (against {stated:.3g})"
 
     def _is_stranger(self, named: Sequence[Candidate]) -> bool:
         """Whether the model is none of either side's: both are further from it than from each other."""
