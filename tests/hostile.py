@@ -175,6 +175,29 @@ def rows_that_are_one_row(folder: Path) -> Path:
 
 
 @maker
+def a_column_of_one_long_text(folder: Path) -> Path:
+    text = "a" * 300_000
+    return _file(folder, "x.pkl", pickle.dumps({"text": [text] * 120_000, "texts": [text, None] * 60_000}))
+
+
+@maker
+def very_many_fields_of_one_long_text(folder: Path) -> Path:
+    text = "a" * 300_000
+    return _file(folder, "x.pkl", pickle.dumps({f"k{i}": text for i in range(30_000)}))
+
+
+@maker
+def one_conversation_again_and_again(folder: Path) -> Path:
+    turns = [{"role": "user", "content": "a" * 1000}] * 100
+    return _file(folder, "x.pkl", pickle.dumps({"messages": [turns] * 100_000}))
+
+
+@maker
+def a_step_that_spaces_follow(folder: Path) -> Path:
+    return _file(folder, "metrics.jsonl", b'{"step":1,"loss":1}\n{"step":' + b" " * 900_000 + b"}\n")
+
+
+@maker
 def samples_of_a_column_each(folder: Path) -> Path:
     return _file(folder, "x.pkl", pickle.dumps([{f"k{i}": 1} for i in range(40_000)]))
 
