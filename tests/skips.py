@@ -13,7 +13,9 @@ ALLOWED = {
         r"(megatron-core|deepspeed) is not installed|TRL is not installed|needs pyarrow|"
         r"could not import '(peft|pyarrow|pyarrow\.parquet|omegaconf|trl)'|a flash-attention package is installed here"
     ),
-    "a program that is not installed": r"tmux is not installed|a C compiler and Linux are needed",
+    "a program that is not installed": (
+        r"tmux is not installed|a C compiler and Linux are needed|no headless browser is installed"
+    ),
     "this account or system": (
         r"root may write everywhere|is read from /proc|are read from /proc|are counted under /proc|there is no lock|"
         r"could not import 'resource'|does not set a process's high-water mark back"

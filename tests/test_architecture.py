@@ -19,6 +19,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
+    ("mismatch",),  # engine against trainer: which setting closes the gap
     ("parity", "referee", "weight_sync"),
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
@@ -38,12 +39,14 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("app", "reports"),  # the screen, and the same answers as text
+    ("app",),  # the screen
     ("screens",),
     ("panes",),
     ("widgets", "session"),  # what is drawn, and who does what is asked for: neither knows the other
     ("flows",),  # what happens when a user acts, a file per thing one does
     ("filtering",),  # a long list between two keys
+    ("handout",),  # an answer as a page, a comment or for CI, of its document alone
+    ("reports",),  # the same answers as text
     ("engine", "snapshot", "messages", "keymap", "clipboard", "theming", "crash", "remembered", "peek", "together"),
     ("answer",),  # what the top of the screen says of the state
     ("state",),
@@ -84,12 +87,14 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "explanation",
             "weights",
             "ruling",
+            "mismatch",
         )
     },
     "replay_core.documents.version": (None, "the version that every document carries"),
     "replay_core.documents.reopening": (("read_document",), "a saved document, by the schema that commands use"),
+    "replay_core.documents.embedding": (None, "a document inside a page, and the beginning of one"),
     "replay_core.export.documents": (
-        ("stamp", "check_place", "write_document"),
+        ("stamp", "check_place", "write_text"),
         "the documents that commands print and save",
     ),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
@@ -108,7 +113,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 }
 
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
-TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity", "referee")
+TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity", "referee", "mismatch")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = (
     "errors",

@@ -107,7 +107,7 @@ _DIAG = ("debugger", "trends")
 
 ACTIONS: tuple[Action, ...] = (
     Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1, screens=_ALL),
-    Action("ruling", ("J",), "ruling", "which of the two is wrong: the referee rules", FIND, screens=_ALL),
+    Action("ruling", ("J",), "ruling", "which of two is wrong, or if one is: the referee rules", FIND, screens=_ALL),
     Action("diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 2, argument="next"),
     Action("diverging", ("left_square_bracket",), "prev", "previous diverging tensor", FIND, argument="previous"),
     Action("filter", ("slash",), "filter", "filter tensors or steps by a regular expression", FIND, 6),
@@ -171,7 +171,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("open", ("enter",), "open", "open what the cursor is on; finding, trend: go there", MOVE, screens=_ALL),
     Action("back", ("escape",), "back", "close, clear the filter, restore the layout", MOVE, screens=_ALL),
     Action("maximise", ("z",), "maximise", "give the pane the whole screen, and back", MOVE, 11, screens=_TWO),
-    Action("export", ("e",), "export", "write what is shown as JSON; rldbg FILE opens it", LOOK, 10, screens=_ALL),
+    Action("export", ("e",), "export", "write what is shown: JSON, a page, a comment", LOOK, 10, screens=_ALL),
     Action("copy", ("y",), "copy", "copy the answer (or the inspected tensor)", LOOK, 12, screens=_ALL),
     Action("open_log", ("l",), "log", "the log of the last replay, or of the cell", LOOK, 9, screens=_LOGGED),
     Action("theme", ("f2",), "theme", "choose a theme, seeing it", LOOK, screens=_ALL),

@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
     "referee": "tui_debugger.commands.referee",
+    "mismatch": "tui_debugger.commands.mismatch",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
@@ -48,7 +49,7 @@ HIDDEN = ("ui",)
 #: What reads, answers and ends.
 _ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee")
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
-_UNLIMITED = ("record", "replay", "demo", "parity")
+_UNLIMITED = ("record", "replay", "demo", "parity", "mismatch")
 
 
 class _Commands(click.Group):
@@ -67,6 +68,7 @@ class _Commands(click.Group):
         own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
         if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
             args = ["ui", *args]
+        ctx.meta["rldbg.arguments"] = tuple(args)
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

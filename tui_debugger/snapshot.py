@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -29,13 +29,17 @@ _HEAD = 4096
 
 def is_document(path: Path) -> bool:
     """Whether a file says of itself that rldbg wrote it."""
-    if path.suffix != ".json" or not path.is_file():
+    if path.suffix not in (".json", ".html") or not path.is_file():
         return False
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except OSError:
         return False
+    if path.suffix == ".html":
+        from replay_core.documents.embedding import is_page  # no dump is one
+
+        return is_page(head)
     return b'"schema_version"' in head and (b'"rldbg"' in head or b'"kind"' in head)
 
 
@@ -46,7 +50,7 @@ def without_a_screen(path: Path) -> str:
 
 def _kind(path: Path) -> str | None:
     with path.open("rb") as file:
-        found = re.search(rb'"kind":\s*"([a-z_]+)"', file.read(_HEAD))
+        found = re.search(rb'(?:"kind":\s*|"rldbg:kind" content=)"([a-z_]+)"', file.read(_HEAD))
     return found.group(1).decode() if found else None
 
 
@@ -173,20 +177,26 @@ def documents(state: State, *, findings: bool = False) -> list[Document]:
     return [comparison] if state.replay.document is None else [comparison, state.replay.document]
 
 
-def write_each(folder: Path, documents: Iterable[Document]) -> list[Path]:
-    """Write every document to a file of its own; nothing is overwritten."""
-    return [write_new(folder, document) for document in documents]
+def as_json(document: Document) -> str:
+    """The document as it is opened again."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_new(folder: Path, document: Document) -> Path:
-    """Write a document under a name that nothing has yet, in the state folder where `folder` cannot be written."""
+def write_each(
+    folder: Path, documents: Iterable[Document], made: Callable[[Document], str] = as_json, ending: str = "json"
+) -> list[Path]:
+    """Write every document, as what is `made` of it, to a file of its own; nothing is overwritten."""
+    return [write_new(folder, document["kind"], made(document), ending) for document in documents]
+
+
+def write_new(folder: Path, kind: str, text: str, ending: str) -> Path:
+    """Write a text under a name that nothing has yet, in the state folder where `folder` cannot be written."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     place = paths.writable_or_state(folder)
     number = 0
     while True:
         tail = f"-{number}" if number else ""
-        path = place / f"rldbg-{document['kind']}-{stamp}{tail}.json"
+        path = place / f"rldbg-{kind}-{stamp}{tail}.{ending}"
         try:
             with path.open("x", encoding="utf-8") as file:
                 _write(file, text)

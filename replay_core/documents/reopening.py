@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from replay_core.documents.embedding import extracted, is_page
 from replay_core.documents.kinds import Document
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import DumpError
@@ -35,11 +36,11 @@ def is_document(path: Path) -> bool:
             head = file.read(256)
     except DumpError:
         return False
-    return head.lstrip().startswith(b"{") and b'"schema_version"' in head and b'"kind"' in head
+    return is_page(head) or (head.lstrip().startswith(b"{") and b'"schema_version"' in head and b'"kind"' in head)
 
 
 def read_document(path: Path) -> Document:
-    """The document a file holds.
+    """The document a file holds: JSON, or a page that was made of it.
 
     Raises:
         DumpError: it cannot be read, is not JSON, is of another schema, or lacks what its kind must have.
@@ -48,6 +49,8 @@ def read_document(path: Path) -> Document:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise DumpError("the document is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
+    if is_page(data):
+        data = extracted(data, path)
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -340,13 +340,22 @@ def check_place(path: Path) -> None:
 
 
 def write_document(doc: Document, path: Path) -> None:
-    """Put a document under its name, whole or not at all, over what is there. A device or a pipe is written to, never
+    """Put a document under its name, as `write_text` does.
+
+    Raises:
+        RequestError: nothing can be written there.
+    """
+    write_text(json.dumps(doc, indent=1, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Put a text under its name, whole or not at all, over what is there. A device or a pipe is written to, never
     replaced.
 
     Raises:
         RequestError: nothing can be written there.
     """
-    data = (json.dumps(doc, indent=1, allow_nan=False) + "\n").encode()
+    data = text.encode()
     try:
         target = path.resolve()
         if path.absolute().parts[1:2] in (("dev",), ("proc",)) or (target.exists() and not target.is_file()):

@@ -194,7 +194,7 @@ async def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
     async with opened(A, B) as (app, pilot):
         state = app.session.state
         state.tensors.live, state.job.busy = True, Busy("comparing step 0")
-        await pilot.press("e", "e")
+        await pilot.press("e", "enter", "e", "enter")
         await until(pilot, lambda: "comparing step 0 · written when it has ended" in toasts(app))
         assert list(tmp_path.iterdir()) == []
         state.tensors.live, state.job.busy = not ends, None
@@ -206,7 +206,7 @@ async def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
 @pytest.mark.long
 async def test_export_writes_the_comparison_and_the_replay(in_tmp: Path) -> None:
     async with opened(A) as (app, pilot):
-        await press(app, pilot, "p", "b", "r", "e", "e")
+        await press(app, pilot, "p", "b", "r", "e", "enter", "e", "enter")
         assert app.is_running
     kinds = sorted(json.loads(path.read_text())["kind"] for path in in_tmp.glob("*.json"))
     assert kinds == ["comparison", "comparison", "replay", "replay"]

@@ -88,10 +88,10 @@ def test_from_the_pair_to_the_reopened_snapshot(
     pane.wait_for("DIFF  first at", first, " of ", "in order of computation")  # judged to its end, not only found
     pane.keys("7")
     pane.wait_for("7 Findings")
-    pane.keys("e")
+    pane.keys("e", "Enter")
     pane.wait_for("wrote")
     assert list(tmp_path.glob("rldbg-diagnosis-*.json"))
-    pane.keys("2", "e")
+    pane.keys("2", "e", "Enter")
     pane.wait_for("rldbg-comparison-")
     pane.keys("q")
     pane.wait_for("EXIT 0")

@@ -49,7 +49,7 @@ def test_from_recorded_values_to_the_token_that_parts_most_and_the_exported_docu
     pane.wait_for("cause: noise", "batch random")
     pane.keys("[", "5")
     pane.wait_for("cause: padding", "0.0024")
-    pane.keys("e")
+    pane.keys("e", "Enter")
     pane.wait_for("wrote")
     pane.keys("Enter")
     pane.wait_for("3 Inspect", "4,14", "0.0444")

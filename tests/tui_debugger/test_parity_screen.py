@@ -148,7 +148,7 @@ async def test_recorded_values_are_said_to_be_read_and_no_critic_to_run() -> Non
 
 async def test_an_exported_parity_opens_again(in_tmp: Path) -> None:
     async with opened(parity=REQUEST) as (app, pilot):
-        await press(app, pilot, "e")
+        await press(app, pilot, "e", "enter")
     (written,) = in_tmp.glob("rldbg-parity-*.json")
     assert json.loads(written.read_text()) == document("parity")
     async with opened(written, size=(80, 24)) as (app, pilot):

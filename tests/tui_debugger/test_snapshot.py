@@ -32,7 +32,7 @@ async def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path
             return screen(app)
 
     async with opened(A, B) as (app, pilot):
-        await press(app, pilot, "e")
+        await press(app, pilot, "e", "enter")
     (written,) = in_tmp.glob("rldbg-comparison-*.json")
     shown = await reopen(written)
     assert "DIFF  first at layers.0.self_attn.o_proj.inputs.0" in shown
@@ -52,7 +52,7 @@ async def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tm
             return shown, toasts(app)
 
     async with opened(A, B, engine=ScriptedEngine(rejudge=lenient)) as (app, pilot):
-        await press(app, pilot, "R", "2", "enter", "e")
+        await press(app, pilot, "R", "2", "enter", "e", "enter")
     (written,) = in_tmp.glob("rldbg-comparison-*.json")
     shown, said = await reopen(written)
     assert "JUDGED BY atol 2" in shown.splitlines()[0]
@@ -88,7 +88,7 @@ async def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) 
             return screen(app)
 
     async with opened(A) as (app, pilot):
-        await press(app, pilot, "p", "b", "r", "e")
+        await press(app, pilot, "p", "b", "r", "e", "enter")
     (written,) = in_tmp.glob("rldbg-replay-*.json")
     kept = json.loads(written.read_text())
     assert set(SCHEMA["$defs"]["replay"]["required"]) <= set(kept)
@@ -200,7 +200,7 @@ async def test_a_diagnosis_is_written_from_the_findings_and_opens_again(in_tmp: 
 
     engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
     async with opened(A, engine=engine) as (app, pilot):
-        await press(app, pilot, "7", "e")
+        await press(app, pilot, "7", "e", "enter")
     (written,) = in_tmp.glob("rldbg-*.json")
     assert json.loads(written.read_text())["kind"] == "diagnosis"
     there = ScriptedEngine()

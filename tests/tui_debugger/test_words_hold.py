@@ -78,7 +78,7 @@ async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path
         assert not any("CLEAN" in line for line in listed)
 
         # The saved answer is the one on the screen, and says which steps it is about.
-        await press(app, pilot, "2", "e")
+        await press(app, pilot, "2", "e", "enter")
         (written,) = in_tmp.glob("rldbg-comparison-*.json")
         saved = json.loads(written.read_text())
         assert saved["counts"] == shown["counts"]
@@ -95,7 +95,7 @@ async def test_a_step_that_was_not_compared_says_so_and_so_does_what_is_saved(in
     async with app.run_test(size=(160, 48)) as pilot:
         await until(pilot, lambda: "1 of 2 steps compared, now step 1" in screen(app))
         assert _marks(app)[1].startswith("not compared")
-        await pilot.press("2", "e")
+        await pilot.press("2", "e", "enter")
         await until(pilot, lambda: list(in_tmp.glob("rldbg-comparison-*.json")))
         (written,) = in_tmp.glob("rldbg-comparison-*.json")
         await until(pilot, lambda: written.read_text().endswith("}\n"))

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import json
 import os
+import shlex
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,18 +84,64 @@ def _forced(ctx: click.Context, _: click.Parameter, force: bool) -> None:
     ctx.meta["force"] = force
 
 
+#: Standard output, where a file is asked for.
+STDOUT = Path("-")
+_HANDOUTS = ("html", "markdown", "junit")
+
+
+def _handed_out(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
+    """Keep where a handout goes, for `finish`: no command need know that there are any."""
+    if path == STDOUT:
+        _printed(ctx, option, True)
+    elif path is not None:
+        _free_place(ctx, option, path)
+    ctx.meta[f"rldbg.{option.name}"] = path
+
+
+def _printed(ctx: click.Context, option: click.Parameter, is_asked: bool) -> bool:
+    """Refuse two forms of the answer on standard output before the work that the answer takes."""
+    if is_asked:
+        other = ctx.meta.setdefault("rldbg.printed", option.opts[0])
+        if other != option.opts[0]:
+            raise click.UsageError(f"{other} and {option.opts[0]} both want standard output: give one a FILE", ctx)
+    return is_asked
+
+
+def is_handed_out() -> bool:
+    """Whether the answer is asked for as a page, a comment or for CI: then no screen opens in its place."""
+    context = click.get_current_context(silent=True)
+    return context is not None and any(context.meta.get(f"rldbg.{name}") for name in _HANDOUTS)
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+
+
 def document_output(command: Decorated) -> Decorated:
-    """--json, --output and --force."""
+    """--json, --output, --html, --markdown, --junit and --force."""
     for option in (
         click.option(
             "--force", is_flag=True, is_eager=True, expose_value=False, callback=_forced,
-            help="With --output: write over a file, make its folder.",
+            help="Write over a file, make its folder.",
+        ),
+        click.option(
+            "--junit", type=_FILE, callback=_handed_out, expose_value=False, metavar="FILE",
+            help="Write the answer as JUnit XML, for CI.",
+        ),
+        click.option(
+            "--markdown", type=_FILE, is_flag=False, flag_value=str(STDOUT), callback=_handed_out, expose_value=False,
+            metavar="[FILE]", help="Write the answer as a comment for an issue; without FILE, print it.",
+        ),
+        click.option(
+            "--html", type=_FILE, callback=_handed_out, expose_value=False, metavar="FILE",
+            help="Write the answer as one page; rldbg FILE opens it again.",
         ),
         click.option(
             "--output", type=click.Path(path_type=Path, dir_okay=False), callback=_free_place,
             help="Write the JSON document to a new file.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print the JSON document and nothing else."),
+        click.option(
+            "--json", "as_json", is_flag=True, callback=_printed, help="Print the JSON document and nothing else."
+        ),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -107,23 +155,70 @@ def finish(
     output: Path | None,
     allow_missing: bool = False,
     fail_on: str = "warning",
+    fail_above: float | None = None,
 ) -> int:
     """Print the answer, write it where asked, and return the exit code it means."""
-    refused: RldbgError | None = None
-    if output is not None:
-        from replay_core.export.documents import write_document  # brings the recorder: 30 ms
+    code = int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on, fail_above=fail_above))
+    refused: list[RldbgError] = []
+    printed = ""
+    for path, made in _forms(doc, code, output):
+        if path == STDOUT:
+            printed += made()
+            continue
+        from replay_core.export.documents import write_text  # brings the recorder: 30 ms
 
         try:
-            write_document(doc, output)
-            click.echo(f"wrote {safe(output)}", err=True)
+            write_text(made(), path)
+            click.echo(f"wrote {safe(path)}", err=True)
         except RldbgError as error:
-            refused = error  # after the answer: it took the time it took
+            refused.append(error)  # after the answer: it took the time it took
     # A reader that leaves early (`| head`) does not change the answer, nor the code that stands for it.
     with contextlib.suppress(ReaderLeft):
-        say(json.dumps(doc, indent=1, allow_nan=False) if as_json else safe(report(doc), lines=True))
-    if refused is not None:
-        raise refused
-    return int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on))
+        if as_json:
+            say(json.dumps(doc, indent=1, allow_nan=False))
+        else:
+            say(printed.rstrip("\n") or safe(report(doc), lines=True))
+    if refused:
+        raise refused[0]
+    return code
+
+
+def _forms(doc: Document, code: int, output: Path | None) -> list[tuple[Path, Callable[[], str]]]:
+    """The forms of the answer that were asked for beside the report, and where each of them goes."""
+    context = click.get_current_context(silent=True)
+    places = {name: context.meta.get(f"rldbg.{name}") if context else None for name in _HANDOUTS}
+    forms: list[tuple[Path | None, Callable[[], str]]] = [
+        (output, lambda: json.dumps(doc, indent=1, allow_nan=False) + "\n")
+    ]
+    if any(places.values()):
+        from tui_debugger.handout.comment import comment  # who hands nothing out does not pay for it
+        from tui_debugger.handout.html_page import page
+        from tui_debugger.handout.junit import junit
+
+        typed = typed_command(context.meta.get("rldbg.arguments", ()) if context else ())
+        forms += [
+            (places["html"], lambda: page(doc, typed)),
+            (places["markdown"], lambda: comment(doc, typed)),
+            (places["junit"], lambda: junit(doc, code)),
+        ]
+    return [(path, made) for path, made in forms if path is not None]
+
+
+#: Options that say where the answer goes, and whether a word follows each: no part of what was asked.
+_PLACES = {"--html": True, "--markdown": True, "--junit": True, "--output": True, "--json": False, "--force": False}
+
+
+def typed_command(arguments: Sequence[str]) -> str:
+    """The command as it was typed, for a shell, without where its answer was to go."""
+    words, follows = [], False
+    for place, word in enumerate(arguments):
+        if follows and not (arguments[place - 1] == "--markdown" and word.startswith("-") and word != "-"):
+            follows = False
+            continue
+        follows = _PLACES.get(word, False)
+        if word.partition("=")[0] not in _PLACES:
+            words.append(word)
+    return shlex.join(["rldbg", *words])
 
 
 class ReaderLeft(click.exceptions.Exit):
@@ -152,22 +247,28 @@ def say(text: str) -> None:
         raise RequestError("standard output cannot be written", found=error.strerror) from None
 
 
-class ProgressLine:
-    """One line on standard error that says what a job does, how far it is and since when; silent where nobody watches,
-    and in its first second.
+#: A terminal is told after so long what is done: who waits longer thinks that nothing is.
+_FIRST_S = 0.3
+#: A log, a pipe or a notebook is told after so long, and then each time as long again.
+_UNWATCHED_S = 10.0
 
-    `first`: what is done before the job says anything itself (names are read); the line then goes on by itself, too.
+
+class ProgressLine:
+    """One line on standard error that says what a job does, how far it is and since when, from `_FIRST_S` on. Where no
+    terminal is, a line of its own after ten seconds, and whenever as much time again has gone.
+
+    `first`: what is done before the job says anything itself; where that is empty, the line does not go on by itself.
     """
 
-    def __init__(self, first: str = "", *, verbose: bool = False) -> None:
+    def __init__(self, first: str = "reading names of files", *, verbose: bool = False) -> None:
         self._watched = sys.stderr.isatty()
+        self._next_s = _FIRST_S if self._watched else _UNWATCHED_S
         self._verbose = verbose
         self._began = time.monotonic()
-        self._drawn = 0.0
         self._width = 0
         self._said = first
         self._ended, self._drawing = threading.Event(), threading.Lock()
-        if self._watched and first:
+        if first:
             threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
         if (context := click.get_current_context(silent=True)) is not None:
             context.call_on_close(self.clear)  # an error is said on a line of its own
@@ -182,21 +283,23 @@ class ProgressLine:
             self._draw()
 
     def _go_on(self) -> None:
-        while not self._ended.wait(0.5):
+        while not self._ended.wait(_FIRST_S):
             self._draw()
 
     def _draw(self) -> None:
-        now = time.monotonic()
-        if not self._watched or now - self._began < 1 or now - self._drawn < 0.1:
-            return
         with self._drawing:
-            if self._ended.is_set():
+            spent = time.monotonic() - self._began
+            if spent < self._next_s or self._ended.is_set():
                 return
-            self._drawn = now
-            text = f"{self._said}  {now - self._began:.0f} s"[:78]
-            sys.stderr.write("\r" + text.ljust(self._width))
+            self._next_s = spent + 0.1 if self._watched else 2 * spent
+            tail = f"  {spent:.0f} s"
+            if self._watched:
+                text = self._said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
+                sys.stderr.write("\r" + text.ljust(self._width))
+                self._width = len(text)
+            else:
+                sys.stderr.write(f"{self._said}{tail}\n")
             sys.stderr.flush()
-            self._width = len(text)
 
     def _erase(self) -> None:
         with self._drawing:

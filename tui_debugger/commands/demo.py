@@ -66,8 +66,7 @@ def command(
         doc = workbench.replay(trained["plan"], root / "replay", runner, _tell)
     _say(f"     {time.monotonic() - began:.0f} s in all; recorded in {root}")
     cells = doc["cells"]
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if as_json or as_text or output is not None or not interactive:
+    if not opens_screen(as_json or as_text or output is not None):
         return finish(doc, replay_report, as_json=as_json, output=output)
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 

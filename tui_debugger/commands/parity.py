@@ -12,7 +12,7 @@ from replay_core import workbench
 from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from tui_debugger import paths
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
+from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, is_handed_out
 from tui_debugger.reports.parity import parity_report
 
 
@@ -102,7 +102,7 @@ def command(
 
 def opens_screen(wants_text: bool) -> bool:
     """Whether the answer goes to the screen: there is a terminal at both ends, and nobody asked for text."""
-    return not wants_text and sys.stdin.isatty() and sys.stdout.isatty()
+    return not wants_text and not is_handed_out() and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def show(request: dict[str, Any]) -> int:

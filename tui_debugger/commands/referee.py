@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from replay_core import workbench
-from replay_core.export.outcome import exit_code
 from replay_core.records import Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
 from tui_debugger.reports.ruling import ruling_report
@@ -57,5 +56,10 @@ def command(
         role=role, graft=graft, on_event=progress,
     )  # fmt: skip
     progress.clear()
-    finish(doc, lambda one: ruling_report(one, show_all=show_all), as_json=as_json, output=output)
-    return int(exit_code(doc, fail_above=fail_above))
+    return finish(
+        doc,
+        lambda one: ruling_report(one, show_all=show_all),
+        as_json=as_json,
+        output=output,
+        fail_above=fail_above,
+    )

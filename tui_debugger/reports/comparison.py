@@ -63,7 +63,7 @@ def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width:
         lines += summary_lines(doc["summary"])
     if doc["hints"]:
         lines += ["", *(f"hint: {hint}" for hint in doc["hints"])]
-    lines += ["", _coverage(doc["coverage"])]
+    lines += ["", coverage_line(doc["coverage"])]
     lines += [
         f"problem: {words.safe(problem['what'])}\n  {words.safe(problem['where'])}" for problem in doc["problems"]
     ]
@@ -229,7 +229,7 @@ def _explained(row: PairEntry) -> str:
     return "\n".join(lines)
 
 
-def _coverage(coverage: CoverageEntry) -> str:
+def coverage_line(coverage: CoverageEntry) -> str:
     parts = [
         f"compared {coverage['tensors_compared']:,} tensors, {coverage['elements_compared']:,} elements "
         f"in {coverage['records_paired']} paired micro-batches and steps"

@@ -30,7 +30,9 @@ def diagnosis_report(doc: DiagnosisDocument, *, show_all: bool = False) -> str:
         lines += ["", *_finding(finding)]
     if causes[spelled:]:
         lines += ["", "besides (--all spells them out):"]
-        lines += [line for finding in causes[spelled:] for line in _wrapped("  " + _title(finding), "              ")]
+        lines += [
+            line for finding in causes[spelled:] for line in _wrapped("  " + finding_title(finding), "              ")
+        ]
     if downstream:
         lines += ["", "downstream: " + ", ".join(f"{one['id']} of {one['echo_of']}" for one in downstream)]
         if show_all:
@@ -66,7 +68,7 @@ def _since(finding: FindingEntry, recorded: int) -> str:
 
 
 def _finding(finding: FindingEntry) -> list[str]:
-    lines = _wrapped(_title(finding), "              ")
+    lines = _wrapped(finding_title(finding), "              ")
     for evidence in finding["evidence"][:PIECES]:
         value = evidence["value"]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -82,7 +84,7 @@ def _finding(finding: FindingEntry) -> list[str]:
     return [*lines, "    next:  " + finding["next_step"]]
 
 
-def _title(finding: FindingEntry) -> str:
+def finding_title(finding: FindingEntry) -> str:
     return f"{finding['severity'].upper():<8}{finding['id']}  {finding['claim']}{_steps(finding)}"
 
 

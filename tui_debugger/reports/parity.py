@@ -43,13 +43,13 @@ _WORST = 5
 def parity_report(doc: ParityDocument) -> str:
     a, b = doc["a"], doc["b"]
     lines = [
-        *_answer(doc),
+        *answer_lines(doc),
         "",
         f"A  {a['backend']}  {a['engine']}  {a['path']}",
         f"B  {b['backend']}  {b['engine']}  {b['path']}",
     ]
     for batch in doc["batches"]:
-        lines += ["", *_batch(batch, doc)]
+        lines += ["", *batch_lines(batch, doc)]
     lines += ["", "randomness, read back from the built critics", *_randomness(doc["randomness"])]
     if doc["notes"]:
         lines += ["", *(f"note: {note}" for note in doc["notes"])]
@@ -59,7 +59,7 @@ def parity_report(doc: ParityDocument) -> str:
     return "\n".join(lines)
 
 
-def _answer(doc: ParityDocument) -> list[str]:
+def answer_lines(doc: ParityDocument) -> list[str]:
     cause = doc["cause"] or "not finite"
     word = "AGREES" if doc["agrees"] else "DISAGREES"
     lines = [f"{word}  cause: {cause}  (batch {doc['about']})", f"  {doc['why']}"]
@@ -76,7 +76,7 @@ def _answer(doc: ParityDocument) -> list[str]:
     return lines
 
 
-def _batch(batch: BatchEntry, doc: ParityDocument) -> list[str]:
+def batch_lines(batch: BatchEntry, doc: ParityDocument) -> list[str]:
     shape = " x ".join(map(str, batch["shape"]))
     causes = ", ".join(str(one["kind"]) for one in batch["causes"])
     lines = [f"{batch['name']}  values {shape}  {batch['counted']} tokens count  cause: {causes}"]

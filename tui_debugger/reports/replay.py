@@ -22,7 +22,7 @@ SEGMENTS = 16
 def replay_report(doc: ReplayDocument) -> str:
     plan = doc["plan"]
     several = doc["matrix"] is not None
-    lines = [*_answer(doc), "", f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}", ""]
+    lines = [*answer_lines(doc), "", f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}", ""]
     lines += matrix_table(doc) if several else _cells(doc)
     if doc["ranking"]:
         lines += ["", *_ranking(doc["ranking"])]
@@ -59,7 +59,7 @@ def _cells(doc: ReplayDocument) -> list[str]:
     return columns(rows)
 
 
-def _answer(doc: ReplayDocument) -> list[str]:
+def answer_lines(doc: ReplayDocument) -> list[str]:
     """What the eye should meet first: who disagrees and where, else what was held to what."""
     lines = []
     others = [(number, cell) for number, cell in enumerate(doc["cells"]) if number != doc["baseline"]]
@@ -132,7 +132,13 @@ def _loss(number: int, cell: CellEntry) -> list[str]:
     loss = cell["loss"]
     if loss is None:
         return []
-    each = ", ".join(f"micro {one['micro']} {words.number(one['loss'], 6)}" for one in loss["micros"][:SEGMENTS])
+    several = len({one["rank"] for one in loss["micros"]}) > 1
+    each = ", ".join(
+        (f"rank {one['rank']} " if several else "")
+        + f"micro {one['micro']}"
+        + ("" if one["loss"] is None else f" {words.number(one['loss'], 6)}")
+        for one in loss["micros"][:SEGMENTS]
+    )
     lines = ["", f"cell {number} {loss['stated']}", f"  {each}; gradient norm {words.number(loss['grad_norm'], 6)}"]
     held = cell["recorded_training"]
     if held:
@@ -157,16 +163,21 @@ def _determinism(repeated: RepeatEntry) -> str:
 
 def matrix_table(doc: ReplayDocument) -> list[str]:
     """A column per toggle, what each cell cost, and whether its answer is right."""
+    lines = columns(matrix_rows(doc))
+    if doc["is_warm"]:
+        lines.append("one warm child ran all cells: times and memory depend on their order")
+    return lines
+
+
+def matrix_rows(doc: ReplayDocument) -> list[list[str]]:
+    """The same table as its cells, titles first: one row per cell of the replay."""
     axes = doc["matrix"]["axes"] if doc["matrix"] else {}
     rows = [
         ["#", "configuration", *axes, "result", "agrees", "load", "compile", "steady", "peak", "attention that ran"]
     ]
     for number, cell in enumerate(doc["cells"]):
         rows.append([str(number), *_matrix_row(cell, axes, number == doc["baseline"])])
-    lines = columns(rows)
-    if doc["is_warm"]:
-        lines.append("one warm child ran all cells: times and memory depend on their order")
-    return lines
+    return rows
 
 
 def _matrix_row(cell: CellEntry, axes: dict[str, list[Any]], is_baseline: bool) -> list[str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from replay_core.documents.comparison import MetricsEntry, PairEntry
     from replay_core.documents.parts import KeyEntry, Number
 
-_HEAD = ("verdict", "tensor", "where", "dtype", "shape", "max abs", "rel L2", "why")
+HEAD = ("verdict", "tensor", "where", "dtype", "shape", "max abs", "rel L2", "why")
 
 #: A name as it stands where there is room, and the least that tells tensors apart.
 _LONGEST_NAME, _SHORTEST_NAME = 48, 32
@@ -26,7 +26,7 @@ def tensor_table(rows: list[PairEntry], width: int | None = None) -> list[str]:
 
     What is cut or left out is said behind the table.
     """
-    table = _Table([list(_HEAD), *(_cells(row) for row in rows)], width)
+    table = _Table([list(HEAD), *(tensor_cells(row) for row in rows)], width)
     if width is None or table.fits:
         return table.lines()
     before, lost = table.places(), []
@@ -65,7 +65,7 @@ class _Table:
 
     def places(self) -> list[str]:
         """One line for the place that all rows share, in the place of a column; else the column in short words."""
-        at = _HEAD.index("where")
+        at = HEAD.index("where")
         shared = {row[at] for row in self.rows[1:]}
         if len(shared) == 1:
             self.drop("where")
@@ -117,7 +117,7 @@ def _micro_batch(key: KeyEntry) -> tuple[int | None, ...]:
     return key["step"], key["rank"], key["micro"]
 
 
-def _cells(row: PairEntry) -> list[str]:
+def tensor_cells(row: PairEntry) -> list[str]:
     metrics = row["metrics"]
     return [
         word(row),

@@ -25,14 +25,14 @@ def weights_report(doc: WeightsDocument) -> str:
     if wrong:
         order = {word: at for at, word in enumerate(doc["counts"])}
         listed = sorted(wrong, key=lambda one: order[one["arrival"]])[:_MOST]
-        rows = [row for one in listed for row in _rows(one)]
+        rows = [row for one in listed for row in destination_rows(one)]
         lines += ["", *columns([["parameter of the engine", "holds", ""], *rows])]
         if len(wrong) > _MOST:
             lines.append(f"  … and {len(wrong) - _MOST} more; --json lists all")
     if doc["not_sent"]:
         more = f" … and {len(doc['not_sent']) - 5} more" if len(doc["not_sent"]) > 5 else ""
         lines += ["", f"without a destination: {', '.join(doc['not_sent'][:5])}{more}"]
-    lines += ["", _coverage(doc)]
+    lines += ["", coverage_line(doc)]
     if covered["unmoved"]:
         same = "equal what was sent and what was there before: that the push wrote them is not shown"
         lines.append(f"note: {covered['unmoved']} {same}")
@@ -48,7 +48,7 @@ def _side(word: str, side: WeightsSide) -> str:
     return f"{word:<8} {side['path']}  {side['parameters']} parameters{step}{of}"
 
 
-def _rows(one: DestinationEntry) -> list[list[str]]:
+def destination_rows(one: DestinationEntry) -> list[list[str]]:
     rank = "" if one["rank"] is None else f" (rank {one['rank']})"
     name = f"{one['name']}{rank}"
     if not one["parts"]:
@@ -62,7 +62,7 @@ def _rows(one: DestinationEntry) -> list[list[str]]:
     return rows
 
 
-def _coverage(doc: WeightsDocument) -> str:
+def coverage_line(doc: WeightsDocument) -> str:
     covered = doc["coverage"]
     said = f"compared {covered['compared']} of {covered['destinations']} parameters of the engine"
     if covered["by_digest"]:

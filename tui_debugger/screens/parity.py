@@ -338,8 +338,11 @@ class ParityScreen(Overlay):
         move(self.focused, where)
 
     def do_export(self) -> None:
-        documents = [self.view.document] if self.view.document is not None else []
-        self.stage.work(self.stage.screen.taking.write(documents, "nothing to export yet"), "export")
+        taking, document, lacking = self.stage.screen.taking, self.view.document, "nothing to export yet"
+        if document is None:
+            self.stage.say(lacking)
+            return
+        taking.ask_form(lambda form: self.stage.work(taking.write([document], lacking, form), "export"))
 
     def do_copy(self) -> None:
         answer = self.view.answer(self.stage.state.job.busy)

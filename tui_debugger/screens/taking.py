@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
 _LOOK_S, _IDLE_LOOKS = 0.05, 20
 
 
+#: What is written, and the ending of its file's name.
+_ENDINGS = {"json": "json", "html": "html", "markdown": "md"}
+
+
+def _written(documents: Sequence[Document], form: str) -> list[Path]:
+    made = snapshot.as_json
+    if form != "json":
+        from tui_debugger.handout.comment import comment  # who writes JSON does not wait for it
+        from tui_debugger.handout.html_page import page
+
+        made = page if form == "html" else comment
+    return snapshot.write_each(paths.here(), documents, made, _ENDINGS[form])
+
+
 class Taking:
     """The actions export, copy and log."""
 
@@ -30,16 +44,38 @@ class Taking:
         self._export_waits = False
 
     def do_export(self) -> None:
-        findings, state = self._stage.panes.active == "findings", self._state
+        findings = self._stage.panes.active == "findings"
+        if not snapshot.documents(self._state, findings=findings) and not self._state.tensors.live:
+            self._stage.say("nothing to export: open a dump first")
+            return
+        self.ask_form(lambda form: self._begin(findings, form))
+
+    def ask_form(self, then: Callable[[str], None]) -> None:
+        """Ask for whom it is written: enter alone is JSON."""
+
+        def go(text: str) -> None:
+            form = text.strip().lower()
+            if form not in _ENDINGS:
+                self._stage.say(f"there is no form {text!r}: {', '.join(_ENDINGS)}", "error")
+                return
+            then(form)
+
+        hint = (
+            "json, html (a page for a colleague) or markdown (a comment for an issue); rldbg FILE opens json and html"
+        )
+        self._stage.ask("Write as", hint, go, "json", known=tuple(_ENDINGS))
+
+    def _begin(self, findings: bool, form: str) -> None:
+        state = self._state
         if not (state.tensors.live and state.job.busy is not None):
-            self._stage.work(self._export(findings), "export")
+            self._stage.work(self._export(findings, form), "export")
             return
         self._stage.say(f"{state.job.busy} · written when it has ended")
         if not self._export_waits:
             self._export_waits = True
-            self._stage.work(self._export_when_ended(findings), "export")
+            self._stage.work(self._export_when_ended(findings, form), "export")
 
-    async def _export_when_ended(self, findings: bool) -> None:
+    async def _export_when_ended(self, findings: bool, form: str) -> None:
         state, idle = self._state, 0
         try:
             # Between the end of the job and its answer on the screen nothing is busy for a moment.
@@ -51,16 +87,16 @@ class Taking:
         if state.tensors.live:
             self._stage.say("the comparison did not come to its end: nothing was written", "warning")
         else:
-            await self._export(findings)
+            await self._export(findings, form)
 
-    async def _export(self, findings: bool) -> None:
+    async def _export(self, findings: bool, form: str) -> None:
         documents = snapshot.documents(self._state, findings=findings)
-        await self.write(documents, "nothing to export: open a dump first")
+        await self.write(documents, "nothing to export: open a dump first", form)
 
-    async def write(self, documents: Sequence[Document], lacking: str) -> None:
-        """Write documents as JSON, or say what is lacking. A long list takes a second: the keys go on meanwhile."""
+    async def write(self, documents: Sequence[Document], lacking: str, form: str) -> None:
+        """Write documents, or say what is lacking. A long list takes a second: the keys go on meanwhile."""
         try:
-            written = await asyncio.to_thread(snapshot.write_each, paths.here(), documents)
+            written = await asyncio.to_thread(_written, documents, form)
         except (OSError, ValueError) as error:
             self._stage.say(f"cannot export: {error}", "error")
             return

@@ -1,0 +1,102 @@
+"""Pages as a real browser shows them, from a file, scripts off: text, contrast, width; nothing asked for or run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import browser
+from tests.tui_debugger.handout.documents import genuine, hostile_texts, spoilt
+from tui_debugger.handout.html_page import page
+from tui_debugger.handout.kinds import sheet_of
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(browser.FOUND is None, reason="no headless browser is installed"),
+]
+
+#: Of every element with text of its own: its contrast with what is behind it (WCAG 2), the least, and whose it is.
+_CONTRAST = """
+(() => {
+  const light = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= .03928 ? v / 12.92
+    : Math.pow((v + .055) / 1.055, 2.4); }); return .2126 * r + .7152 * g + .0722 * b; };
+  const parse = t => { const n = (t.match(/[\\d.]+/g) || []).map(Number);
+    return [n.slice(0, 3), n.length > 3 ? n[3] : 1]; };
+  const behind = e => { const layers = [];
+    for (; e; e = e.parentElement) { const [c, a] = parse(getComputedStyle(e).backgroundColor);
+      if (a > 0) { layers.push([c, a]); if (a === 1) break; } }
+    let under = layers.length && layers[layers.length - 1][1] === 1 ? layers.pop()[0]
+      : (matchMedia('(prefers-color-scheme: dark)').matches ? [20, 23, 27] : [255, 255, 255]);
+    for (const [c, a] of layers.reverse()) under = under.map((v, i) => v * (1 - a) + c[i] * a);
+    return under; };
+  let least = [99, ''];
+  for (const e of document.body.querySelectorAll('*')) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) || e.closest('svg, template')) continue;
+    const a = light(parse(getComputedStyle(e).color)[0]), b = light(behind(e));
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < least[0]) least = [ratio, e.className + ' ' + e.textContent.slice(0, 40)];
+  }
+  return least;
+})()
+"""
+_WIDTH = "document.documentElement.scrollWidth"
+_SHUT = "document.querySelectorAll('details').forEach(one => one.open = true)"
+_TEXT = "document.body.innerText.replace(/\\s+/g, ' ')"
+_OTHERS = "document.querySelectorAll('iframe,object,embed,link,form,a').length"
+_ALIVE = f"[document.scripts.length, document.images.length, {_OTHERS}]"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
+    with browser.Browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", ["comparison", "matrix", "diagnosis", "diagnosis_log", "parity", "ruling", "weights"])
+def test_a_page_is_readable_on_a_phone_and_on_a_wide_screen_by_day_and_by_night(
+    tab: browser.Browser, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / f"{name}.html"
+    file.write_text(page(genuine()[name]), encoding="utf-8")
+    sheet = sheet_of(genuine()[name])
+    for width, dark in ((360, False), (1600, False), (360, True), (1600, True)):
+        tab.open(file, width, dark=dark)
+        tab.evaluate(_SHUT)
+        text = tab.evaluate(_TEXT)
+        for part in (sheet.word, sheet.sentence, *(section.title for section in sheet.sections)):
+            assert " ".join(part.split()) in text, (part, width)
+        assert tab.evaluate(_WIDTH) <= width, "the page is wider than the window"
+        least, whose = tab.evaluate(_CONTRAST)
+        assert least >= 4.5, (whose, least, width, dark)
+        assert tab.asked_for == [file.as_uri()], "a page asks for itself alone"
+        assert not [one for one in tab.heard if one.get("method") == "Log.entryAdded"], "the browser complains"
+
+
+@pytest.mark.parametrize("text", hostile_texts(), ids=lambda text: repr(text[:12]))
+def test_hostile_texts_run_nothing_and_widen_nothing(tab: browser.Browser, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.html"
+    for name in ("comparison", "diagnosis_log", "parity"):
+        file.write_text(page(spoilt(genuine()[name], text)), encoding="utf-8")
+        # Scripts on: it is the page that keeps them from running.
+        tab.tell("Emulation.setScriptExecutionDisabled", value=False)
+        try:
+            tab.open(file, 360)
+            assert tab.evaluate(_ALIVE) == [0, 0, 0]
+            assert tab.evaluate("document.title") not in ("owned", "1")
+        finally:
+            tab.tell("Emulation.setScriptExecutionDisabled", value=True)
+        assert tab.evaluate(_WIDTH) <= 360
+        assert tab.asked_for == [file.as_uri()]
+
+
+def test_the_browser_of_these_tests_sees_what_it_is_to_see(tab: browser.Browser, tmp_path: Path) -> None:
+    file = tmp_path / "x.html"
+    bad = "<!doctype html><title>x</title><body><p style='color:#999;background:#aaa;width:900px'>pale and wide</p>"
+    file.write_text(f"{bad}<script>document.title='ran'</script><img src='file:///nowhere.png'>", encoding="utf-8")
+    tab.open(file, 360)
+    assert tab.evaluate("document.title") == "x", "scripts are off"
+    assert tab.evaluate(_WIDTH) > 360
+    assert tab.evaluate(_CONTRAST)[0] < 4.5
+    assert len(tab.asked_for) == 2
