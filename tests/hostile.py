@@ -336,6 +336,24 @@ def a_msgpack_of_very_many_batches(folder: Path) -> Path:
 
 
 @maker
+def a_token_export_of_one_token_each(folder: Path) -> Path:
+    line = b'{"micro_step":%d,"token_ids":[1],"trainer_logprobs":[0.5]}\n'
+    return _file(folder, "token_exports/step_1/rank_0.jsonl", b"".join(line % i for i in range(12_000))).parents[2]
+
+
+@maker
+def a_log_of_nothing_but_nan(folder: Path) -> Path:
+    lines = b"".join(b'{"step":%d,"loss":NaN,"kl":NaN}\n' % i for i in range(25_000))
+    return _file(folder, "metrics.jsonl", lines)
+
+
+@maker
+def a_line_of_very_many_metrics(folder: Path) -> Path:
+    metrics = b",".join(b'"k%d":1.0' % i for i in range(60_000))
+    return _file(folder, "metrics.jsonl", b'{"step":1,' + metrics + b"}\n")
+
+
+@maker
 def a_wandb_file_that_ends_inside_a_blocks_filling(folder: Path) -> Path:
     size = (1 << 15) - 7 - 7 - 3
     record = struct.pack("<IHB", 0, size, 1) + b"\x0a" + _varint(size - 4) + bytes(size - 4)
