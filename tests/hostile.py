@@ -605,6 +605,15 @@ def a_sparse_line_of_twenty_gigabytes(folder: Path) -> Path:
 
 
 @maker
+def a_sparse_log_of_twenty_gigabytes(folder: Path) -> Path:
+    path = folder / "train.log"
+    with open(path, "wb") as file:
+        file.write(b"{'loss': 0.5}\n")
+        file.truncate(20 << 30)
+    return path
+
+
+@maker
 def a_document_nested_without_end(folder: Path) -> Path:
     head = b'{"schema_version": 1, "kind": "comparison", "tool": "rldbg", "a": '
     return _file(folder, "x.json", head + b"[" * 200_000 + b"]" * 200_000 + b"}")
