@@ -577,7 +577,7 @@ class _Explaining:
             answer.spans = {}
 
     def _turn(self, one: Candidate) -> None:
-        """Where the engine is at the temperature that is stated (else 1) and the trainer is not, it is the trainer's."""
+        """An engine at the stated temperature (else 1) beside a trainer that is not: the trainer differs."""
         if one.setting is None or set(one.setting.changed(self.base)) != {"temperature"} or one.side != "engine":
             return
         stated, own = self.started.temperature, self.base.temperature
