@@ -42,6 +42,7 @@ COMMANDS = {
     "cache": "tui_debugger.commands.cache",
     "help": "tui_debugger.commands.help",
     "completion": "tui_debugger.commands.completion",
+    "skill": "tui_debugger.commands.skill",
 }
 
 HIDDEN = ("ui",)
