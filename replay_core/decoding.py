@@ -1,4 +1,4 @@
-"""Token ids as text, where a tokenizer.json is named or lies beside the dump. Nothing is downloaded or run.
+"""Token ids as text and back, where a tokenizer.json is named or lies beside the dump. Nothing is downloaded or run.
 
 A tokenizer is a program's input that anybody may put beside a dump, and its library answers what it does not expect by
 ending the process, or by writing text without end. So it decodes in a child with limits of its own.
@@ -59,7 +59,7 @@ def texts_near(ids: Sequence[int | None], path: Path, known: Iterable[str] = ())
 
 
 class Decoder:
-    """A tokenizer that only decodes."""
+    """A tokenizer in a child of its own."""
 
     def __init__(self, path: Path) -> None:
         """Raises:
@@ -90,7 +90,23 @@ class Decoder:
         Raises:
             RequestError: the tokenizer ended, or wrote more than any text.
         """
-        return self._ask([ids])[0]
+        return self.texts([ids])[0]
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Each row of ids as one text.
+
+        Raises:
+            RequestError: as `text`.
+        """
+        return [str(text) for text in self._ask(list(rows))]
+
+    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each text as ids; what a text shows of special tokens is read as those, and none are added.
+
+        Raises:
+            RequestError: as `text`.
+        """
+        return [[int(one) for one in ids] for ids in self._ask(list(texts))]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id by itself.
@@ -98,19 +114,19 @@ class Decoder:
         Raises:
             RequestError: as `text`.
         """
-        return self._ask([[i] for i in ids])
+        return self.texts([[i] for i in ids])
 
-    def _ask(self, rows: list[Sequence[int]]) -> list[str]:
+    def _ask(self, rows: list[Any]) -> list[Any]:
         answer: Any = None
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps([list(row) for row in rows]).encode() + b"\n")
+            self._process.stdin.write(json.dumps(rows).encode() + b"\n")
             self._process.stdin.flush()
             answer = json.loads(self._line())
         except (OSError, ValueError):
             answer = None
         if isinstance(answer, list) and len(answer) == len(rows):
-            return [str(text) for text in answer]
+            return answer
         _end(self._process)
         found = (
             answer.get("error") if isinstance(answer, dict) else "its process was ended: too much memory, time or text"
@@ -141,7 +157,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve() -> None:
-    """The child: a line of lists of ids in, a line of texts out, until its input ends."""
+    """The child: a line of lists of ids in, a line of texts out, and of texts ids; until its input ends."""
     import resource
 
     path, size = sys.argv[1], int(sys.argv[2])
@@ -162,6 +178,9 @@ def serve() -> None:
                 tokenizer = Tokenizer.from_file(path)
             answer, letters = [], 0
             for ids in json.loads(line):
+                if isinstance(ids, str):
+                    answer.append(tokenizer.encode(ids, add_special_tokens=False).ids)
+                    continue
                 text = tokenizer.decode([i for i in ids if 0 <= i < 2**32], skip_special_tokens=False)
                 answer.append(text)
                 letters += len(text)

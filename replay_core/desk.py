@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replay_core.documents.explanation import ExplanationDocument
     from replay_core.documents.following import FollowingDocument
     from replay_core.documents.kinds import Document
+    from replay_core.documents.mismatch import MismatchDocument
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
     from replay_core.documents.replay import ReplayDocument
@@ -58,6 +59,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "parity": _parity_job,
         "recorded_parity": _recorded_parity_job,
         "referee": _referee_job,
+        "mismatch": _mismatch_job,
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
@@ -295,6 +297,11 @@ def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
     weights = {f"weights_{side}": params.get(f"weights_{side}") for side in "ab"}
     graft = bool(params.get("graft"))
     return workbench.referee(Path(params["a"]), b, graft=graft, on_event=on_event, **weights, **selection)
+
+
+def _mismatch_job(params: dict[str, Any], on_event: OnEvent) -> MismatchDocument:
+    asked = {name: params[name] for name in ("model", "base_model", "older", "tokenizer", "most") if params.get(name)}
+    return workbench.mismatch(Path(params["path"]), *_more(params), step=params.get("step"), on_event=on_event, **asked)
 
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:

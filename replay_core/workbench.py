@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replay_core.documents.diagnosis import DiagnosisDocument
     from replay_core.documents.difference import DifferenceDocument
     from replay_core.documents.kinds import Document
+    from replay_core.documents.mismatch import MismatchDocument
     from replay_core.documents.parity import ParityDocument
     from replay_core.documents.record import RecordDocument
     from replay_core.documents.replay import ReplayDocument
@@ -49,7 +50,7 @@ def open_dump(
 
     Several paths are one run; `step` leaves only the records of those steps.
     """
-    run = open_run(path, *more)
+    run = open_run(path, *more, on_event=on_event)
     if step is not None:
         run.records = run.select(step=step)
     unreadable: list[Problem] = []
@@ -189,7 +190,7 @@ def compare_dumps(
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
-    run_a, run_b = open_run(a, *more_a), open_run(b, *more_b)
+    run_a, run_b = open_run(a, *more_a, on_event=on_event), open_run(b, *more_b, on_event=on_event)
     chosen = {part: value for part, value in selection.items() if value is not None}
     records_a = _chosen(run_a, chosen)
     beside = {part: chosen.get(part) for part in scope_b or {}}
@@ -348,7 +349,7 @@ def diagnose(
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
-    run = open_run(path, *more)
+    run = open_run(path, *more, on_event=on_event)
     if inside := [] if more else runs_inside(run.path, run.records):
         step = None if known else step  # several runs are told apart by what stands in a claim: they are made anew
         runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
@@ -527,6 +528,26 @@ def _only_one(states: list[WeightState], path: Path) -> WeightState:
             hint="give a checkpoint of whole parameters, or the FSDP checkpoint itself",
         )
     return states[0]
+
+
+def mismatch(
+    path: Path, *more: Path, step: int | None = None, on_event: OnEvent = ignore, **asked: Any
+) -> MismatchDocument:
+    """A mismatch document: why the rollout's log-probabilities of a step are not the trainer's, and what is left.
+
+    Args:
+        step: None is the last that has both sides.
+        asked: the parts of `mismatch.setting.Asked`: model, base_model, older, tokenizer, attention, device, most.
+
+    Raises:
+        SelectionError: there is no such step.
+        ModelError: the model that was named is not there, or fits no token.
+    """
+    from replay_core.export.mismatches import mismatch_document
+    from replay_core.mismatch.explanation import explain
+    from replay_core.mismatch.setting import Asked
+
+    return mismatch_document(explain(open_run(path, *more), Asked(**asked), step, on_event))
 
 
 def parity_examples() -> tuple[Path, Path]:

@@ -19,6 +19,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("inspection",),  # one tensor under the glass, or two side by side
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
+    ("mismatch",),  # engine against trainer: which setting closes the gap
     ("parity", "referee", "weight_sync"),
     ("diagnose", "replay", "demo"),
     ("compare", "recorder", "rollouts", "telemetry"),
@@ -86,6 +87,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "explanation",
             "weights",
             "ruling",
+            "mismatch",
         )
     },
     "replay_core.documents.version": (None, "the version that every document carries"),
@@ -111,7 +113,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
 }
 
 #: Modules that may import torch or transformers at all, even inside a function; the rest of the core never does.
-TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity", "referee")
+TORCH_ROOMS = ("replay", "recorder", "rollouts", "demo", "parity", "referee", "mismatch")
 #: Below these floors nothing needs an array to be imported.
 NUMPY_FREE = (
     "errors",

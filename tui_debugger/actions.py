@@ -107,7 +107,7 @@ _DIAG = ("debugger", "trends")
 
 ACTIONS: tuple[Action, ...] = (
     Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1, screens=_ALL),
-    Action("ruling", ("J",), "ruling", "which of the two is wrong: the referee rules", FIND, screens=_ALL),
+    Action("ruling", ("J",), "ruling", "which of two is wrong, or if one is: the referee rules", FIND, screens=_ALL),
     Action("diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 2, argument="next"),
     Action("diverging", ("left_square_bracket",), "prev", "previous diverging tensor", FIND, argument="previous"),
     Action("filter", ("slash",), "filter", "filter tensors or steps by a regular expression", FIND, 6),

@@ -50,6 +50,9 @@ def answer_of(state: State) -> fmt.Answer:
         return fmt.Answer(
             "RLDBG", "muted", NO_DUMP, [], ["Two runs of one micro-batch should agree: where do they part?"]
         )
+    ruled = state.opened.ruled.get(state.opened.scope)
+    if ruled is not None and ruled["ruling"] is not None:
+        return fmt.ruling_answer(ruled, [f"{ruled['a']['computation']} · {run_line(state.opened.a)}"])
     wrong = state.opened.health.answer()
     if wrong is not None:
         document, saved = state.opened.health.document, state.opened.saved

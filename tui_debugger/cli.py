@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
     "referee": "tui_debugger.commands.referee",
+    "mismatch": "tui_debugger.commands.mismatch",
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
@@ -49,7 +50,7 @@ HIDDEN = ("ui",)
 #: What reads, answers and ends.
 _ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee")
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
-_UNLIMITED = ("record", "replay", "demo", "parity")
+_UNLIMITED = ("record", "replay", "demo", "parity", "mismatch")
 
 
 class _Commands(click.Group):

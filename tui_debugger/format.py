@@ -11,6 +11,7 @@ from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument, VerdictCounts
+    from replay_core.documents.ruling import RulingDocument
 
 #: Verdict words in the order a reader cares about them.
 VERDICTS = ("NAN", "SHAPE", "DIFF", "MISSING", "PADDING", "CLOSE", "SAME")
@@ -256,14 +257,18 @@ def counts(value: Mapping[str, Any]) -> str:
 
 def comparison_answer(document: ComparisonDocument) -> Answer:
     """The first line of a comparison: the ruling, where there is one, else what the table says."""
-    ruling = document["ruling"]
+    table, ruling = _table_answer(document), document["ruling"]
     if ruling is not None and ruling["ruling"] is not None:
-        word = ruling["ruling"]
-        token = {"NOISE": "close", "SUSPECT": "missing", "BUG": "first"}[word]
-        table = _table_answer(document)
-        facts = [f"differs: {one}" for one in ruling["differences"][:2]]
-        return Answer(word, token, safe(ruling["sentence"]), facts, [*table.notes, table.sentence], is_claim=True)
-    return _table_answer(document)
+        return ruling_answer(ruling, [*table.notes, table.sentence])
+    return table
+
+
+def ruling_answer(ruling: RulingDocument, notes: list[str]) -> Answer:
+    """The first line of a ruling that was made."""
+    word = ruling["ruling"] or "not ruled"
+    token = {"NOISE": "close", "SUSPECT": "missing", "BUG": "first"}[word]
+    facts = [f"differs: {one}" for one in ruling["differences"][:2]]
+    return Answer(word, token, safe(ruling["sentence"]), facts, notes, is_claim=True)
 
 
 def _table_answer(document: ComparisonDocument) -> Answer:

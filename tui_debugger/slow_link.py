@@ -6,6 +6,7 @@ Where the cursor is (`ESC [ 6 n`) every terminal tells, in its turn: the answer 
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from threading import Event
@@ -34,6 +35,18 @@ class AskingDriver(LinuxDriver):
     #: Characters written since the last question, and when the answer to that is given up.
     _drawn = 0
     _asked_until: float | None = None
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """Columns and rows of the terminal itself.
+
+        textual goes by COLUMNS and LINES where they are set. A Python prompt or `docker exec -e` passes on what held
+        for another window, or for this one before it was resized.
+        """
+        try:
+            columns, rows = os.get_terminal_size(self.fileno)
+        except OSError:
+            columns = rows = 0
+        return (columns, rows) if columns and rows else super()._get_terminal_size()
 
     @property
     def is_behind(self) -> bool:

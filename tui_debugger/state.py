@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from replay_core.documents.difference import DifferenceDocument
     from replay_core.documents.kinds import Document
     from replay_core.documents.replay import CellEntry, ReplayDocument
+    from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
     from replay_core.documents.tensor import TensorDocument
 
@@ -203,6 +204,8 @@ class Opened:
     """What the comparison with B, or a replay, comes to at every step."""
     health: Health = field(default_factory=Health)
     """What the diagnosis of A says."""
+    ruled: dict[Scope, RulingDocument] = field(default_factory=dict)
+    """What the referee says of A where nothing is compared with it."""
     live_run: LiveRun | None = None
     """A is followed while it is written."""
 

@@ -97,16 +97,18 @@ class TensorList:
         self.refilter()
         self.selected = self.shown[0] if self.shown else 0
 
-    def select_named(self, tensor: str | None) -> None:
-        """Select the row of a tensor, by the file's name or what it is; where there is none, leave the selection."""
+    def select_named(self, tensor: str | None) -> bool:
+        """Select the row of a tensor, by the file's name or what it is; False, and the selection left, where there is
+        none."""
         named = (i for i, row in enumerate(self.rows) if tensor in (row.name, row.entry.get("canonical")))
         found = next(named, None) if tensor is not None else None
         if found is None:
-            return
+            return False
         self.selected = found
         if found not in self.shown:
             self.filter = ""
             self.refilter()
+        return True
 
     def wanted(self) -> Callable[[str], object]:
         """The filter, a regular expression on `VERDICT name`; a text where it is none."""

@@ -19,6 +19,8 @@ from replay_core.diagnose.columns import Column, Columns
 from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.laid import Laid
 from replay_core.diagnose.sheets import TELL_TWINS, Sheet, joined, marked, sheets_of
+from replay_core.diagnose.signals import STAGES
+from replay_core.errors import RldbgError
 from replay_core.naming import meaning
 from replay_core.records import Record, Run
 from replay_core.samples.batch import Batch
@@ -310,7 +312,9 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     lost: takes the records that cannot be read; a step of nothing else has no batch to say so.
     """
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
-    sheets, unreadable, repeated = sheets_of(trained)
+    # What a critic says of the samples is about them; its own losses and batches are not the policy's.
+    said = [each for each in records if each.key.role == "critic" and each.key.stage not in STAGES and _says(each)]
+    sheets, unreadable, repeated = sheets_of([*trained, *said])
     lost += [what for what in unreadable if what not in lost]
     batches = []
     for spine, others in joined(sheets):
@@ -324,6 +328,14 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
             each.spine for each in batches if each is not batch and each.spine.has_tokens and each.step == batch.step
         ]
     return batches
+
+
+def _says(record: Record) -> bool:
+    """Whether a record speaks of samples that another one holds."""
+    try:
+        return not record.is_flat and all(ref.canonical != "input_ids" for ref in record.tensors())
+    except RldbgError:
+        return False
 
 
 def _is_repeat(spine: Sheet, other: Sheet, places: list[int | None]) -> bool:

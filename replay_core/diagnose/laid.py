@@ -11,7 +11,7 @@ import numpy as np
 from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.flat import Array, Flat
-from replay_core.records import Record, RecordKey, Run, weights_noted
+from replay_core.records import Record, RecordKey, Run, TensorRef, weights_noted
 from replay_core.samples.batch import Batch
 from replay_core.samples.layout import Ints
 
@@ -23,6 +23,8 @@ class Laid:
         self._flat, self._columns = flat, columns
         self.path: Path = flat.spine.parts[0].held.record.path if run is None else run.path
         self.flags: dict[str, Any] = (run.flags if run is not None else None) or {}
+        #: All that the dump states of the run: its flags, and what the trainer noted.
+        self.stated: dict[str, Any] = {**(run.facts if run is not None else {}), "flags": self.flags}
         self._step, self._models = step, run.models if run is not None else {}
         self._has_weights = step in self._models or None in self._models
 
@@ -128,13 +130,26 @@ class Laid:
         return {(part.held.record.key.rank, None): list(range(len(self._flat))) for part in self._flat.spine.parts}
 
     @property
-    def response_width(self) -> int | None:
-        """Columns of the padded response tensors, None where there are none."""
-        for name in ("response_mask", "loss_mask", "token_loss", "response_ids"):
-            ref = self._columns.ref(name)
-            if ref is not None and ref.rows is None and len(ref.shape) == 2:
-                return ref.shape[1]
-        return None
+    def widths(self) -> dict[str, int]:
+        """Columns of the padded rows by what they hold: the response, prompt and response, and those of its labels."""
+        found: dict[str, int] = {}
+        whole = next((ref.shape[1] for name in _WHOLE if (ref := self._grid(name)) is not None), None)
+        for name in ("response_mask", "loss_mask", "token_loss", "response_ids", "advantages"):
+            ref = self._grid(name)
+            if ref is not None and (whole is None or ref.shape[1] < whole - 1):
+                found["the response"] = ref.shape[1]
+                break
+        if whole is not None:
+            found |= {"prompt and response": whole, "prompt and response but the first": whole - 1}
+        return found
+
+    def _grid(self, name: str) -> TensorRef | None:
+        ref = self._columns.ref(name)
+        return ref if ref is not None and ref.rows is None and len(ref.shape) == 2 else None
+
+
+#: Tensors whose rows hold prompt and response.
+_WHOLE = ("input_ids", "attention_mask")
 
 
 def _holder(part: Batch, name: str | None) -> Record:

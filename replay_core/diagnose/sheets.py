@@ -82,6 +82,8 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
     repeated: list[str] = []
     seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
     micros: dict[tuple[Any, ...], Batch] = {}
+    #: The samples of a rank's whole step, by how many they are: values, weights and the like may be recorded beside.
+    wholes: dict[tuple[int | None, int], list[Batch]] = defaultdict(list)
     #: What a second file of them would hold: asked by content, as one file may hold ten thousand records.
     held: dict[Any, list[Batch]] = defaultdict(list)
     known: list[tuple[bool, Batch]] = []
@@ -107,6 +109,9 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
         if not tokens and record.key.micro is not None and laid_out is not None:
             laid_out.held.take_in(record)
             continue
+        if lacks_tokens and (beside := _beside(record, len(rows), micros, wholes)) is not None:
+            beside.held.take_in(record)
+            continue
         ids = _sample_ids(record) if record.key.rank else None
         if ids and seen[family] and ids <= seen[family]:
             continue  # a tensor-parallel twin
@@ -120,10 +125,26 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
             held[content].append(rows)
         seen[family] |= _sample_ids(record) or set()
         parts[family].append(rows)
+        if tokens:
+            wholes[record.key.rank, len(rows)].append(rows)
         if tokens and record.key.micro is not None:
             micros |= dict.fromkeys(micro if rows.packs is not None else micro[:1], rows)
     return [Sheet(f"{role}/{stage}" if role not in (None, "actor") else stage, found)
             for (stage, role), found in parts.items()], unreadable, repeated  # fmt: skip
+
+
+def _beside(
+    record: Record, size: int, micros: dict[tuple[Any, ...], Batch], wholes: dict[tuple[int | None, int], list[Batch]]
+) -> Batch | None:
+    """The samples that a record without tokens is about: of the same micro-batch, whatever the role; else the one batch
+    of the step and rank of as many samples. None where there are two that differ, or are in two orders.
+    """
+    if record.key.micro is not None:
+        return micros.get((record.key.rank, record.key.micro, None, size))
+    homes = wholes.get((record.key.rank, size)) or wholes.get((None, size)) or []
+    if not homes or homes[0].packs is not None or len({tuple(home.digests or ()) for home in homes}) > 1:
+        return None
+    return homes[0]
 
 
 def _pack(rows: Batch) -> tuple[int, int] | None:

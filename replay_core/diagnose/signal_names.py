@@ -87,6 +87,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "frac_zero_std": ("frac_reward_zero_std TRL", "zero_std_group_frac miles", "rollout/zero_std_group_frac slime"),
     "advantage_max": ("critic/advantages/max verl",),
     "advantage_min": ("critic/advantages/min verl",),
+    "advantage_mean": ("critic/advantages/mean verl", "ppo_actor/advantages AReaL"),
+    "value_mean": ("critic/values/mean verl",),
+    "value_max": ("critic/values/max verl",),
+    "value_min": ("critic/values/min verl",),
+    "return_mean": ("critic/returns/mean verl",),
+    "return_max": ("critic/returns/max verl",),
+    "return_min": ("critic/returns/min verl",),
+    "grad_norm_clipped": ("grad_norm_clipped *",),
     "grad_norm": (
         "grad_norm *", "actor/grad_norm verl", "train/grad_norm slime", "actor_grad_norm OpenRLHF",
         "policy/grad_norm SkyRL", "optim/grad_norm open-instruct", "ppo_actor/update/grad_norm AReaL",
@@ -143,12 +151,98 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
 )
 
+#: What home-grown trainers call the same signals: words in any case, joined by `_`, `/`, `.`, `-` or blanks, without
+#: the words of `_ROOMS` before them and of `_STATS` around them. signal -> names; a statistic but the mean has its
+#: own signal.
+_PLAIN: dict[str, str] = {
+    "loss": "loss total_loss train_loss",
+    "pg_loss": "pg_loss policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
+    "surr_loss clip_loss ppo_loss grpo_loss",
+    "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
+    "kl_to_reference kl_k3 k3_kl kl_per_token",
+    "policy_kl": "approx_kl ppo_kl approxkl kl_old old_kl kl_to_old",
+    "clip_fraction": "clipfrac clip_frac clip_fraction pg_clipfrac clip_ratio frac_clipped clipped_fraction "
+    "clipped_frac "
+    "pg_clip_frac ratio_clipfrac clip_rate",
+    "ratio": "ratio importance_ratio is_ratio prob_ratio",
+    "entropy": "entropy policy_entropy token_entropy entropy_per_token",
+    "reward": "reward rewards score scores raw_reward raw_rewards episode_reward total_reward reward_total env_reward",
+    "frac_zero_std": "frac_zero_std zero_std_frac zero_std_group_frac zero_std_groups_frac frac_zero_std_groups "
+    "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std "
+    "dead_group_frac "
+    "zero_std_fraction frac_zero_variance degenerate_group_frac",
+    "advantage": "advantage advantages adv advs",
+    "grad_norm": "grad_norm gradient_norm gnorm grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip "
+    "grad_norm_unclipped "
+    "global_grad_norm grad_global_norm total_grad_norm",
+    "grad_norm_clipped": "grad_norm_clipped clipped_grad_norm grad_norm_after_clip grad_norm_post_clip "
+    "grad_norm_postclip "
+    "grad_norm_after_clipping",
+    "response_length": "response_length response_len response_lengths completion_length completion_len gen_len "
+    "gen_length "
+    "output_length output_len resp_len generation_length completion_tokens response_tokens completions_length "
+    "len_response "
+    "resp_length generated_length",
+    "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
+    "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
+    "truncation_fraction truncated_fraction",
+    "learning_rate": "lr learning_rate lr_actor actor_lr",
+    "explained_variance": "explained_variance explained_var vf_explained_var value_explained_variance "
+    "value_explained_var",
+    "value_loss": "value_loss vf_loss critic_loss v_loss value_function_loss loss_value loss_vf loss_critic loss_v",
+    "value": "value values critic_value critic_values vpred",
+    "return": "returns",
+    "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
+    "logprobs_diff "
+    "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
+    "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
+    "step_seconds": "step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step",
+    "tokens_per_second": "tokens_per_second tokens_per_sec tok_per_sec tok_per_s toks_per_s",
+    "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb",
+}  # fmt: skip
+_BARE = {name: signal for signal, names in _PLAIN.items() for name in names.split()}
+#: (what it is of, statistic) -> signal. Those that are not here have a mean alone.
+_BY_STATISTIC = {
+    (base, said): f"{base}_{said}" for base in ("reward", "advantage", "value", "return") for said in ("max", "min")
+} | {
+    ("reward", "std"): "reward_std", ("response_length", "max"): "response_length_max",
+    ("ratio", "max"): "ratio_max", ("ratio", ""): "ratio_mean",
+    ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
+}  # fmt: skip
+_ROOM_WORDS = (
+    "train training metrics metric actor policy rollout rollouts stats global step optim optimizer objective env agent "
+    "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf"
+)
+_ROOMS = frozenset(_ROOM_WORDS.split())
+_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std"}
+_BETWEEN = regex(r"[\s/._\-]+")
+
+
+def _home_grown(raw: str) -> str | None:
+    """The signal that a name of words means, whoever made it up."""
+    words = [word for word in _BETWEEN.split(raw.lower()) if word]
+    said = ""
+    for at in (-1, 0):
+        if len(words) > 1 and words[at] in _STATS:
+            said = _STATS[words.pop(at)]
+            break
+    while words:
+        signal = _BARE.get("_".join(words))
+        if signal is not None:
+            return _BY_STATISTIC.get((signal, said), None if said else signal)
+        if words[0] not in _ROOMS:
+            return None
+        words = words[1:]
+    return None
+
+
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
-    "response_length", "response_length_max", "truncated", "advantage_max", "advantage_min", "masks_in_input",
+    "response_length", "response_length_max", "truncated", "value_mean", "value_max", "value_min", "return_mean",
+    "return_max", "return_min", "advantage_mean", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
     "entropy", "pair_logits", "pair_logps", "pair_reward",
     "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
@@ -172,6 +266,8 @@ def _names() -> dict[str, Name]:
     return known
 
 
+#: After every framework's own name of the signal.
+_HOME_GROWN = 99
 _FRAMEWORKS = (
     "*", "TRL", "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL", "NexRL",
     "open-instruct", "tinker", "ms-swift", "grpo_notes", "Megatron", "torchtitan",
@@ -219,4 +315,5 @@ def named(raw: str, trl: bool = False) -> Name | None:
     for prefix in ("train/", "metrics/"):
         if raw.startswith(prefix):
             return named(raw.removeprefix(prefix), trl)
-    return None
+    plain = _home_grown(raw)
+    return None if plain is None else Name(plain, None, "", _HOME_GROWN)

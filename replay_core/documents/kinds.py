@@ -10,6 +10,7 @@ from replay_core.documents.difference import DifferenceDocument
 from replay_core.documents.explanation import ExplanationDocument
 from replay_core.documents.following import FollowingDocument
 from replay_core.documents.info import InfoDocument
+from replay_core.documents.mismatch import MismatchDocument
 from replay_core.documents.parity import ParityDocument
 from replay_core.documents.record import RecordDocument
 from replay_core.documents.replay import ReplayDocument
@@ -32,4 +33,5 @@ Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.1
     ExplanationDocument,
     WeightsDocument,
     RulingDocument,
+    MismatchDocument,
 ]

@@ -126,10 +126,11 @@ class DeterminismSettings(TypedDict):
 
 
 class MicroLoss(TypedDict):
-    """The loss of one micro-batch."""
+    """The loss of one micro-batch; none where it was not formed again, its recorded gradient carried back instead."""
 
+    rank: int
     micro: int
-    loss: Number
+    loss: Number | None
 
 
 class LossEntry(TypedDict):
@@ -309,6 +310,7 @@ class _PlanOptions(TypedDict, total=False):
     forward_path: str | None
     backward: bool
     micros: list[int] | None
+    ranks: list[int] | None
     loss: Settings | str | None
     optimizer: Settings | str | None
     share_gpu: bool

@@ -23,6 +23,8 @@ class Index:
     notes: list[str] = field(default_factory=list)
     flags: dict[str, Any] | None = None
     models: dict[int | None, str] = field(default_factory=dict)
+    #: What the trainer noted of the run: its configuration, seeds, tokenizer.
+    facts: dict[str, Any] = field(default_factory=dict)
     #: Field names per file where the dump's own index lists them.
     names: dict[Path, tuple[str, ...]] = field(default_factory=dict)
     #: Further files that the records read: no other dialect is to list them.

@@ -13,10 +13,13 @@ from functools import cached_property
 from pathlib import Path
 
 from replay_core.file_spans import regular
+from replay_core.jobs import OnEvent, Progress, ignore
 
 #: Folders below the named one that are looked into, and names that are read: a dump is not a file system.
 MAX_DEPTH = 6
 MAX_NAMES = 500_000
+#: Names after which it is said how many were read.
+_SAY_EVERY = 2_000
 
 _DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
@@ -76,7 +79,9 @@ class Listing:
                     self._link(entry)
                 else:
                     self.special.append(entry.path)
-        seen[0] += len(names) + len(below)
+        before, seen[0] = seen[0], seen[0] + len(names) + len(below)
+        if before // _SAY_EVERY != seen[0] // _SAY_EVERY:
+            _tell(Progress(seen[0], None, f"names of files read, now in {path}"))
         if seen[0] > MAX_NAMES:
             self.skipped.append((path, f"more than {MAX_NAMES:,} names: nothing from here on was looked at"))
             return
@@ -87,9 +92,9 @@ class Listing:
             return
         for name in sorted(below):
             try:
-                yield from self._walk(f"{path}/{name}", depth + 1, seen)
+                yield from self._walk(os.path.join(path, name), depth + 1, seen)
             except OSError as error:
-                self.skipped.append((f"{path}/{name}", f"the folder cannot be read: {error.strerror}"))
+                self.skipped.append((os.path.join(path, name), f"the folder cannot be read: {error.strerror}"))
 
     def _link(self, entry: os.DirEntry[str]) -> None:
         if os.path.isdir(entry.path):
@@ -109,6 +114,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 _known: dict[Path, Listing] = {}
+_tell: OnEvent = ignore
 
 
 def listing(path: Path) -> Listing:
@@ -127,9 +133,11 @@ def count(path: Path) -> int:
     return sum(len(folder.names) for folder in listing(path).folders)
 
 
-def forget() -> None:
-    """Directories change: whoever opens a run looks again."""
+def forget(on_event: OnEvent = ignore) -> None:
+    """Directories change: whoever opens a run looks again, and is told how far that is."""
+    global _tell
     _known.clear()
+    _tell = on_event
 
 
 def few(names: Sequence[object], shown: int = 6) -> str:

@@ -39,6 +39,8 @@ _INDEX = regex(r"index_rank\d+\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
 _PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
 _REPLICATED = {"R": "Replicate", "Replicate()": "Replicate"}
+#: Of a number of a step: more are no step, and Python makes no number of thousands.
+_DIGITS = 18
 _KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 
@@ -54,8 +56,10 @@ def index(path: Path) -> Index:
     manifest = _manifest(path / "manifest.json")
     found = Index([], flags=manifest["flags"] or None)
     for step, reference in manifest["models"].items():
-        if step != "*" and not step.isdecimal():
-            found.problems.append(Problem(str(path / "manifest.json"), f"{step!r} is no step; its model is ignored"))
+        if step != "*" and not (step.isdecimal() and len(step) <= _DIGITS):
+            found.problems.append(
+                Problem(str(path / "manifest.json"), f"{step[:40]!r} is no step; its model is ignored")
+            )
             continue
         found.models[None if step == "*" else int(step)] = _model_path(path, str(reference))
     known = manifest.get("model_facts")
@@ -63,9 +67,9 @@ def index(path: Path) -> Index:
     if not found.models and isinstance(name, str) and name:
         # What training began from: the weights of its first step, and near those of later ones.
         found.models[0] = name
-    found.problems += [
-        Problem(str(path / "manifest.json"), what) for what in _told(manifest.get("facts"), "lost", "key", "why")
-    ]
+    facts = manifest.get("facts")
+    found.facts = facts if isinstance(facts, dict) else {}
+    found.problems += [Problem(str(path / "manifest.json"), what) for what in _told(facts, "lost", "key", "why")]
     found.notes += _told(manifest, "incidents", "step", "what")
     keys, found.names, bare = _indexed(path, found.problems)
     found.files += bare

@@ -7,6 +7,8 @@ from pathlib import Path
 from replay_core.dumps import native
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.listing import listing
+from replay_core.errors import DumpError
+from replay_core.records import Problem
 
 
 def _below(path: Path) -> list[Path]:
@@ -14,34 +16,41 @@ def _below(path: Path) -> list[Path]:
     found: list[Path] = []
     if not path.is_dir() or native.detect(path):
         return found
+    within = ""
     for folder in listing(path).folders:
-        here = Path(folder.path)
-        if (
-            "manifest.json" in folder.names
-            and native.detect(here)
-            and not any(here.is_relative_to(dump) for dump in found)
-        ):
+        # A folder is listed before what lies in it, and that before its neighbours.
+        if "manifest.json" not in folder.names or (within and folder.path.startswith(within)):
+            continue
+        if native.detect(here := Path(folder.path)):
             found.append(here)
+            within = f"{folder.path}/"
     return found
 
 
 def index(path: Path) -> Index:
     """The dumps below a folder as one index. What lies in them is theirs: checkpoints, logs of a replay."""
-    dumps = _below(path)
-    parts = [native.index(dump) for dump in dumps]
-    whole = Index([], flags=parts[0].flags if len(parts) == 1 else None)
+    dumps, parts, broken = _below(path), [], []
+    for dump in dumps:
+        try:
+            parts.append(native.index(dump))
+        except DumpError as error:
+            if len(dumps) == 1:
+                raise
+            broken.append(Problem(str(dump), error.in_one_line))
+    whole = Index([], flags=parts[0].flags if len(parts) == 1 else None, problems=broken)
     for part in parts:
         whole.files += part.files
         whole.problems += part.problems
         whole.notes += part.notes
         whole.names |= part.names
         whole.models |= part.models if len(parts) == 1 else {}
-    whole.beside = [
-        folder.file(name)
-        for folder in listing(path).folders
-        if any(Path(folder.path).is_relative_to(dump) for dump in dumps)
-        for name in folder.names
-    ]
+        whole.facts |= part.facts if len(parts) == 1 else {}
+    places, within = set(map(str, dumps)), ""
+    for folder in listing(path).folders:
+        if folder.path in places:
+            within = f"{folder.path}/"
+        if within and f"{folder.path}/".startswith(within):
+            whole.beside += [folder.file(name) for name in folder.names]
     return whole
 
 

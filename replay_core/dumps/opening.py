@@ -47,6 +47,7 @@ from replay_core.dumps.declared import payable
 from replay_core.dumps.dialect import Dialect, Entry, Index, in_order
 from replay_core.dumps.several import runs_inside, said_once
 from replay_core.errors import DumpError, NotADumpError, RequestError
+from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.records import Fields, Problem, Record, RecordKey, Run, TensorRef
 
 #: Every dialect. Which is asked first where two could take a file, the dialects themselves say (`Dialect.before`).
@@ -67,8 +68,10 @@ _AT_ONCE = 256
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".tgz", ".zip", ".tar")
 
 
-def open_run(path: Path | str, *more: Path | str) -> Run:
+def open_run(path: Path | str, *more: Path | str, on_event: OnEvent = ignore) -> Run:
     """Open a dump: a directory a framework wrote, or one of its files. Several paths are one run.
+
+    `on_event` is told how many names were read, and which kind of dump is looked for among them.
 
     A directory may hold the files of several dialects (a trainer's tensors beside its metrics and its log):
     each file belongs to the first dialect that knows it.
@@ -78,14 +81,14 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
         NotADumpError: no dialect knows it.
         DumpError: the dump's own index is unreadable.
     """
-    listing.forget()
+    listing.forget(on_event)
     peeking.forget()
     budget.forget()
     # Ten thousand records are no garbage: looking for some among them takes half the time, more beside a large heap.
     was_collecting = gc.isenabled()
     gc.disable()
     try:
-        parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one)]
+        parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one, on_event)]
         run = parts[0] if len(parts) == 1 else _joined(Path(path), parts)
         inside = [] if more else runs_inside(run.path, run.records)
         if inside:
@@ -96,7 +99,7 @@ def open_run(path: Path | str, *more: Path | str) -> Run:
             gc.enable()
 
 
-def _parts(path: Path) -> list[Run]:
+def _parts(path: Path, on_event: OnEvent) -> list[Run]:
     """The runs a path holds, one per dialect that knows files of it."""
     if not _is_there(path):
         raise RequestError(
@@ -114,7 +117,8 @@ def _parts(path: Path) -> list[Run]:
             parts.append(_run(dialect, path, index))
 
     try:
-        for dialect in DIALECTS:
+        for number, dialect in enumerate(DIALECTS):
+            on_event(Progress(number, len(DIALECTS), f"kinds of dump looked for, now {dialect.name}"))
             if dialect.known_by == "rest" or not _detects(dialect, path):
                 continue
             index = _indexed(dialect, path)
@@ -276,7 +280,7 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
             problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
-    return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models)
+    return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models, index.facts)
 
 
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:

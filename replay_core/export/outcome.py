@@ -30,9 +30,15 @@ def exit_code(
         return ExitCode.BAD_BYTES if doc["unreadable"] else ExitCode.AGREES
     if doc["kind"] == "ruling":
         return _ruling(doc, fail_above)
+    if doc["kind"] == "mismatch":
+        return ExitCode.CELL_FAILED if doc["agrees"] is None else _agreeing(doc["agrees"])
     if doc["kind"] == "parity" or doc["kind"] == "weights":
-        return ExitCode.AGREES if doc["agrees"] else ExitCode.DIVERGES
+        return _agreeing(doc["agrees"])
     return ExitCode.AGREES
+
+
+def _agreeing(agrees: bool) -> ExitCode:
+    return ExitCode.AGREES if agrees else ExitCode.DIVERGES
 
 
 def _comparison(doc: ComparisonDocument, allow_missing: bool) -> ExitCode:

@@ -196,11 +196,11 @@ def _linear(module: torch.nn.Linear, claim: Claim) -> Iterator[Hypothesis]:
             what = f"the partial sum of rank {rank} of {ranks}"
             yield Hypothesis(what, changes.parameters({"weight": kept}), sized=_times(what))
     for what, made in (
-        ("int8, a scale per row", _grid(weight, 127, per_row=True)),
-        ("int8, one scale", _grid(weight, 127, per_row=False)),
-        ("int4, a scale per row", _grid(weight, 7, per_row=True)),
-        ("float8 (e4m3, fp8), a scale per row", _float8(weight, True)),
-        ("float8 (e4m3, fp8), one scale", _float8(weight, False)),
+        ("int8, a scale per row", integer_grid(weight, 127, per_row=True)),
+        ("int8, one scale", integer_grid(weight, 127, per_row=False)),
+        ("int4, a scale per row", integer_grid(weight, 7, per_row=True)),
+        ("float8 (e4m3, fp8), a scale per row", float8_grid(weight, True)),
+        ("float8 (e4m3, fp8), one scale", float8_grid(weight, False)),
         ("float8 (e4m3, fp8), no scale", weight.float().clamp(-448, 448).to(torch.float8_e4m3fn).to(weight.dtype)),
         ("bfloat16", weight.to(torch.bfloat16).to(weight.dtype)),
     ):
@@ -333,13 +333,15 @@ def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _grid(weight: torch.Tensor, steps: int, *, per_row: bool) -> torch.Tensor:
+def integer_grid(weight: torch.Tensor, steps: int, *, per_row: bool) -> torch.Tensor:
+    """A matrix on a symmetric integer grid of so many steps a side (127: int8), a scale per row or one of all."""
     scale = (weight.float().abs().amax(1, keepdim=True) if per_row else weight.float().abs().max()) / steps
     scale = scale.clamp(min=1e-30)
     return ((weight.float() / scale).round().clamp(-steps, steps) * scale).to(weight.dtype)
 
 
-def _float8(weight: torch.Tensor, per_row: bool) -> torch.Tensor:
+def float8_grid(weight: torch.Tensor, per_row: bool) -> torch.Tensor:
+    """A matrix in float8 e4m3, scaled so that its largest value is 448: a scale per row, or one of all."""
     scale = (weight.float().abs().amax(1, keepdim=True) if per_row else weight.float().abs().max()) / 448.0
     scale = scale.clamp(min=1e-30)
     return ((weight.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(weight.dtype)

@@ -25,7 +25,7 @@ from replay_core.referee.recorded import Place, Recorded
 from replay_core.referee.ruled import Floor, RuledClaim, RuledSide, Ruling
 from replay_core.referee.scalars import ruled_scalars
 from replay_core.referee.shadow import Claim, Shadow
-from replay_core.referee.weights import Checkpoint, all_of, differences, other_weights, side_model
+from replay_core.referee.weights import Checkpoint, SideModel, all_of, differences, other_weights, side_model
 
 
 def rule(
@@ -40,8 +40,8 @@ def rule(
     Raises:
         UnavailableError: `graft`, and the sides are such that nothing can be (`grafting`).
     """
-    sides = [rule_side(*side, on_event=on_event) for side in (a, b) if side is not None]
-    ruling = together(sides[0], sides[1] if len(sides) > 1 else None)
+    first = rule_side(*a, on_event=on_event)
+    ruling = together(first, None if b is None else rule_side(*b, like=first.model, on_event=on_event))
     if graft and b is not None and ruling.b is not None:
         ruling.grafting = grafted(ruling.a, a[2], ruling.b, b[2], on_event)
     return ruling
@@ -73,9 +73,15 @@ def _roundings(a: RuledSide, b: RuledSide) -> list[str]:
 
 
 def rule_side(
-    run: Run, place: Place, records: Sequence[Record], weights: str | None, *, on_event: OnEvent = ignore
+    run: Run,
+    place: Place,
+    records: Sequence[Record],
+    weights: str | None,
+    *,
+    like: SideModel | None = None,
+    on_event: OnEvent = ignore,
 ) -> RuledSide:
-    """One side, each of its recorded tensors against fp64 of what led to it."""
+    """One side, each of its recorded tensors against fp64 of what led to it; `like` is the model of the other."""
     recorded = Recorded(run, place, records)
     side = RuledSide(run, place, notes=list(recorded.problems))
     if len(recorded.ranks) > 1:
@@ -89,7 +95,7 @@ def rule_side(
         side.why_not = "no module tensors and no log-probabilities are recorded"
         return side
     try:
-        side.model = side_model(recorded, weights)
+        side.model = side_model(recorded, weights, like)
     except JobCancelledError:
         raise
     except RldbgError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors import safe_open
 from replay_core import engine_names
 from replay_core.records import Run
 from replay_core.referee.recorded import Recorded
-from replay_core.replay import references
+from replay_core.replay import fit, references
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.model import load
@@ -43,8 +43,8 @@ class SideModel:
     autocast: torch.dtype | None = None
 
 
-def side_model(recorded: Recorded, weights: str | None) -> SideModel:
-    """The model of a side.
+def side_model(recorded: Recorded, weights: str | None, like: SideModel | None = None) -> SideModel:
+    """The model of a side; `like`, the other side's, where it is the same model: it stands in memory once.
 
     Raises:
         ModelError, UnavailableError: there are no weights, or they do not fit (as a replay's).
@@ -58,14 +58,17 @@ def side_model(recorded: Recorded, weights: str | None) -> SideModel:
     reference, notes = references.resolve(plan, run)
     ids, valid = recorded.ids_BL, recorded.valid_BL
     batch = MicroBatch(np.zeros(valid.shape, np.int64) if ids is None else ids, valid)
+    autocast: torch.dtype | None = None if recorded.autocast is None else getattr(torch, recorded.autocast)
+    if like is not None and (like.reference, like.dtype, like.autocast) == (reference, dtype, autocast):
+        fit.need_vocabulary(like.causal_lm.config.get_text_config().vocab_size, batch, reference)
+        return replace(like, notes=list(dict.fromkeys([*notes, *like.notes])))
     loaded = load(plan, reference, notes, batch)
     causal_lm = loaded.causal_lm
     if hasattr(causal_lm, "set_experts_implementation"):
         # Fused experts are kernels of their own dtypes.
         causal_lm.set_experts_implementation("eager")
-    if recorded.autocast is None:
+    if autocast is None:
         return SideModel(causal_lm, loaded.reference, dtype, loaded.notes)
-    autocast: torch.dtype = getattr(torch, recorded.autocast)
     for module in causal_lm.modules():
         if isinstance(module, torch.nn.Linear):
             module.to(autocast)

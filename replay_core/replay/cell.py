@@ -96,6 +96,16 @@ class BatchReplay:
         self.notes.append(self.routing.sentence())
         return answer
 
+    def hidden(self) -> tuple[Head, torch.Tensor, torch.Tensor]:
+        """(the head, hidden states [N, D] that predict each next token by sample and position, those tokens' ids [N]):
+        one plain pass, nothing captured."""
+        head, _ = self._probe(quiet=self.routing is not None)
+        with contextlib.nullcontext() if self.routing is None else self.routing.on(self.model.backbone):
+            _, hidden_BSD = self._timed_pass(compiling.plain, "forwards")
+        slots, targets = (torch.from_numpy(part) for part in self.arrangement.next_tokens())
+        flat_ND = hidden_BSD.flatten(0, 1)
+        return head, flat_ND[slots.to(flat_ND.device)], targets.to(flat_ND.device)
+
     def _compute(self) -> Computed:
         heads = getattr(self.model.config, "num_attention_heads", 1)
         attention.need_memory(self.flags, self.arrangement.forwards, heads)

@@ -95,9 +95,10 @@ class Head:
         self._causal_lm = causal_lm
         self._stub = _Stub()
         self.note: str | None = None
+        self._is_one_product = self._agrees(causal_lm.get_output_embeddings(), hidden_1ND, logits_1NV)
         if self._agrees(self._own_code, hidden_1ND, logits_1NV):
             self._compute: HeadFunction = self._own_code
-        elif self._agrees(causal_lm.get_output_embeddings(), hidden_1ND, logits_1NV):
+        elif self._is_one_product:
             self._compute = causal_lm.get_output_embeddings()
             self.note = "logits come from the output embedding: the model's own forward does not take hidden states"
         else:
@@ -106,6 +107,16 @@ class Head:
                 found=type(causal_lm).__name__,
                 hint="this architecture needs its own forward; please report it",
             )
+
+    @property
+    def output_embedding(self) -> Any:
+        """The model's own output embedding."""
+        return self._causal_lm.get_output_embeddings()
+
+    @property
+    def is_one_product(self) -> bool:
+        """Whether the head is its output embedding and nothing else: no softcap, no scale."""
+        return self._is_one_product
 
     def __call__(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden states [N, D], in the model's dtype."""

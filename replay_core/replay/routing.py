@@ -6,7 +6,7 @@ weights were not recorded they are the router's own probabilities of the recorde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,34 +45,40 @@ def read(run: Run, recorded: RecordedBatch) -> Routing:
     Raises:
         DumpError: none is recorded, or it does not fit the tokens.
     """
-    found: dict[str, TensorRef] = {}
-    for record in records_of(run, recorded.key):
-        for ref in record.tensors():
-            if ref.is_readable and not ref.is_text:
-                found.setdefault(ref.name.rpartition(".")[2], ref)
-    experts = next((found[name] for name in _EXPERTS if name in found), None)
+    fields = [ref for record in records_of(run, recorded.key) for ref in record.tensors()]
+    experts, weights = routing_fields(fields)
     if experts is None:
+        names = ", ".join(dict.fromkeys(ref.name for ref in fields))
         raise DumpError(
             "the record holds no routing to replay", file=str(run.path), tensor=_EXPERTS[0],
-            expected="experts of every token, [B, S, layers, K]", found=", ".join(found) or "no field",
+            expected="experts of every token, [B, S, layers, K]", found=names or "no field",
             hint="routing=live lets the model route by itself",
         )  # fmt: skip
-    weights = next((found[name] for name in _WEIGHTS if name in found), None)
     if weights is not None and weights.shape != experts.shape:
         raise DumpError("the routing weights do not fit the experts", file=str(run.path), tensor=weights.name,
                         expected=str(list(experts.shape)), found=str(list(weights.shape)))  # fmt: skip
-    by_token = _by_token(experts, recorded, -1).astype(np.int64)
-    values = None if weights is None else _by_token(weights, recorded, 0).astype(np.float32)
-    return Routing(by_token, values, experts.name)
+    chosen = by_token(experts, recorded.samples, -1, recorded.rows).astype(np.int64)
+    values = None if weights is None else by_token(weights, recorded.samples, 0, recorded.rows).astype(np.float32)
+    return Routing(chosen, values, experts.name)
 
 
-def _by_token(ref: TensorRef, recorded: RecordedBatch, absent: int) -> NDArray[Any]:
-    """[T, L, K] of the replayed tokens. Of a sample's last token, for which nothing was sampled, none may be there.
+def routing_fields(fields: Iterable[TensorRef]) -> tuple[TensorRef | None, TensorRef | None]:
+    """(the experts of each token, their weights) among a record's fields, by what frameworks call them."""
+    found: dict[str, TensorRef] = {}
+    for ref in fields:
+        if ref.is_readable and not ref.is_text:
+            found.setdefault(ref.name.rpartition(".")[2], ref)
+    experts, weights = (next((found[name] for name in names if name in found), None) for names in (_EXPERTS, _WEIGHTS))
+    return experts, weights
+
+
+def by_token(ref: TensorRef, samples: Batch, absent: int, chosen: Sequence[int] | None = None) -> NDArray[Any]:
+    """[T, L, K] of the tokens of the `chosen` samples (None: all). Of a sample's last token, for which nothing was
+    sampled, none may be there.
 
     Raises:
         DumpError: the tensor does not speak of every token.
     """
-    samples = recorded.samples
     placed = samples.place(ref.with_(alignment="full"), by_shape=True)
     if placed is None or not placed.by_token or placed.axes + 2 != len(ref.shape):
         raise _misfit(ref, samples)
@@ -84,7 +90,7 @@ def _by_token(ref: TensorRef, recorded: RecordedBatch, absent: int) -> NDArray[A
     by_token_NLK = np.full((samples.position_N.size, *ref.shape[-2:]), absent, dtype=values.dtype)
     by_token_NLK[at] = values.reshape(-1, *ref.shape[-2:])[placed.rows]
     rows = np.split(by_token_NLK, samples.starts[1:])
-    return np.concatenate(rows if recorded.rows is None else [rows[row] for row in recorded.rows])
+    return np.concatenate(rows if chosen is None else [rows[row] for row in chosen])
 
 
 def _misfit(ref: TensorRef, samples: Batch) -> DumpError:

@@ -30,6 +30,13 @@ def _unnoted(job: Job) -> Answer:
     return {**run, "models": {}}
 
 
+def _modules_apart(job: Job) -> Answer:
+    record = document("record")
+    if job.params["key"]["stage"] == "modules":
+        record["fields"] = [{**field, "name": TENSOR, "canonical": TENSOR} for field in record["fields"][:1]]
+    return {**record, "key": job.params["key"]}
+
+
 class _Waiting(ScriptedEngine):
     """Its referee runs until it is called off."""
 
@@ -50,6 +57,27 @@ async def test_noted_weights_are_ruled_with_and_what_is_ruled_is_the_answer() ->
         await press(app, pilot, "g", "J")
         assert engine.kinds().count("referee") == 1, "what was ruled is not ruled again"
         assert app.session.state.tensors.row.name == TENSOR
+
+
+async def test_one_dump_is_ruled_alone_and_shown_where_it_is_wrong() -> None:
+    engine = ScriptedEngine(referee=lambda job: {**_bug(job), "side": "a", "b": None}, record=_modules_apart)
+    async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
+        await press(app, pilot, "J")
+        params = engine.last("referee").params
+        assert (params["a"], params["step"], "b" in params) == (str(A), app.session.state.opened.scope.step, False)
+        assert "BUG  B is wrong at layers.1.input_layernorm" in screen(app).splitlines()[1]
+        assert app.session.state.tensors.row is not None
+        assert app.session.state.tensors.row.name == TENSOR, "which another record of the computation holds"
+        await press(app, pilot, "J")
+        assert engine.kinds().count("referee") == 1, "what was ruled is not ruled again"
+        await press(app, pilot, "1", "s", "1", "enter")
+        assert "BUG" not in screen(app).splitlines()[1], "of another step nothing was ruled"
+
+
+async def test_without_a_dump_there_is_nothing_to_rule() -> None:
+    async with opened() as (app, pilot):
+        await press(app, pilot, "J")
+        assert any("no dump is open" in toast for toast in toasts(app))
 
 
 async def test_weights_that_no_dump_notes_are_asked_for() -> None:

@@ -156,13 +156,16 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
         {"LC_ALL": "", "LC_CTYPE": "", "LANG": "C"},
         {"NO_COLOR": "1"},
         {"TERM": "linux", "LC_ALL": "POSIX"},
-        {"COLUMNS": "80"},
+        {"COLUMNS": "200", "LINES": "70"},
     ],
     ids=str,
 )
 def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: dict[str, str]) -> None:
     app = on_pty(_RUN, size=(80, 24), **environment)
     app.wait_for(b"no dump is open")
+    moves = [tuple(map(int, move)) for move in re.findall(rb"\x1b\[(\d+);(\d+)H", app.output)]
+    assert max(row for row, _ in moves) <= 24
+    assert max(column for _, column in moves) <= 80
     if "LC_ALL" in environment or "LANG" in environment:
         drawn = app.output.decode("utf-8", "replace")
         assert drawn.isascii(), sorted({char for char in drawn if not char.isascii()})

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -246,22 +247,28 @@ def say(text: str) -> None:
         raise RequestError("standard output cannot be written", found=error.strerror) from None
 
 
-class ProgressLine:
-    """One line on standard error that says what a job does, how far it is and since when; silent where nobody watches,
-    and in its first second.
+#: A terminal is told after so long what is done: who waits longer thinks that nothing is.
+_FIRST_S = 0.3
+#: A log, a pipe or a notebook is told after so long, and then each time as long again.
+_UNWATCHED_S = 10.0
 
-    `first`: what is done before the job says anything itself (names are read); the line then goes on by itself, too.
+
+class ProgressLine:
+    """One line on standard error that says what a job does, how far it is and since when, from `_FIRST_S` on. Where no
+    terminal is, a line of its own after ten seconds, and whenever as much time again has gone.
+
+    `first`: what is done before the job says anything itself; where that is empty, the line does not go on by itself.
     """
 
-    def __init__(self, first: str = "", *, verbose: bool = False) -> None:
+    def __init__(self, first: str = "reading names of files", *, verbose: bool = False) -> None:
         self._watched = sys.stderr.isatty()
+        self._next_s = _FIRST_S if self._watched else _UNWATCHED_S
         self._verbose = verbose
         self._began = time.monotonic()
-        self._drawn = 0.0
         self._width = 0
         self._said = first
         self._ended, self._drawing = threading.Event(), threading.Lock()
-        if self._watched and first:
+        if first:
             threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
         if (context := click.get_current_context(silent=True)) is not None:
             context.call_on_close(self.clear)  # an error is said on a line of its own
@@ -276,21 +283,23 @@ class ProgressLine:
             self._draw()
 
     def _go_on(self) -> None:
-        while not self._ended.wait(0.5):
+        while not self._ended.wait(_FIRST_S):
             self._draw()
 
     def _draw(self) -> None:
-        now = time.monotonic()
-        if not self._watched or now - self._began < 1 or now - self._drawn < 0.1:
-            return
         with self._drawing:
-            if self._ended.is_set():
+            spent = time.monotonic() - self._began
+            if spent < self._next_s or self._ended.is_set():
                 return
-            self._drawn = now
-            text = f"{self._said}  {now - self._began:.0f} s"[:78]
-            sys.stderr.write("\r" + text.ljust(self._width))
+            self._next_s = spent + 0.1 if self._watched else 2 * spent
+            tail = f"  {spent:.0f} s"
+            if self._watched:
+                text = self._said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
+                sys.stderr.write("\r" + text.ljust(self._width))
+                self._width = len(text)
+            else:
+                sys.stderr.write(f"{self._said}{tail}\n")
             sys.stderr.flush()
-            self._width = len(text)
 
     def _erase(self) -> None:
         with self._drawing:

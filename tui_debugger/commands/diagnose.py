@@ -57,7 +57,7 @@ def command(
         return 0
     if not paths:
         raise click.UsageError("diagnose needs a dump or a log")
-    progress = ProgressLine("reading names of files")
+    progress = ProgressLine()
     if paths == (_STDIN,):
         with _standard_input() as path:
             try:

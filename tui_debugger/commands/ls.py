@@ -31,7 +31,7 @@ def command(
     Several paths are one run: a framework may write its rollouts, batches and metrics to different directories.
     Reads headers, never tensor bytes, and executes nothing a file carries. Exit 3 when a record is unreadable.
     """
-    progress = ProgressLine("reading names of files")
+    progress = ProgressLine()
     doc = workbench.open_dump(*paths, headers=not names_only, step=step, on_event=progress)
     progress.clear()
     return finish(doc, lambda document: run_report(document, show_all=show_all), as_json=as_json, output=output)

@@ -11,7 +11,7 @@ import click
 
 from replay_core.errors import NotADumpError, RequestError
 from tui_debugger import snapshot
-from tui_debugger.commands import DumpPath
+from tui_debugger.commands import DumpPath, ProgressLine
 from tui_debugger.peek import steps_in
 
 if TYPE_CHECKING:
@@ -117,7 +117,10 @@ def _begun(path: Path | None) -> RunDocument | None:
 def _listed(path: Path, *more: Path) -> RunDocument:
     from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
 
-    return workbench.open_dump(path, *more)
+    progress = ProgressLine()
+    run = workbench.open_dump(path, *more, on_event=progress)
+    progress.clear()
+    return run
 
 
 def _has_terminal() -> bool:

@@ -49,7 +49,7 @@ class Opening:
             more: the other directories of A's run.
         """
         state = self.state
-        state.opened.health, state.job.trouble, state.trail = Health(), None, ""
+        state.opened.health, state.opened.ruled, state.job.trouble, state.trail = Health(), {}, None, ""
         state.opened.a_path, state.opened.b_path, state.opened.snapshot, state.opened.saved = a, b, None, None
         state.opened.more = tuple(map(str, more))
         if more:

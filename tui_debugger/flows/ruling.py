@@ -1,4 +1,5 @@
-"""What happens when a user asks which of two dumps is wrong: the referee rules, with the weights that they note."""
+"""What happens when a user asks which of two dumps is wrong, or whether one is: the referee rules, with the weights
+that they note."""
 
 from __future__ import annotations
 
@@ -13,16 +14,18 @@ if TYPE_CHECKING:
 
 
 class Refereeing:
-    """The ruling of the comparison that is shown."""
+    """The ruling of what is compared; of the dump that is open, where nothing is."""
 
     def __init__(self, errands: Errands) -> None:
         self._errands, self.state = errands, errands.state
 
     @property
     def made(self) -> RulingDocument | None:
-        """The ruling of what is compared, where there is one."""
+        """The ruling, where there is one."""
         comparison = self.state.tensors.comparison
-        ruling = comparison["ruling"] if comparison is not None else None
+        ruling = (
+            comparison["ruling"] if comparison is not None else self.state.opened.ruled.get(self.state.opened.scope)
+        )
         return ruling if ruling is not None and ruling["ruling"] is not None else None
 
     @property
@@ -33,22 +36,26 @@ class Refereeing:
         return self.state.replay.model is None and self.state.cell is None and not (noted and all(noted))
 
     async def rule(self) -> RulingDocument | None:
-        """Rule what is compared, with the weights that each dump notes, else those of the flags pane; None where
-        nothing is compared or it failed, which is said."""
-        state, comparison = self.state, self.state.tensors.comparison
-        if comparison is None:
+        """Rule with the weights that each dump notes, else those of the flags pane; None where nothing is open or it
+        failed, which is said."""
+        state, opened, comparison = self.state, self.state.opened, self.state.tensors.comparison
+        if opened.a is None:
             return None
-        params: dict[str, Any] = {**state.opened.scope.params()}
-        sides = (("a", state.opened.a, comparison["a"]["path"]), ("b", state.opened.b, comparison["b"]["path"]))
-        for side, run, path in sides:
-            params[side] = path
-            noted = state.cell is not None or (run is not None and run["models"])
-            params[f"weights_{side}"] = None if noted else state.replay.model
+        scope, (a, b) = opened.scope, (comparison["a"], comparison["b"]) if comparison else (opened.a, opened.b)
+        params: dict[str, Any] = {**scope.params()}
+        for side, run, of in (("a", opened.a, a), ("b", opened.b, b)):
+            if of is not None:
+                params[side] = of["path"]
+                noted = state.cell is not None or (run is not None and run["models"])
+                params[f"weights_{side}"] = None if noted else state.replay.model
         ruling: RulingDocument | None = await self._errands.guard(
             self._errands.run(Job("referee", params), "ruling", is_replay=True)
         )
         if ruling is not None:
-            comparison["ruling"] = ruling
+            if comparison is not None:
+                comparison["ruling"] = ruling
+            else:
+                opened.ruled[scope] = ruling
             self._errands.log(f"{ruling['ruling'] or 'not ruled'}: {ruling['sentence']}")
             for line in ruling["differences"]:
                 self._errands.log(f"differs: {line}")

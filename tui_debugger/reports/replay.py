@@ -132,7 +132,13 @@ def _loss(number: int, cell: CellEntry) -> list[str]:
     loss = cell["loss"]
     if loss is None:
         return []
-    each = ", ".join(f"micro {one['micro']} {words.number(one['loss'], 6)}" for one in loss["micros"][:SEGMENTS])
+    several = len({one["rank"] for one in loss["micros"]}) > 1
+    each = ", ".join(
+        (f"rank {one['rank']} " if several else "")
+        + f"micro {one['micro']}"
+        + ("" if one["loss"] is None else f" {words.number(one['loss'], 6)}")
+        for one in loss["micros"][:SEGMENTS]
+    )
     lines = ["", f"cell {number} {loss['stated']}", f"  {each}; gradient norm {words.number(loss['grad_norm'], 6)}"]
     held = cell["recorded_training"]
     if held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui_debugger.answer import NEXT
+from tui_debugger.answer import NEXT, NO_DUMP
 from tui_debugger.filtering import shown
 from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.requests import Requests
@@ -19,20 +19,21 @@ class TensorSearch:
         self._requests = requests
 
     def do_ruling(self) -> None:
-        """What a referee that has the weights says of the two; it is asked once."""
+        """What a referee that has the weights says of the two, or of the one that is open; it is asked once."""
         state = self._state
-        if state.tensors.comparison is None:
-            self._stage.say(NEXT)
+        if state.opened.a is None and state.job.busy is None:
+            self._stage.say(f"{NO_DUMP}: o opens one")
             return
         if self._session.ruling.made is None and state.job.busy is not None:
             self._stage.say(f"{state.job.busy} · ctrl+c cancels")
             return
         self._stage.come_to_front()
-        if state.tensors.shows_record:
+        if state.tensors.shows_record and state.tensors.comparison is not None:
             state.tensors.show_comparison(state.tensors.comparison, None)
             self._stage.redraw(Part.RUNS)
         if self._session.ruling.made is None and self._session.ruling.lacks_weights:
-            self._requests.ask_model(self._rule_with, "Weights to rule with: the model of both sides")
+            of = "the model of both sides" if state.opened.b is not None else "the model of the dump"
+            self._requests.ask_model(self._rule_with, f"Weights to rule with: {of}")
             return
         self._stage.work(self._rule(), "job")
 
@@ -46,10 +47,26 @@ class TensorSearch:
         if ruled is None:
             return
         self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}")
-        rows = self._state.tensors.rows
-        at = next((place for place, row in enumerate(rows) if row.name == ruled["tensor"]), None)
-        if at is not None:
-            self.select(at)
+        state = self._state
+        if ruled["tensor"] is None:
+            return
+        if state.tensors.select_named(ruled["tensor"]):
+            self.select(state.tensors.selected)
+        elif state.tensors.shows_record:
+            await self._find(ruled["tensor"], state.opened.scope)
+
+    async def _find(self, tensor: str, scope: Scope) -> None:
+        """Go to the record of a computation that holds the tensor; where none does, stay."""
+        state = self._state
+        here, ruled = state.tensors.record, state.opened.ruled[scope]
+        records = state.opened.a["records"] if state.opened.a is not None else []
+        holding = [i for i, record in enumerate(records) if scope.covers(record["key"])]
+        back = [i for i in holding if here is not None and records[i]["key"] == here["key"]]
+        for index in [*holding, *back]:
+            await self._session.looking.show_record(index, tensor)
+            if state.tensors.select_named(tensor):
+                state.opened.ruled[state.opened.scope] = ruled
+                return
 
     def do_first(self) -> None:
         state = self._state

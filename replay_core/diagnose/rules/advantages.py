@@ -9,6 +9,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
@@ -75,6 +76,46 @@ def _is_raw(batch: StepBatch) -> bool | None:
     if not both_B.any() or not np.abs(reward_B[both_B]).max() > 0:
         return None
     return bool(np.allclose(advantage_B[both_B], reward_B[both_B], rtol=1e-4, atol=1e-6))
+
+
+def _moving(batch: StepBatch) -> float | None:
+    """What is subtracted from every reward of the batch, where that is one number and not 0."""
+    advantage_B, reward_B = batch.advantage_B, batch.reward_B
+    if advantage_B is None or reward_B is None:
+        return None
+    apart_B = (reward_B - advantage_B)[np.isfinite(reward_B) & np.isfinite(advantage_B)]
+    size = max(float(np.abs(reward_B[np.isfinite(reward_B)]).max(initial=0.0)), 1e-6)
+    same = len(apart_B) >= 4 and float(np.ptp(apart_B)) <= 1e-5 * size and float(np.abs(apart_B).max()) > 1e-5 * size
+    return float(apart_B.mean()) if same else None
+
+
+@rule("D04", "advantages are the raw rewards", link="advantages", scope="case",
+      explains=("L08",),
+      source="REINFORCE without a baseline; a moving baseline is 0 in its first step alone")  # fmt: skip
+def raw_rewards(case: Case) -> Iterator[Finding]:
+    """Advantages that are the rewards themselves, in every step that has rewards other than 0: an error. A baseline
+    that moves over the steps begins at 0: its first step alone has them.
+    """
+    steps: list[int] = []
+    where, looked = None, 0
+    for batch in case.batches():
+        if not (batch.has("rewards") and batch.has("advantage")) or (raw := _is_raw(batch)) is None:
+            continue
+        looked += 1
+        if not raw:
+            raise Skip("advantages are not the raw rewards")
+        where = where or batch.laid.where("advantages", sample=0)
+        steps += [batch.step] if batch.step is not None else []
+    if not looked:
+        raise Skip("needs rewards that are not 0, and an advantage for each response")
+    yield finding(
+        "error",
+        "advantages are the raw rewards: nothing is subtracted",
+        where,
+        evidence=[shown("steps in which they are", looked, "0")],
+        cause="no baseline is computed",
+        steps=steps,
+    )
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
@@ -337,7 +378,7 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
             "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
         )
     if _is_raw(batch):
-        return "error", "advantages are the raw rewards: nothing is subtracted", "no baseline is computed"
+        return None, "", "advantages are the raw rewards here: judged over all steps"
     turned = _turned(batch, heard_B, kept_B, close)
     if turned[0] is not None:
         return turned
@@ -388,6 +429,8 @@ def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[
     yield from variants(
         reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
     )
+    if (moved := _moving(batch)) is not None:
+        yield f"r - {moved:.4g}, one baseline for the whole batch (a moving mean)", reward_B - moved
     baseline_B = batch.columns.per_sample("reward_baselines")
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B

@@ -1,8 +1,10 @@
-"""The critic: are its targets what rewards and values give, and does it explain anything of them."""
+"""The critic: are its targets what rewards and values give, and does it come any nearer to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -14,14 +16,17 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
-from replay_core.objectives.gae import gae
+from replay_core.diagnose.stated import stated_number
+from replay_core.diagnose.stating import finding, share, shown
 
-#: Settings of GAE that frameworks' recipes use.
-GAMMAS, LAMBDAS = (1.0, 0.99, 0.995, 0.9), (0.95, 1.0, 0.99, 0.98, 0.97, 0.9, 0.8, 0.5, 0.0)
-CLOSE = 1e-3
-#: Steps before a critic that explains nothing is more than new.
-LEARNT = 6
+#: What a recomputed target may leave of the recorded one, by the precision it was stored in.
+CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
+#: How far a fitted gamma or lambda may lie from the one that is stated.
+SETTING = 2e-3
+#: Tokens that two unknowns are solved from; steps before a critic that explains nothing is more than new.
+FEWEST, LEARNT = 8, 6
+#: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
+NO_NEARER = 0.8
 
 
 def _dense(batch: StepBatch, column: Column) -> Array:
@@ -33,73 +38,226 @@ def _dense(batch: StepBatch, column: Column) -> Array:
     return values_BT
 
 
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """GAE solved for its two settings, and what is left at the last tokens [B] of responses."""
+
+    gamma: float
+    lam: float
+    left_B: Array
+
+    def words(self) -> str:
+        return f"gamma {self.gamma:.4g}, lambda {self.lam:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Counted tokens as rows [B, T], and how close is close."""
+
+    values_BT: Array
+    returns_BT: Array
+    mask_BT: Array
+    close: float
+
+    @property
+    def last_B(self) -> Array:
+        last_B: Array = np.maximum(self.mask_BT.sum(1).astype(np.int64) - 1, 0)
+        return last_B
+
+    def at_last(self, some_BT: Array) -> Array:
+        return some_BT[np.arange(len(some_BT)), self.last_B]
+
+    def solved(self, rewards_BT: Array, values_BT: Array, advantages_BT: Array) -> _Fit | None:
+        """A_t = r_t + gamma V_(t+1) - V_t + gamma lambda A_(t+1) is linear in gamma and gamma lambda: least squares
+        over all but the last tokens. None where that leaves more than is close, or does not say both.
+        """
+        inner_BT = (self.mask_BT[:, :-1] * self.mask_BT[:, 1:]) != 0
+        next_v, next_a = values_BT[:, 1:][inner_BT], advantages_BT[:, 1:][inner_BT]
+        y = (advantages_BT - rewards_BT + values_BT)[:, :-1][inner_BT]
+        x = np.stack([next_v, next_a], 1)
+        if len(y) < FEWEST:
+            return None
+        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+        if rank < 2 or sizes[1] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > self.close:
+            return None
+        gamma, product = float(found[0]), float(found[1])
+        left_B = self.at_last(advantages_BT - rewards_BT + values_BT)
+        return _Fit(gamma, product / gamma if abs(gamma) > 1e-3 else float("nan"), left_B[self.mask_BT.any(1)])
+
+
 @rule("D44", "value targets are not what rewards and values give", link="advantages", scope="batch",
       needs=("values", "returns", "mask", "token_rewards|token_scores|reward"),
-      explains=("D45",), lasts=True,
+      explains=("D45", "D52"), lasts=True,
       source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
 def targets(batch: StepBatch) -> Iterator[Finding]:
-    """Recomputes GAE's returns from rewards and values over the tokens that count, for gamma in {1, .995, .99, .9} and
-    lambda in {0, .5, .8, .9, .95, .97, .98, .99, 1}: one must agree to 1e-3, and is named (info). Where none does, it
-    is an error that a known mistake agrees: returns that are advantages, rewards, off by one token, or made without the
-    next value. Skipped where that does not agree either (other settings, rewards shaped after they were recorded).
+    """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
+    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info); an error where they are not the stated
+    ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
+    the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
+    are advantages, rewards, off by one token, or made without the next value. Else it is skipped (a lambda for every
+    response, rewards shaped after they were recorded).
     """
-    values_BT, returns_BT = (_dense(batch, given(batch.columns.of(name))) for name in ("values", "returns"))
+    values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
     counts_B = batch.flat.count(given(batch.trained_N))
-    mask_BT = (np.arange(values_BT.shape[1]) < counts_B[:, None]).astype(np.float64)
-    told = batch.columns.of("token_rewards")
+    width = max(int(counts_B.max(initial=0)), 1)
+    mask_BT = (np.arange(width) < counts_B[:, None]).astype(np.float64)
+    values_BT, returns_BT = _dense(batch, values), _dense(batch, returns)
+    if not np.abs(returns_BT).max() > 0 or not np.ptp(values_BT[mask_BT != 0]) > 0:
+        raise Skip("returns are 0, or all values are one number")
+    close = max(CLOSE.get(column.dtype, 1e-3) for column in (values, returns))
+    rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
+    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
     rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
-    if not np.abs(returns_BT).max() > 0 or not np.abs(values_BT).max() > 0:
-        raise Skip("returns or values are all 0")
-    close = CLOSE * max(1.0, float(np.abs(returns_BT).max()))
-
-    def agrees(other_BT: Array) -> bool:
-        return bool((np.abs(returns_BT - other_BT) * mask_BT <= close).all())
-
     place = batch.laid.where("returns", sample=0)
-    mistakes: list[tuple[str, str]] = []
-    for gamma in GAMMAS:
-        for lam in LAMBDAS:
-            advantages_BT, expected_BT = gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
-            if agrees(expected_BT):
-                yield finding(
-                    "info",
-                    f"returns are GAE's, gamma {gamma:g}, lambda {lam:g}",
-                    place,
-                    evidence=[shown("agree to", close)],
-                    cause="the variant that was recomputed and agrees; nothing is wrong",
-                    next_step="rldbg diagnose --explain D44",
-                )
-                return
-            late_BT = np.concatenate([np.zeros((len(batch), 1)), expected_BT[:, :-1]], 1)
-            early_BT = np.concatenate([expected_BT[:, 1:], np.zeros((len(batch), 1))], 1)
-            inner_BT = mask_BT * (np.arange(mask_BT.shape[1]) > 0)
-            alone_BT, _ = gae(rewards_BT - values_BT, values_BT * 0, mask_BT, gamma=gamma, lam=lam)
-            setting = f"gamma {gamma:g}, lambda {lam:g}"
-            if agrees(advantages_BT):
-                mistakes.append(("returns are the advantages: values are not added", setting))
-            elif agrees(alone_BT + values_BT):
-                mistakes.append(("GAE is made without the next value: V(t+1) is missing from every delta", setting))
-            elif bool((np.abs(returns_BT - late_BT) * inner_BT <= close).all()) or agrees(early_BT):
-                mistakes.append(("returns are off by one token", setting))
-    if agrees(rewards_BT):
-        mistakes.append(("returns are the rewards: nothing is added up over the response", "the token's own reward"))
-    if not mistakes:
-        raise Skip(
-            "no GAE agrees, and no known mistake: another gamma or lambda, or rewards shaped after they were kept"
-        )
-    _, expected_BT = gae(rewards_BT, values_BT, mask_BT)
-    claim, setting = mistakes[0]
-    worst = float((np.abs(returns_BT - expected_BT) * mask_BT).max())
+    fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
+    if fit is not None:
+        yield from _solved(batch, rows, fit, rewards_BT)
+        return
+    found = next(_mistakes(batch, rows, rewards_BT), None)
+    if found is None:
+        raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
+    claim, setting = found
     yield finding(
         "error",
         f"value targets are wrong: {claim}",
         place,
         evidence=[
-            shown("largest |returns - recomputed| at gamma 1, lambda 0.95", worst, f"<= {close:g}"),
+            shown("agree to", rows.close, None, returns.source),
             shown("setting that agrees with the mistake", setting),
         ],
         cause="the critic is taught another target than the return",
     )
+
+
+def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iterator[Finding]:
+    place = batch.laid.where("returns", sample=0)
+    heard_B = rows.mask_BT.any(1)
+    last_v, last_r = (rows.at_last(each)[heard_B] for each in (rows.values_BT, rewards_BT))
+    evidence = [shown("gamma that solves it", round(fit.gamma, 4)), shown("lambda that solves it", round(fit.lam, 4)),
+                shown("agree to", rows.close)]  # fmt: skip
+    off_B = np.abs(fit.left_B) > rows.close
+    cut_B = batch.truncated_flag_B
+    ended_B = off_B & (~cut_B[heard_B] if cut_B is not None else True)
+    if ended_B.any():
+        after = (fit.left_B - fit.gamma * last_v)[ended_B]
+        full = (fit.left_B - last_v)[ended_B]
+        evidence.append(shown("last tokens off", share(int(ended_B.sum()), int(heard_B.sum())), "none"))
+        if ended_B.sum() >= 3 and min(np.abs(after).max(), np.abs(full).max()) <= rows.close:
+            yield finding(
+                "error",
+                "GAE bootstraps from the value at the last token, as if the response went on after its end",
+                place,
+                evidence=evidence,
+                cause="the value after the end of a response is 0: the terminal value is not masked out",
+            )
+        elif ended_B.sum() >= 3 and np.abs((fit.left_B + last_r)[ended_B]).max() <= rows.close and last_r.any():
+            yield finding(
+                "error",
+                "the reward does not reach the returns: at the last token they hold none of it",
+                place,
+                evidence=evidence,
+                cause="the reward lies at another token than the last that counts (padding), or is dropped",
+            )
+        elif _runs_on(rows, fit):
+            yield finding(
+                "error",
+                "GAE runs on from one sample into the next",
+                place,
+                evidence=evidence,
+                cause="value and advantage are not reset at the end of a response (rows are flattened, or packed)",
+            )
+        else:
+            raise Skip("GAE agrees, but not at the last tokens: rewards or values there are others than recorded")
+        return
+    stated = [(name, stated_number(batch.laid.stated, *names)) for name, names in _SETTINGS]
+    wrong = [(name, value) for (name, value), had in zip(stated, (fit.gamma, fit.lam), strict=True)
+             if value is not None and abs(value - had) > SETTING]  # fmt: skip
+    odd = not (0 < fit.gamma < 1 + SETTING and -SETTING < fit.lam < 1 + SETTING)
+    (_, gamma), (_, lam) = stated
+    is_swapped = gamma is not None and lam is not None and abs(gamma - fit.lam) + abs(lam - fit.gamma) < 2 * SETTING
+    if wrong and is_swapped:
+        yield finding(
+            "error",
+            f"gamma and lambda are swapped in GAE: it was made with {fit.words()}",
+            place,
+            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in stated)],
+            cause="the two are handed over in the wrong order",
+        )
+    elif wrong or odd:
+        yield finding(
+            "error",
+            f"GAE was made with {fit.words()}"
+            + (f", and the run states {' and '.join(f'{name} {value:g}' for name, value in wrong)}" if wrong else ""),
+            place,
+            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in wrong)],
+            cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
+        )
+    elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
+        yield finding(
+            "warning",
+            f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
+            f"hardly "
+            "sees it",
+            place,
+            evidence=evidence,
+            cause="gamma and lambda are swapped: recipes for language models have gamma 1 and lambda below it",
+        )
+    else:
+        yield finding(
+            "info",
+            f"returns are GAE's, {fit.words()}",
+            place,
+            evidence=evidence,
+            cause="the settings that were solved for and agree; nothing is wrong",
+            next_step="rldbg diagnose --explain D44",
+        )
+
+
+_SETTINGS = (("gamma", ("gamma", "discount")), ("lambda", ("lam", "lambda", "lambd", "gae_lambda")))
+
+
+def _runs_on(rows: _Rows, fit: _Fit) -> bool:
+    """Whether what is left at the last token of a row is what the next row begins with."""
+    advantages_BT = rows.returns_BT - rows.values_BT
+    expected = fit.gamma * (rows.values_BT[1:, 0] + fit.lam * advantages_BT[1:, 0])
+    return len(fit.left_B) == len(rows.values_BT) > 2 and bool((np.abs(fit.left_B[:-1] - expected) <= rows.close).all())
+
+
+def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """What is wrong, and the setting with which it agrees."""
+    values_BT, returns_BT, mask_BT = rows.values_BT, rows.returns_BT, rows.mask_BT
+
+    def solved(values_BT: Array, advantages_BT: Array, rewards_BT: Array = rewards_BT) -> _Fit | None:
+        fit = rows.solved(rewards_BT, values_BT * mask_BT, advantages_BT * mask_BT)
+        return fit if fit is not None and -0.01 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
+
+    if bool((np.abs(returns_BT - rewards_BT) * mask_BT <= rows.close).all()):
+        yield "returns are the rewards: nothing is added up over the response", "the token's own reward"
+    if fit := solved(values_BT, returns_BT):
+        yield "returns are the advantages: values are not added", fit.words()
+    # What stands at a place is about its neighbour: the two are held together over all but the outermost columns.
+    head, tail = (slice(None), slice(None, -1)), (slice(None), slice(1, None))
+    for here, there, word in ((head, tail, "before"), (tail, head, "after")):
+        both_BT = mask_BT[here] * mask_BT[there]
+        inner = _Rows(values_BT[here], returns_BT[there], both_BT, rows.close)
+        if fit := inner.solved(rewards_BT[here], values_BT[here], returns_BT[there] - values_BT[here]):
+            yield f"returns are off by one token: each has the one of the token {word}", fit.words()
+    for by, word in ((1, "before"), (-1, "after")):
+        if fit := solved(np.roll(values_BT, by, 1), returns_BT - np.roll(values_BT, by, 1)):
+            yield f"values are off by one token: each has the one of the token {word}", fit.words()
+    if fit := solved(values_BT, returns_BT - values_BT, -rewards_BT):
+        yield "the reward has the wrong sign in them", fit.words()
+    if batch.reward_B is not None:
+        spread_BT = mask_BT * batch.reward_B[:, None]
+        if fit := solved(values_BT, returns_BT - values_BT, spread_BT):
+            yield "every token has the whole reward of its response", fit.words()
+    # Without the next value only the advantage's own factor is left.
+    inner_BT = (mask_BT[:, :-1] * mask_BT[:, 1:]) != 0
+    a_BT = returns_BT - values_BT
+    y, x = (a_BT - rewards_BT + values_BT)[:, :-1][inner_BT], a_BT[:, 1:][inner_BT]
+    if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
+        factor = float(x @ y) / size
+        yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
 
 
 def _at_the_end(batch: StepBatch, mask_BT: Array) -> Array:
@@ -112,19 +270,81 @@ def _at_the_end(batch: StepBatch, mask_BT: Array) -> Array:
     return rewards_BT
 
 
+@rule("D53", "rewards lie on tokens that do not count", link="rewards", scope="batch",
+      needs=("mask", "token_rewards|token_scores", "advantages|returns"),
+      explains=("D44", "D45", "D52", "L08"), lasts=True,
+      source="verl: the score is put at the response's last valid token, found by the attention mask")  # fmt: skip
+def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
+    """Samples whose token rewards, over the whole row, hold more than over the tokens that count, while advantages are
+    made token by token: a quarter of them and more is an error. Where one advantage stands for a response it is made of
+    the row's sum, and all is well.
+    """
+    name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
+    column, whole_B = batch.columns.of(name), batch.summed(name)
+    if batch.advantage_B is not None and batch.columns.ref("values") is None:
+        raise Skip("one advantage for all of a response: it is made of the row's sum")
+    if whole_B is None:
+        raise Skip("token rewards are no rows")
+    trained_N = given(batch.trained_N)
+    counted_N = (
+        np.zeros(trained_N.size) if column is None else np.where(column.said_N & trained_N, column.values_N, 0.0)
+    )
+    inside_B = batch.flat.sum(counted_N)
+    heard_B = (np.abs(whole_B) > 1e-6) & (batch.flat.count(trained_N) > 0)
+    lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
+    if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
+        return
+    sample = int(np.flatnonzero(lost_B)[0])
+    yield finding(
+        "error",
+        f"the reward of {share(int(lost_B.sum()), int(heard_B.sum()))} samples lies on a token that does not count: "
+        "padding, or outside of the mask",
+        batch.laid.where(name, sample=sample),
+        evidence=[
+            shown("reward on counted tokens of the first such sample", float(inside_B[sample]),
+                  f"{whole_B[sample]:.4g}", f"{name} of {batch.name}"),
+            shown("samples", int(lost_B.sum()), "0"),
+        ],
+        cause="the score is put at the last position of the row instead of the response's last token: returns and "
+        "advantages never see it",
+    )  # fmt: skip
+
+
 _NOTHING = (
     "the critic is not updated (its optimizer, its learning rate, its parameters), or it is taught wrong targets; in "
     "the first steps of a new critic this is normal"
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _StepLearnt:
+    """What one step tells of a critic: explained variance, mean squared error, the spread of its values."""
+
+    step: int
+    explained: float
+    error: float
+    spread: float
+
+
+def _no_nearer(explained: list[float], errors: list[float]) -> bool:
+    """Whether a critic explains nothing in its later half and comes no nearer: its error stays what it was; or what it
+    says is worse than nothing by half the variance.
+    """
+    half = len(explained) // 2
+    now = median(explained[half:])
+    still = bool(errors) and median(errors[half:]) >= NO_NEARER * median(errors[: max(half // 2, 2)])
+    return (now <= 0.02 and still and abs(now) < 0.02) or (now < -0.5 and now <= median(explained[:half]) + 0.1)
+
+
 @rule("D45", "the critic explains nothing", link="advantages", scope="case",
       source="PPO's explained variance: 1 - Var(returns - values) / Var(returns)")  # fmt: skip
 def explains_nothing(case: Case) -> Iterator[Finding]:
-    """Explained variance of the returns by the values, over tokens that count: not above 0 in the later half of 6 steps
-    and more is a warning. A critic that knows nothing but the mean is at 0.
+    """Values that are one number for every token of 3 steps and more: a warning. Else explained variance and mean
+    squared error of the returns by the values, over tokens that count, in 6 steps and more: a warning where the
+    variance it explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first
+    steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer.
     """
-    found: list[tuple[int, float]] = []
+    found: list[_StepLearnt] = []
     where = None
     for batch in case.batches():
         values, returns = batch.columns.of("values"), batch.columns.of("returns")
@@ -133,44 +353,74 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
         if batch.step is None or batch.trained_N is None:
             continue
         both_N = batch.trained_N & values.said_N & returns.said_N
-        spread = float(returns.values_N[both_N].var()) if both_N.sum() > 8 else 0.0
-        if spread > 1e-9:
-            apart = float((returns.values_N - values.values_N)[both_N].var())
-            found.append((batch.step, 1 - apart / spread))
+        v, r = values.values_N[both_N], returns.values_N[both_N]
+        if both_N.sum() > FEWEST and float(r.var()) > 1e-9:
+            explained = 1 - float((r - v).var()) / float(r.var())
+            found.append(_StepLearnt(batch.step, explained, float(((r - v) ** 2).mean()), float(np.ptp(v))))
             where = batch.laid.where("values", sample=0)
-    if len(found) < LEARNT:
-        raise Skip(f"needs values and returns of {LEARNT} steps")
-    later = found[len(found) // 2 :]
-    now = float(np.median([value for _, value in later]))
-    if now <= 0:
+    constant = [one for one in found if not one.spread > 0]
+    if len(found) >= 3 and len(constant) == len(found):
         yield finding(
             "warning",
-            f"the critic explains nothing of its returns after {len(found)} steps (explained variance {now:.2g})",
+            f"the critic gives every token one number in all {len(found)} steps: it is never updated",
+            where,
+            evidence=[shown("largest - smallest value of a step", 0.0, "> 0"), shown("steps", len(found))],
+            cause=_NOTHING,
+            steps=[one.step for one in constant],
+        )
+        return
+    if len(found) < LEARNT:
+        raise Skip(f"needs values and returns of {LEARNT} steps")
+    if _no_nearer([one.explained for one in found], [one.error for one in found]):
+        later = found[len(found) // 2 :]
+        yield finding(
+            "warning",
+            f"the critic explains nothing of its returns after {len(found)} steps, and comes no nearer to them",
             where,
             evidence=[
-                shown("explained variance, later half", now, "> 0"),
-                shown("explained variance, first step", found[0][1]),
+                shown("explained variance, later half", median(one.explained for one in later), "> 0"),
+                shown("mean squared error, later half", median(one.error for one in later)),
+                shown("mean squared error, first step", found[0].error),
             ],
             cause=_NOTHING,
-            steps=[step for step, value in later if value <= 0],
+            steps=[one.step for one in later],
         )
 
 
-@rule("D45", "the critic explains nothing", link="trend", scope="signals", needs=("explained_variance",),
-      source="PPO's explained variance")  # fmt: skip
+@rule("D45", "the critic explains nothing", link="trend", scope="signals",
+      needs=("explained_variance|value_mean|value_loss",), source="PPO's explained variance")  # fmt: skip
 def never_learns(log: RunLog) -> Iterator[Finding]:
-    """Explained variance (its last 10 steps' median) not above 0 after 12 steps and more: a warning."""
-    series = given(log.get("explained_variance"))
-    if len(series.finite) < 12:
-        raise Skip("needs the explained variance of 12 steps")
-    now = trends.level(series.finite)
-    if now <= 0:
+    """The mean value the same number in every one of 5 steps and more, while returns or rewards change: a warning. Else
+    explained variance and value loss of 10 steps, judged as of a dump.
+    """
+    values = log.get("value_mean")
+    others = [one.finite for name in ("return_mean", "reward") if (one := log.get(name)) is not None]
+    moving = any(len(set(each)) > 2 for each in others)
+    if values is not None and len(values.finite) >= 5 and len(set(values.finite)) == 1 and moving:
         yield finding(
             "warning",
-            f"the critic explains nothing of its returns: {series.name} is {now:.2g}",
+            f"{values.name} is {values.finite[0]:.4g} in all {len(values.finite)} steps: the critic is never updated",
+            values.points[0].where(values.name),
+            evidence=[values.shown(values.finite[0], "another number in every step")],
+            cause=_NOTHING,
+            next_step="print the critic's learning rate and the norm of its gradient after a step",
+            steps=values.steps(),
+        )
+        return
+    series, loss = log.get("explained_variance"), log.get("value_loss")
+    if series is None or len(series.finite) < 10:
+        raise Skip("needs the explained variance of 10 steps")
+    if _no_nearer(series.finite, loss.finite if loss is not None else []):
+        now = trends.level(series.finite)
+        yield finding(
+            "warning",
+            f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
             series.last.where(series.name),
-            evidence=[series.shown(now, "> 0")],
+            evidence=[
+                series.shown(now, "> 0"),
+                *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
+            ],
             cause=_NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
-            steps=series.steps(under=0.0),
+            steps=series.steps(),
         )

@@ -14,6 +14,8 @@ ENTROPY_MIN = 0.05
 #: A policy that writes one answer to each prompt.
 NONE = 0.005
 ENTROPY_GROWTH = 2.0
+#: And by how much more, nats, half as much again is too much: near the uniform policy it cannot double.
+MORE, HALF = 0.7, 1.5
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
 FALLEN = 4.0
 
@@ -22,8 +24,8 @@ FALLEN = 4.0
       explains=("D01", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning and
-    rising, or under a quarter of it and falling, too.
+    """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
+    .7 nats and half as much more) and rising, or under a quarter of it and falling, too.
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -57,14 +59,15 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
             steps=series.steps(under=begun / FALLEN),
         )
-    if begun > 0 and now > ENTROPY_GROWTH * begun and trends.rises(values):
+    limit = min(ENTROPY_GROWTH * begun, max(begun + MORE, HALF * begun))
+    if begun > 0 and now > limit and trends.rises(values):
         yield finding(
             "warning",
             f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token",
-            series.first(over=ENTROPY_GROWTH * begun),
-            evidence=[series.shown(now, f"< {ENTROPY_GROWTH:g} x {begun:.3g}")],
+            series.first(over=limit),
+            evidence=[series.shown(now, f"< {limit:.3g}")],
             cause="entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
             next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning "
             "rate",
-            steps=series.steps(over=ENTROPY_GROWTH * begun),
+            steps=series.steps(over=limit),
         )

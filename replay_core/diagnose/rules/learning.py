@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +15,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
@@ -23,15 +25,18 @@ FEWEST, MANY = 5, 16
 TINY = 1e-7
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
+#: A KL that no learning shows in.
+STOOD = 3e-5
 _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
 
 
 @rule("L07", "the learning rate is 0, or still warming up", link="optimizer", scope="signals", needs=("learning_rate",),
-      explains=("D46",), source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
+      explains=("D46", "D55", "L14"),
+      source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer
-    than the run: a warning.
+    than the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -50,16 +55,139 @@ def rate(log: RunLog) -> Iterator[Finding]:
         )
         return
     rises = [b - a for a, b in pairwise(values)]
-    if len(values) >= MANY and values[-1] < TINY and min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15:
+    rising = min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15
+    far = log.get("kl")
+    stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
+    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood)):
         yield finding(
             "warning",
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
             series.last.where(series.name),
-            evidence=[series.shown(values[-1], f"> {TINY:g}"), shown("rise per step", median(rises))],
+            evidence=[
+                series.shown(values[-1], "its full value"),
+                shown("rise per step", median(rises)),
+                *([far.shown(max(map(abs, far.finite)), f"> {STOOD:g}")] if far is not None and far.finite else []),
+            ],
             cause="the warm-up is longer than the run: its steps are counted in samples or micro-batches, or a ratio "
             "was given as a number of steps",
             next_step="compare warmup_steps with the number of optimizer steps",
             steps=series.steps(),
+        )
+
+
+@rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
+      source="a warm-up counted in samples; a norm to clip at that stands for a learning rate")  # fmt: skip
+def settings(case: Case) -> Iterator[Finding]:
+    """What the trainer noted of its settings (`Recorder.note`): a learning rate of 0, or a warm-up that is as long as
+    the run and longer, is a warning.
+    """
+    facts = case.run.facts
+    warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
+    total = stated_number(facts, "total_steps", "max_steps", "total_training_steps", "num_steps", "steps",
+                          "num_training_steps", "max_iters")  # fmt: skip
+    lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
+    if warmup is None and lr is None:
+        raise Skip("no settings are noted")
+    if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
+        yield finding(
+            "warning",
+            f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",
+            evidence=[shown("warm-up steps", warmup, f"< {total:g}", "the run's notes")],
+            cause="its steps are counted in samples or micro-batches, or another run's number was kept",
+            next_step="compare warmup_steps with the number of optimizer steps",
+        )
+    elif lr == 0:
+        yield finding(
+            "warning",
+            "the learning rate is 0, as the run states it: nothing is learnt",
+            evidence=[shown("learning rate", 0.0, "> 0", "the run's notes")],
+            cause="the rate is 0 in the configuration",
+            next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
+        )
+
+
+#: Of a gradient, the share that clipping may leave before it is all that is left.
+LEAVES = 1e-2
+
+
+@rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="signals",
+      needs=("grad_norm", "grad_norm_clipped"), explains=("L14", "D46", "D55"),
+      source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
+def clipped_away(log: RunLog) -> Iterator[Finding]:
+    """The gradient's norm after clipping below a hundredth of that before it (medians, 3 steps and more): a warning."""
+    before, after = given(log.get("grad_norm")), given(log.get("grad_norm_clipped"))
+    if len(before.finite) < 3 or len(after.finite) < 3:
+        raise Skip("needs the norms before and after clipping of 3 steps")
+    raw, left = median(before.finite), median(after.finite)
+    if 0 < left < LEAVES * raw:
+        yield _clipped(raw, left, after, "the log")
+
+
+def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
+    return finding(
+        "warning",
+        f"clipping leaves {left:.2g} of a gradient norm of {raw:.3g}: every step is clipped to next to nothing",
+        series.points[0].where(series.name),
+        evidence=[shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source), shown("norm before", raw)],
+        cause="max_grad_norm is far too small (a learning rate or an epsilon at its place)",
+        next_step="set max_grad_norm to 1 and look at grad_norm",
+        steps=series.steps(),
+    )
+
+
+@rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="case",
+      source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
+def clips_at_nothing(case: Case) -> Iterator[Finding]:
+    """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning."""
+    limit = stated_number(
+        case.run.facts, "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad"
+    )
+    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
+    norms = log.get("grad_norm") if log is not None else None
+    if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
+        raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
+    if 0 < limit < LEAVES * median(norms.finite):
+        yield _clipped(median(norms.finite), limit, norms, "the run's notes")
+
+
+#: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.
+#: Runs that learn have 100 and more (docs/evidence.md#diagnosis); SGD has other rates, and is left out by their size.
+HARDLY, LARGEST_RATE = 1.0, 5e-3
+
+
+@rule("L14", "the policy hardly moves for its learning rate", link="optimizer", scope="signals",
+      needs=("kl", "learning_rate"), explains=("D46", "D55"),
+      source="Adam's update is bounded by the learning rate (arXiv 1412.6980, section 2.1)")  # fmt: skip
+def hardly_moves(log: RunLog) -> Iterator[Finding]:
+    """KL to the reference over (sum of learning rates before)^2, largest over 8 steps and more: below 1 a warning, for
+    rates up to 5e-3. Runs under Adam that learn have 100 and more: of a gradient that arrives, Adam makes a step of
+    about the rate, however small it is. A KL of exactly 0 is D46's.
+    """
+    far, rates = given(log.get("kl")), given(log.get("learning_rate"))
+    by_step = {point.step: point.value for point in rates.points}
+    every = [(by_step[p.step], abs(p.value)) for p in far.points if p.step in by_step and math.isfinite(p.value)]
+    grads = log.get("grad_norm")
+    if len(every) < 8 or not all(0 <= rate <= LARGEST_RATE for rate, _ in every):
+        raise Skip(f"needs KL and learning rate of 8 steps, a rate of at most {LARGEST_RATE:g}")
+    sums = [0.0]
+    for rate, _ in every:
+        sums.append(sums[-1] + rate)
+    ratios = [kl / so_far**2 for (_, kl), so_far in zip(every[1:], sums[1:-1], strict=True) if so_far > 0]
+    if not ratios or not any(kl for _, kl in every) or (grads is not None and not any(grads.finite)):
+        return
+    if max(ratios) < HARDLY:
+        yield finding(
+            "warning",
+            f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
+            f"of {every[-1][0]:.2g}",
+            far.last.where(far.name),
+            evidence=[shown("KL / (sum of rates)^2", max(ratios), f"> {HARDLY:g}", far.source)],
+            cause="next to nothing of the gradient reaches the weights: it is clipped to almost nothing "
+            "(max_grad_norm), the optimizer holds few of the parameters, or updates are lost in bf16 weights; or the "
+            "reference follows the policy",
+            next_step="log the gradient norm after clipping; rldbg record --params . -- YOUR COMMAND, then compare the "
+            "weights of two of its steps",
+            steps=far.steps(),
         )
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
@@ -41,7 +42,8 @@ class _MicroLoss:
     logged: Scalar
     values_BT: Array
     mask_BT: Array
-    width: int
+    widths: dict[str, int]
+    """How wide its rows are, by what they hold."""
     update_tokens: int = 0
     """Tokens and samples of all micro-batches of its optimizer step."""
     update_samples: int = 0
@@ -74,22 +76,6 @@ def reductions_of(
             yield f"token-sum over {name}", float(reductions.token_sum_over(values_BT, mask_BT, constant))
 
 
-def _wrong(part: _MicroLoss) -> Iterator[tuple[str, str, float]]:
-    """Reductions nobody means: what a mask that is left out, or padding that is counted, gives."""
-    values_BT, mask_BT = part.values_BT, part.mask_BT
-    total = float(reductions.masked_sum(values_BT, mask_BT))
-    yield (
-        "the denominator counts every token slot, padding included",
-        "a mean over the padded batch divides a sum over the mask",
-        total / max(values_BT.shape[0] * part.width, 1),
-    )
-    yield (
-        "it is the sum over samples of token means, not their mean",
-        "a division by the samples is missing",
-        float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT),
-    )
-
-
 @rule("D28", "the loss is no known reduction of its tokens", link="reduction", scope="batch",
       needs=("mask", "advantages|token_loss"),
       source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, "
@@ -101,9 +87,8 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
     The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
-    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update. An error where only
-    a denominator that counts padding does, or where one whole factor is all that is off (a world size, an
-    accumulation, a sign); a warning where none does. Skipped where `loss` alone is logged (it may hold
+    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where none
+    does. Skipped where `loss` alone is logged (it may hold
     KL and entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
@@ -146,34 +131,6 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     constant = _constant(parts)
-    states_constant = kind_of(batch).startswith("dr")
-    if not states_constant:
-        mistaken = list(_mistaken(parts, place))
-        yield from mistaken
-        if mistaken:
-            return
-    slots = len(first.values_BT)
-    if (
-        constant is not None
-        and kind_of(batch)
-        and not states_constant
-        and len(parts) > 1
-        and constant % slots == 0
-        and (first.update_samples > slots)
-    ):
-        yield finding(
-            "error",
-            f"{first.logged.name} divides by every token slot of the micro-batch, padding included ({slots} x "
-            f"{constant / slots:g})",
-            place,
-            evidence=[
-                shown("what the token sum is divided by", constant, None, first.logged.record.path.name),
-                shown("tokens that count", int((first.mask_BT != 0).sum())),
-                shown("algorithm that is stated", kind_of(batch)),
-            ],
-            cause="a mean over the padded batch divides a sum over the mask; Dr. GRPO alone divides by a constant",
-        )
-        return
     if constant is not None:
         yield finding(
             "info",
@@ -182,21 +139,6 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
             cause="Dr. GRPO divides by the samples times the longest response; nothing is wrong",
             next_step="rldbg diagnose --explain D28",
-        )
-        return
-    factor = _factor(parts, step_tokens, len(batch)) if exact else None
-    if factor is not None:
-        times, name = factor
-        yield finding(
-            "error",
-            f"{first.logged.name} is {_in_times(times)} what it should be as {name}",
-            place,
-            evidence=[
-                shown("logged / recomputed", times, "1", first.logged.record.path.name),
-                shown("micro-batches of this factor", len(parts)),
-            ],
-            cause="a factor too many: the world size (gradients are averaged over ranks already), or the number of "
-            "micro-batches (accumulation multiplied in, forgotten, or divided out twice)",
         )
         return
     if not exact:
@@ -212,26 +154,6 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
     )
-
-
-def _mistaken(parts: list[_MicroLoss], place: Where) -> Iterator[Finding]:
-    """A reduction that nobody means, where it agrees in every micro-batch."""
-    first = parts[0]
-    for wrong, cause, value in _wrong(first):
-        if _agree(value, first.logged.value) and all(
-            any(_agree(other, part.logged.value) for what, _, other in _wrong(part) if what == wrong) for part in parts
-        ):
-            yield finding(
-                "error",
-                f"{first.logged.name} does not divide by what it sums: {wrong}",
-                place,
-                evidence=[
-                    shown(first.logged.name, first.logged.value, None, first.logged.record.path.name),
-                    shown("token-mean", float(reductions.token_mean(first.values_BT, first.mask_BT))),
-                ],
-                cause=cause,
-            )
-            return
 
 
 def _constant(parts: list[_MicroLoss]) -> float | None:
@@ -258,25 +180,132 @@ def _constant(parts: list[_MicroLoss]) -> float | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Recomputed:
+    """A micro-batch's logged loss, and what it may have been: by known reductions, and divided by slots."""
+
+    step: int | None
+    where: Where
+    file: str
+    value: float
+    reductions: dict[str, float]
+    mistakes: dict[str, float]
+    widths: dict[str, int]
+    exact: bool
+    kind: str
+
+
 #: Factors that a world size or an accumulation makes.
 _FACTORS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+_SUMMED = "it is the sum over samples of token means, not their mean"
+_CAUSES = {_SUMMED: "a division by the samples is missing"}
+_PADDED = "a mean over the padded batch divides a sum over the mask"
 
 
-def _factor(parts: list[_MicroLoss], step_tokens: int, step_samples: int) -> tuple[float, str] | None:
-    """The whole number, or one over one, by which every micro-batch's loss is off the same reduction; which one."""
-    heard = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
-    if len(heard) < 2:
-        return None
-    recomputed = [dict(reductions_of(part, step_tokens, step_samples, {})) for part in heard]
-    for name in recomputed[0]:
-        each = [one[name] for one in recomputed]
+@rule("D28", "the loss is off by a factor, or counts padding", link="reduction", scope="case", lasts=True,
+      explains=("L08", "L10"),
+      source="verl agg_loss; verl#4710; trl#6369; Dr. GRPO alone divides by a constant")  # fmt: skip
+def off_by(case: Case) -> Iterator[Finding]:
+    """Over all steps whose logged loss is no known reduction: what makes every micro-batch's loss of its tokens. An
+    error where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no
+    constant while the rows change their width; where samples are summed; or where one factor is all that is off one
+    reduction (a world size, an accumulation, a sign).
+    """
+    off: list[_Recomputed] = []
+    fine = 0
+    for batch in case.batches():
+        if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
+            continue
+        here = _recomputed(batch)
+        if any(all(_agree(part.reductions[name], part.value) for part in here) for name in _names(here)):
+            fine += 1
+        else:
+            off += here
+    if not off:
+        raise Skip("every loss is a reduction that is known, or none is logged with its tokens")
+    if fine > len({part.step for part in off}):
+        return  # what holds in most steps is no line of code that is wrong
+    first = off[0]
+    found = next(_mistake(off), None)
+    if found is not None:
+        claim, cause, evidence = found
+        yield finding(
+            "error", f"{first.where.tensor} {claim}", first.where,
+            evidence=[*evidence, shown("micro-batches that agree", len(off))], cause=cause,
+            steps=sorted({part.step for part in off if part.step is not None}),
+        )  # fmt: skip
+    elif not any(part.exact for part in off):
+        raise Skip("`loss` may hold other terms, or ratios that are not recorded")
+
+
+def _names(parts: list[_Recomputed]) -> list[str]:
+    """The reductions that all of these have."""
+    return [name for name in parts[0].reductions if all(name in part.reductions for part in parts)] if parts else []
+
+
+def _recomputed(batch: StepBatch) -> list[_Recomputed]:
+    tokens = int(given(batch.trained_N).sum())
+    found: list[_Recomputed] = []
+    for weighted in (False, True) if batch.has("is_weights") else (False,):
+        parts, exact = _parts(batch, weighted=weighted)
+        parts = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
+        found = []
+        for part in parts:
+            total = float(reductions.masked_sum(part.values_BT, part.mask_BT))
+            mean = float(reductions.sequence_mean(part.values_BT, part.mask_BT))
+            slots = {
+                f"divides by every token slot of {what}, padding included": total / max(len(part.values_BT) * width, 1)
+                for what, width in part.widths.items()
+            }
+            record, name = part.logged.record, part.logged.name
+            found.append(
+                _Recomputed(
+                    batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
+                    dict(reductions_of(part, tokens, len(batch), {})),
+                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind_of(batch),
+                )
+            )  # fmt: skip
+        if found and any(all(_agree(part.reductions[name], part.value) for part in found) for name in _names(found)):
+            return found
+    return found
+
+
+def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]]:
+    """Claim, cause and evidence of what agrees in every micro-batch."""
+    first = off[0]
+    said = [
+        shown("logged", first.value, None, first.file),
+        shown("token-mean", first.reductions["token-mean over the micro-batch"]),
+    ]
+    for name in first.mistakes:
+        if not all(name in part.mistakes and _agree(part.mistakes[name], part.value) for part in off):
+            continue
+        what = next((what for what in first.widths if f"slot of {what}," in name), None)
+        same = len({part.step for part in off}) > 1 and len({tuple(part.widths.values()) for part in off}) == 1
+        # Rows that are always padded to the limit: the same number as Dr. GRPO's constant.
+        if what == "the response" and (first.kind.startswith("dr") or (same and not first.kind)):
+            continue
+        yield name if what else f"does not divide by what it sums: {name}", _CAUSES.get(name, _PADDED), said
+    heard = [part for part in off if part.exact]
+    for name in _names(heard):
+        each = [part.reductions[name] for part in heard]
         if any(abs(value) < FLOOR for value in each):
             continue
-        ratios_of = [part.logged.value / value for part, value in zip(heard, each, strict=True)]
+        ratios_of = [part.value / value for part, value in zip(heard, each, strict=True)]
         for times in (-1.0, *(float(number) for number in _FACTORS), *(1 / number for number in _FACTORS)):
-            if all(abs(ratio - times) <= 1e-3 * abs(times) for ratio in ratios_of):
-                return times, name
-    return None
+            # Of so many factors one is near by chance: only the sign is told by a single loss.
+            if len(heard) < 2 and times > 0:
+                continue
+            if all(abs(ratio - times) <= (CLOSE if len(heard) < 2 else 1e-3) * abs(times) for ratio in ratios_of):
+                yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said
+                return
+
+
+_FACTOR_CAUSE = (
+    "a factor too many: the world size (gradients are averaged over ranks already), or the number of "
+    "micro-batches (accumulation multiplied in, forgotten, or divided out twice)",
+    "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
+)
 
 
 def _in_times(times: float) -> str:
@@ -392,7 +421,7 @@ def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> 
         start = int(batch.flat.starts_B[sample])
         values_BT[row, :length] = token_N[start : start + length]
         mask_BT[row, :length] = batch.trained_N[start : start + length]
-    return _MicroLoss(scalar, values_BT, mask_BT, batch.laid.response_width or values_BT.shape[1])
+    return _MicroLoss(scalar, values_BT, mask_BT, batch.laid.widths or {"the response": values_BT.shape[1]})
 
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),

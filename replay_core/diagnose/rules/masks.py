@@ -346,6 +346,35 @@ def _left_out_B(batch: StepBatch) -> Array:
     return found
 
 
+@rule("D58", "prompt tokens are in the loss", link="masks", scope="batch", needs=("tokens", "mask", "response"),
+      explains=("D07", "D09", "D17", "D18", "D19", "D28", "D41", "D48"), lasts=True,
+      source="a loss mask made of the attention mask")  # fmt: skip
+def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
+    """Tokens that count before the response begins: an error where they are half of the prompt and more in four of five
+    samples. Looked at where something other than the mask says where responses begin.
+    """
+    trained_N, response_N = given(batch.trained_N), given(batch.response_N)
+    prompt_B = batch.flat.count(~response_N)
+    counted_B = batch.flat.count(trained_N & ~response_N)
+    heard_B = prompt_B > 1
+    # The first token of all has no log-probability, and no mask of next tokens counts it.
+    bad_B = heard_B & (2 * counted_B >= prompt_B - 1) & (counted_B > 0)
+    if not heard_B.any() or bad_B.sum() < 0.8 * heard_B.sum():
+        return
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    yield finding(
+        "error",
+        f"prompt tokens are in the loss: {int(counted_B.sum())} of them count, in "
+        f"{share(int(bad_B.sum()), len(batch))} samples",
+        batch.laid.where(name, at=int(np.flatnonzero(trained_N & ~response_N)[0])),
+        evidence=[
+            shown("prompt tokens in the mask", int(counted_B.sum()), "0", f"{name} of {batch.name}"),
+            shown("tokens in the mask", int(trained_N.sum())),
+        ],
+        cause="the loss mask is the attention mask, or is not multiplied by the response's",
+    )
+
+
 @rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
       explains=("D07", "D09", "D17", "D19", "D28", "D41"), lasts=True,
       source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "

@@ -81,7 +81,7 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
     if not between.is_tempered:
         return
     place = batch.laid.where("rollout_logprobs", at=_worst(between))
-    stated, gain = _temperature(batch), given(between.gain)
+    stated, gain = stated_temperature(batch), given(between.gain)
     yield finding(
         "error",
         f"rollout and trainer are at different temperatures: {gain:.2f} explains their difference",
@@ -605,7 +605,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     )
 
 
-def _temperature(batch: StepBatch) -> float | None:
+def stated_temperature(batch: StepBatch) -> float | None:
     """The sampling temperature the dump states, where it is one for all."""
     stated = {
         scalar.value for scalar in batch.columns.scalars("temperature", "meta_info.generation_config.temperature")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -219,3 +220,48 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D09",
                 steps=series.steps(under=EFFECTIVE),
             )
+
+
+#: A token's log-probability that moves by that much within one batch is another policy: ratios of 2.7 and more.
+TORN = 1.0
+
+
+@rule("L16", "a batch's own updates tear the policy away", link="trend", scope="signals", needs=("policy_kl",),
+      explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
+      source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
+def torn(log: RunLog) -> Iterator[Finding]:
+    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error."""
+    series = given(log.get("policy_kl"))
+    bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
+    if bad:
+        yield finding(
+            "error",
+            f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
+            bad[0].where(series.name),
+            evidence=[series.shown_at(bad[0], "< 0.05")],
+            cause="the learning rate is far too high, or a batch is used for too many updates",
+            next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
+            steps=steps_of(bad),
+        )
+
+
+@rule("L16", "a batch's own updates tear the policy away", link="trend", scope="batch",
+      needs=("policy_logprobs", "old_logprobs"), source="PPO implementations stop at a KL of 0.01 to 0.05")  # fmt: skip
+def torn_away(batch: StepBatch) -> Iterator[Finding]:
+    """mean |policy - old| over 1 nat per token in a later update of a batch (its first update is D14's): an error."""
+    policy, old, _ = _pair(batch)
+    # Every epoch is a row of its own; the first ones have not moved yet.
+    both_N = batch.pair(policy, old) & ~np.repeat(first_update_B(batch), batch.flat.lengths_B)
+    if both_N.sum() < FEWEST:
+        raise Skip("one update for each batch")
+    moved = np.abs(policy.values_N - old.values_N)[both_N]
+    worst, at = float(moved.mean()), int(np.flatnonzero(both_N)[moved.argmax()])
+    if worst > TORN:
+        yield finding(
+            "error",
+            f"the policy moves {worst:.3g} nats per token within one batch: its own updates tear it away",
+            batch.laid.where("policy_logprobs", at=at),
+            evidence=[shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}")],
+            cause="the learning rate is far too high, or a batch is used for too many updates",
+            next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
+        )

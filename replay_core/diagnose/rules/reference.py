@@ -250,17 +250,34 @@ FAR, LEAPT = 1.0, 20.0
 
 
 @rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
-      explains=("D01", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
+      explains=("D01", "D03", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Iterator[Finding]:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
-    more: a warning, over 3 an error. It rises in every run that learns; a run without a KL term may reach 0.5.
+    more: a warning, over 3 an error. From below .2 to over 1 in one step, and staying there: an error, in 4 steps and
+    more. It rises in every run that learns; a run without a KL term may reach 0.5.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
+    values = [abs(point.value) for point in finite]
+    if len(finite) < 4:
+        raise Skip("needs the KL of 4 steps")
+    leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
+    if leapt is not None and len(values) - leapt >= 2:
+        yield finding(
+            "error",
+            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} "
+            f"per token "
+            "in one step",
+            finite[leapt].where(series.name),
+            evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],
+            cause="the learning rate is far too high: one update takes the policy away",
+            next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
+            steps=[p.step for p in finite[leapt:] if p.step is not None],
+        )
+        return
     if len(finite) < 8:
         raise Skip("needs the KL of 8 steps")
-    values = [abs(point.value) for point in finite]
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     if now > FAR and now > LEAPT * begun:
         mark = next(point for point in finite if abs(point.value) > FAR)

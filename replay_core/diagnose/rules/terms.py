@@ -190,15 +190,20 @@ def _aligned(*every: Series) -> list[tuple[float, ...]]:
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="signals",
-      needs=("loss", "pg_loss", "kl|entropy|value_loss"), explains=("D25", "L08", "L09", "L10", "D15"),
+      needs=("loss", "kl|entropy|value_loss"), explains=("D25", "L02", "L08", "L09", "L10", "D15"),
       source="loss = pg_loss + beta KL - c entropy + v value_loss: verl dp_actor, TRL, OpenRLHF")  # fmt: skip
 def terms(log: RunLog) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL - c entropy + v value_loss over 8 steps and more. Where the logged terms leave
     less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
-    the entropy rises a warning. Skipped where they do not make it (other estimators, other means).
+    the entropy rises a warning. Where no pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975
+    over 10 steps and more, a KL over .1) is an error. Skipped where they do not make it (other estimators, other
+    means).
     """
-    loss, pg = given(log.get("loss")), given(log.get("pg_loss"))
+    loss, pg = given(log.get("loss")), log.get("pg_loss")
+    if pg is None:
+        yield from _against_kl(log, loss)
+        return
     best: tuple[float, dict[str, Series], dict[str, float]] | None = None
     named = [(kind, series) for kind in ("kl", "entropy", "value_loss") for series in log.all(kind)[:2]]
     for count in (1, 2, 3):
@@ -224,6 +229,33 @@ def terms(log: RunLog) -> Iterator[Finding]:
             yield from _judged(log, pg, *best[1:])
             return
     raise Skip("the logged terms do not make the difference of loss and pg_loss, or there is none")
+
+
+def _against_kl(log: RunLog, loss: Series) -> Iterator[Finding]:
+    """A loss that is a line of the KL: -mean(A) of centred advantages is small beside the term of a KL that runs
+    away.
+    """
+    kl = log.get("kl")
+    rows = _aligned(loss, kl) if kl is not None else []
+    if kl is None or len(rows) < 10 or max(abs(x) for _, x in rows) < 0.1:
+        raise Skip("needs pg_loss; without it a KL of 10 steps that grows over 0.1")
+    y, x = [row[0] for row in rows], [row[1] for row in rows]
+    my, mx = sum(y) / len(y), sum(x) / len(x)
+    xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    xx, yy = sum((a - mx) ** 2 for a in x), sum((b - my) ** 2 for b in y)
+    r = xy / math.sqrt(xx * yy) if xx > 0 and yy > 0 else 0.0
+    if r < -0.975:
+        yield finding(
+            "error",
+            f"the KL term is subtracted from the loss: {loss.name} falls as {kl.name} rises (coefficient "
+            f"{xy / xx:.3g})",
+            kl.last.where(kl.name),
+            evidence=[shown("correlation of loss and KL", r, "> 0"), shown("coefficient", xy / xx, "> 0"),
+                      shown("steps compared", len(rows))],
+            cause="the sign of the KL term is turned where the loss is summed up: leaving the reference is rewarded",
+            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
+            steps=kl.steps(),
+        )  # fmt: skip
 
 
 def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Iterator[Finding]:

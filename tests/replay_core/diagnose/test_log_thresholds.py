@@ -130,7 +130,41 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
                                for n in range(14)], None),
     ("entropy to a quarter", verl, [{"actor/entropy": 0.8 * 0.89**n} for n in range(16)], ("D25", "warning")),
     ("entropy to a half", verl, [{"actor/entropy": 0.8 * 0.95**n} for n in range(16)], None),
-    ("a critic that explains nothing", verl, [{"critic/vf_explained_var": -0.1}] * 12, ("D45", "warning")),
+    ("a critic that explains nothing", verl, [{"critic/vf_explained_var": -0.01, "critic/vf_loss": 0.2}] * 12,
+     ("D45", "warning")),
+    ("a critic that knows no more than the mean", verl,
+     [{"critic/vf_explained_var": -0.01, "critic/vf_loss": 0.2 - 0.01 * n} for n in range(12)], None),
+    ("a critic worse than none", verl, [{"critic/vf_explained_var": -0.6}] * 12, ("D45", "warning")),
+    ("a critic that stands", verl,
+     [{"critic/values/mean": 0.25, "critic/score/mean": 0.5 + n / 99, "actor/grad_norm": 1 + n / 9}
+      for n in range(5)], ("D45", "warning")),
+    ("a critic that moves", verl,
+     [{"critic/values/mean": 0.25 + n / 999, "critic/score/mean": 0.5 + n / 99, "actor/grad_norm": 1 + n / 9}
+      for n in range(5)], None),
+    ("a warm-up that moves nothing", verl,
+     [{"actor/lr": 1e-8 * (n + 1), "actor/kl_loss": 2e-5} for n in range(12)], ("L07", "warning")),
+    ("clipped away", verl, [{"grad_norm_clipped": 1e-3}] * 3, ("L15", "warning")),
+    ("clipped", verl, [{"grad_norm_clipped": 0.1}] * 3, None),
+    ("hardly moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-7 * n} for n in range(8)], ("L14", "warning")),
+    ("moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-4 * n} for n in range(8)], None),
+    ("a sum over ranks", verl, [{"critic/score/mean": 4.0}] * 3, ("L13", "warning")),
+    ("a mean at its limit", verl, [{"critic/score/mean": 1.0}] * 3, None),
+    ("raw rewards", verl, [{"critic/advantages/max": 1.0 - n / 9, "critic/score/max": 1.0 - n / 9,
+                            "critic/advantages/min": 0.0} for n in range(3)], ("D04", "error")),
+    ("a loss turned around", verl, [{"actor/pg_loss": 0.1 * n + 0.02, "critic/advantages/mean": 0.1 * n + 0.02}
+                                    for n in range(3)], ("D28", "error")),
+    ("a loss on policy", verl, [{"actor/pg_loss": 0.1 * n + 0.02, "critic/advantages/mean": -0.1 * n - 0.02}
+                                for n in range(3)], None),
+    ("a loss times ranks", verl, [{"actor/pg_loss": 0.8 * n + 0.8, "critic/advantages/mean": -0.1 * n - 0.1}
+                                  for n in range(5)], ("D28", "warning")),
+    ("torn away", verl, [{"actor/ppo_kl": 1.1}] + [{}] * 4, ("L16", "error")),
+    ("near", verl, [{"actor/ppo_kl": 0.9}] + [{}] * 4, None),
+    ("a leap away", verl, [{"actor/kl_loss": kl} for kl in (0.0, 0.1, 1.2, 1.1)], ("L10", "error")),
+    ("a leap and back", verl, [{"actor/kl_loss": kl} for kl in (0.0, 0.1, 1.2, 0.1)], None),
+    ("KL subtracted", trl, [{"loss": 0.01 * (-1) ** n - 2 * 0.02 * n, "kl": 0.02 * n, "grad_norm": 0.3 + n / 99}
+                            for n in range(12)], ("D49", "error")),
+    ("KL added", trl, [{"loss": 0.01 * (-1) ** n + 2 * 0.02 * n, "kl": 0.02 * n, "grad_norm": 0.3 + n / 99}
+                       for n in range(12)], None),
     ("a critic that explains a little", verl, [{"critic/vf_explained_var": 0.1}] * 12, None),
     ("cut", verl, [{"response_length/clip_ratio": 0.25}] * 5, ("D20", "warning")),
     ("cut little", verl, [{"response_length/clip_ratio": 0.24}] * 5, None),

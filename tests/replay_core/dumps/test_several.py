@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -45,3 +47,19 @@ def test_a_folder_that_repeats_nothing_makes_the_whole_one_run(tmp_path: Path) -
 
 def test_the_parent_of_genuine_runs_names_them() -> None:
     assert inside(FIXTURES / "nexrl") == ["seedtime/jsonl", "seedtime/pt", "self_hosted_bf16", "self_hosted_fp32"]
+
+
+def test_a_broken_dump_below_a_folder_does_not_hide_the_others(small_dump: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(small_dump, tmp_path / name)
+    (tmp_path / "b" / "manifest.json").write_text('{"format": "rldbg-dump", nonsense')
+    run = open_run(tmp_path)
+    assert {record.path.parent.parent.name for record in run.records} == {"a"}
+    assert [problem.where for problem in run.problems if "not JSON" in problem.what] == [str(tmp_path / "b")]
+
+
+def test_a_step_of_thousands_of_digits_is_no_step(small_dump: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_dump, tmp_path / "a")
+    manifest = tmp_path / "a/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "models": {"9" * 5000: "somewhere"}}))
+    assert any("is no step" in problem.what for problem in open_run(tmp_path / "a").problems)

@@ -13,8 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core import workbench
 from replay_core.documents.ruling import RulingDocument
+from replay_core.dumps import open_run
+from replay_core.errors import JobCancelledError
+from replay_core.jobs import Progress
 from replay_core.recorder import Recorder
 from replay_core.referee import shadow
+from replay_core.referee.recorded import ruled_first
+from replay_core.referee.ruling import rule
 from tests.fixtures import FIXTURES
 
 LENGTHS = (17, 9, 20)
@@ -87,6 +92,36 @@ def test_sglang_dumps_of_another_kernel_and_dtype_are_noise_with_their_coverage(
     sizes = [float(one["value"]) for rows in linears for one in rows if one["name"] == "size"]
     assert len(sizes) == 7
     assert all(0.9 < size < 1.1 for size in sizes), "a right product of one matrix is one rounding away from the truth"
+
+
+def test_a_ruling_that_is_cancelled_ends_between_two_of_its_forwards(right: Path, weights: Path):
+    seen: list[str] = []
+
+    def cancel(event: object) -> None:
+        if isinstance(event, Progress):
+            seen.append(event.what)
+            if len(seen) == 3:
+                raise JobCancelledError("cancelled")
+
+    with pytest.raises(JobCancelledError):
+        workbench.referee(right, weights_a=str(weights), on_event=cancel)
+    assert len(seen) == 3
+
+
+@pytest.mark.long
+def test_two_sides_of_the_same_weights_hold_the_model_once_and_ruling_one_leaves_it_as_it_was(
+    right: Path, weights: Path
+):
+    run = open_run(right)
+    side = (run, *ruled_first(run.records), str(weights))
+    ruled = rule(side, side)
+    assert ruled.b is not None
+    assert ruled.a.model is not None
+    assert ruled.b.model is not None
+    assert ruled.a.model.causal_lm is ruled.b.model.causal_lm
+    figures = [[(one.claim.name, one.figures.size, one.ruling) for one in each.claims] for each in (ruled.a, ruled.b)]
+    assert figures[0] == figures[1]
+    assert ruled.a.notes == ruled.b.notes
 
 
 def _scaled_row(model: Any) -> None:

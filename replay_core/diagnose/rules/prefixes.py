@@ -1,0 +1,213 @@
+"""One prefix, one number: what a model says of the same tokens in two steps tells whether its weights moved.
+
+A step's samples repeat prompts, and the first tokens of answers: what stands before a token, and the token, are the
+same. A frozen model gives it the same number in every step, a model that is trained another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, shown
+
+#: Tokens of a response that are followed, and places that are remembered.
+FOLLOWED, MOST = 24, 200_000
+#: Shared places, and steps, before their numbers say anything.
+FEWEST, STEPS = 8, 3
+#: Two forwards of one set of weights: equal in float32 up to this; and what no noise explains, in nats, where a step
+#: does not show its own noise (bf16 beside other neighbours: docs/tolerances.md).
+SAME, NOISE, LEAST = 3e-6, 0.05, 2e-3
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a tensor says of places that come again: by step, |now - when first seen|, and the range within a step."""
+
+    first: dict[int, float] = field(default_factory=dict)
+    apart: dict[int, list[float]] = field(default_factory=dict)
+    noise: list[float] = field(default_factory=list)
+    where: Where | None = None
+
+    def take(self, step: int, here: dict[int, list[float]]) -> None:
+        for place, values in here.items():
+            if len(values) > 1:
+                self.noise.append(max(values) - min(values))
+            before = self.first.get(place)
+            if before is not None:
+                self.apart.setdefault(step, []).append(abs(values[0] - before))
+            elif len(self.first) < MOST:
+                self.first[place] = values[0]
+
+    @property
+    def known(self) -> bool:
+        return len(self.apart) >= STEPS - 1 and sum(map(len, self.apart.values())) >= FEWEST
+
+    @property
+    def largest(self) -> float:
+        return max(max(each) for each in self.apart.values())
+
+    @property
+    def typical(self) -> float:
+        """The median difference of the last half of the steps."""
+        later = sorted(self.apart)[len(self.apart) // 2 :]
+        return float(np.median([one for step in later for one in self.apart[step]]))
+
+    @property
+    def floor(self) -> float:
+        """What noise explains: the step's own, where it shows."""
+        if len(self.noise) < FEWEST:
+            return NOISE
+        return max(LEAST, 5 * float(np.median(self.noise)), float(np.quantile(self.noise, 0.9)))
+
+
+def _places(batch: StepBatch) -> list[tuple[int, int]] | None:
+    """(key of a token and all before it, its place in the flat arrays), of the first tokens of every response."""
+    tokens_N, response_N = batch.tokens_N, batch.response_N
+    if tokens_N is None or response_N is None:
+        return None
+    found = []
+    heads_B = batch.flat.first(response_N)
+    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
+        prefix = hash(tokens_N[start : start + head].tobytes())
+        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
+            prefix = hash((prefix, int(tokens_N[at])))
+            found.append((prefix, at))
+    return found
+
+
+def _memories(case: Case) -> dict[str, _Memory]:
+    found: dict[str, _Memory] = {}
+    for batch in case.batches():
+        columns: dict[str, Column | None] = {
+            "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"),
+            "critic": batch.columns.of("values"),
+        }  # fmt: skip
+        places = _places(batch) if batch.step is not None and any(columns.values()) else None
+        if not places or batch.step is None:
+            continue
+        for name, column in columns.items():
+            if column is None:
+                continue
+            here: dict[int, list[float]] = {}
+            for place, at in places:
+                if column.said_N[at] and np.isfinite(column.values_N[at]):
+                    here.setdefault(place, []).append(float(column.values_N[at]))
+            memory = found.setdefault(name, _Memory())
+            memory.where = memory.where or batch.laid.where(column.name, sample=0)
+            memory.take(batch.step, here)
+    return found
+
+
+@rule("D55", "a model that should stand moves, or one that should move stands", link="optimizer", scope="case",
+      explains=("D45", "D46", "L08"),
+      source="one prefix has one number under one set of weights; TR-DPO and ProRL move their reference on "
+          "purpose")  # fmt: skip
+def standing(case: Case) -> Iterator[Finding]:
+    """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
+    more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
+    moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning.
+    """
+    memories = {name: memory for name, memory in _memories(case).items() if memory.known}
+    if not memories:
+        raise Skip("no prompt and first token of a response come again in another step")
+    ref, policy, critic = (memories.get(name) for name in ("reference", "policy", "critic"))
+    if ref is not None and ref.typical > ref.floor:
+        yield finding(
+            "warning",
+            "the reference moves with the policy: it is the policy itself"
+            if policy is not None and abs(policy.typical - ref.typical) <= SAME
+            else "the reference moves: it gives the same tokens other log-probabilities in later steps",
+            ref.where,
+            evidence=[
+                shown("median |now - before| of the same place, nats", ref.typical, f"< {ref.floor:.2g}"),
+                shown("the policy's, beside it", policy.typical if policy else None),
+                shown("places that come again", sum(map(len, ref.apart.values()))),
+            ],
+            cause="the reference is updated with the policy: shared weights, a copy made anew in every step, or "
+            "left in "
+            "train mode; some recipes reset it on purpose (TR-DPO, ProRL)",
+            steps=sorted(ref.apart),
+        )
+    for name, memory, what in (("policy", policy, "log-probability"), ("critic", critic, "value")):
+        if memory is None or memory.largest > SAME or not _spread(memory):
+            continue
+        yield finding(
+            "warning",
+            f"the {name} never changes: it gives the same tokens the same {what} in every step",
+            memory.where,
+            evidence=[
+                shown("largest |now - before| of the same place", memory.largest, f"> {SAME:g}"),
+                shown("places that come again", sum(map(len, memory.apart.values()))),
+                shown("steps compared", len(memory.apart) + 1),
+            ],
+            cause="no update reaches it: a learning rate of 0, an optimizer that is not stepped or holds other "
+            "parameters than the model that is run, a loss that is detached; or updates too small for its precision",
+            steps=sorted(memory.apart),
+        )
+
+
+def _spread(memory: _Memory) -> bool:
+    return bool(np.ptp(list(memory.first.values())) > 1e-3)
+
+
+#: Pairs of equal answers before their rewards say anything; share of the batch's variance that they may have.
+PAIRS, SHARED = 12, 0.5
+
+
+@rule("D56", "equal answers get different rewards", link="rewards", scope="case",
+      explains=("L08", "D04"), source="rewards returned in order of completion, not of submission")  # fmt: skip
+def same_answers(case: Case) -> Iterator[Finding]:
+    """Responses of one prompt whose tokens are all equal, in the same step (12 pairs and more over the run): the
+    variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
+    rewards do not follow what was answered. A judge that is a model wavers by less.
+    """
+    within, count = 0.0, 0
+    squares: list[float] = []
+    where: Where | None = None
+    steps: list[int] = []
+    for batch in case.batches():
+        rewards_B, tokens_N = batch.reward_B, batch.tokens_N
+        if rewards_B is None or tokens_N is None or not np.isfinite(rewards_B).all():
+            continue
+        same: dict[bytes, list[int]] = {}
+        for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
+            same.setdefault(tokens_N[start : start + length].tobytes(), []).append(sample)
+        told = [each for each in same.values() if len(each) > 1]
+        differ = False
+        for each in told:
+            values = rewards_B[each]
+            within += float(((values - values.mean()) ** 2).sum()) * 2
+            count += len(each) - 1
+            if np.ptp(values) > 1e-6:
+                differ = True
+                where = where or batch.laid.where("reward", sample=each[int(np.abs(values - values.mean()).argmax())])
+        if told:
+            squares.append(float(rewards_B.var()))
+        if differ and batch.step is not None:
+            steps.append(batch.step)
+    if count < PAIRS or not squares or not np.mean(squares) > 1e-9:
+        raise Skip(f"needs {PAIRS} pairs of equal answers to one prompt")
+    share = within / (2 * count) / float(np.mean(squares))
+    if share >= SHARED:
+        yield finding(
+            "warning",
+            "equal answers to one prompt get different rewards: rewards belong to other samples",
+            where,
+            evidence=[
+                shown(
+                    "variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"
+                ),
+                shown("pairs of equal answers", count),
+            ],
+            cause="rewards come back in another order than the samples (order of completion, a pool of workers), or "
+            "the judge is random",
+            steps=steps,
+        )

@@ -1,0 +1,1 @@
+"""Engine against trainer: which setting of either side closes the gap between their log-probabilities."""

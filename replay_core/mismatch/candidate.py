@@ -1,0 +1,56 @@
+"""A candidate: what may part engine and trainer, and what it leaves of the gap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from replay_core.mismatch.figures import Array, GapSize, share_explained, tokens_explained
+
+Side = Literal["engine", "trainer"]
+#: A cause that takes less than this share of the gap is no cause; one that takes this much needs no second.
+PART, WHOLE = 0.5, 0.9
+#: What a cause leaves of a gap that it predicts token by token, whatever the floor.
+LITTLE = 0.1
+
+
+@dataclass
+class Candidate:
+    """A setting that one side may have run under.
+
+    left_M: the gap that is left of every compared token (NaN: it says nothing of it), or None where the candidate is
+        told by a sign and predicts nothing, or could not be tried (`why_not`).
+    floor: what rounding leaves where this is the cause, nats.
+    """
+
+    name: str
+    family: str
+    side: Side = "engine"
+    told_by: Literal["dump", "replay"] = "dump"
+    left_M: Array | None = None
+    floor: float = 0.0
+    named: bool = False
+    why_not: str | None = None
+    share: float | None = None
+    tokens: float | None = None
+    #: What it was replayed under.
+    setting: Any = None
+
+    @property
+    def left(self) -> GapSize | None:
+        return None if self.left_M is None else GapSize.of(self.left_M)
+
+    def weigh(self, d_M: Array, floor_before: float) -> Candidate:
+        """Fill in what it explains of the gap d."""
+        if self.left_M is None:
+            return self
+        known_M = np.isfinite(self.left_M)
+        if not known_M.any():
+            self.left_M, self.share = None, None
+            return self
+        before, left = float(np.abs(d_M[known_M]).mean()), float(np.abs(self.left_M[known_M]).mean())
+        self.share = share_explained(before, left, floor_before, self.floor)
+        self.tokens = tokens_explained(d_M[known_M], self.left_M[known_M], max(self.floor, floor_before))
+        return self
