@@ -35,7 +35,7 @@ def test_the_command_prints_where_it_lies(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_command_of_it_is_understood():
-    assert len(STEPS) == 7
+    assert len(STEPS) == 8
     for line in STEPS.values():
         words = shlex.split(line)
         command: click.Command = import_module(COMMANDS[words[1]]).command
@@ -103,6 +103,15 @@ def test_an_agent_finds_the_fault_of_a_dump(dump: str, words: str, capsys: pytes
     assert agent.code == ExitCode.DIVERGES
     assert agent.read("diagnosis.findings[0].severity") == "error"
     assert words in agent.read("diagnosis.findings[0].claim")
+
+
+def test_an_agent_finds_the_setting_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    agent = Agent(capsys, DUMP=FIXTURES / "faults" / "temperature_mismatch")
+    agent.follow("7")
+    assert agent.code == ExitCode.DIVERGES
+    assert agent.read("mismatch.causes[0].named") is True
+    assert agent.read("mismatch.causes[0].side") == "engine"
+    assert "temperature 0.6" in agent.read("mismatch.causes[0].name")
 
 
 def test_an_agent_finds_nothing_in_a_healthy_dump(capsys: pytest.CaptureFixture[str]) -> None:
