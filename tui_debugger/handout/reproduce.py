@@ -57,6 +57,10 @@ def _words(document: Document) -> list[str]:
         step = [] if document["step"] is None else ["--step", str(document["step"])]
         model = [] if document["model"] is None else ["--model", document["model"]]
         return ["mismatch", document["path"], *step, *model]
+    if document["kind"] == "samples":
+        step = [] if document["step"] is None else ["--step", str(document["step"])]
+        search = [] if document["search"] is None else ["--search", document["search"]]
+        return ["samples", document["path"], *step, "--by", document["by"], *search]
     if document["kind"] == "weights":
         return _weights(document)
     if document["kind"] == "ruling":

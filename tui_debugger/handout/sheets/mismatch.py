@@ -60,8 +60,9 @@ def mismatch_sheet(doc: MismatchDocument) -> Handout:
 
 
 def _gap(gap: GapEntry) -> str:
-    figures = ("mean", "p99", "max", "k3", "multiplier")
-    told = ", ".join(f"{'e^|d|' if name == 'multiplier' else name} {words.number(gap[name], 3)}" for name in figures)
+    figures = (("mean |d|", gap["mean"]), ("p99", gap["p99"]), ("max", gap["max"]), ("k3", gap["k3"]),
+               ("e^|d|", gap["multiplier"]))  # fmt: skip
+    told = ", ".join(f"{name} {words.number(value, 3)}" for name, value in figures)
     return f"d = trainer - rollout in nats: {told}, {gap['tokens']} tokens"
 
 
