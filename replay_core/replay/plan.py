@@ -35,7 +35,6 @@ class ReplayPlan:
         else hash.
     capture_cap_mib: what a capture may take at once.
     allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
-    is_reversed: pack the samples last to first: a leak moves with the order, nothing else does.
     forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
         `forward_path`, the directory it is imported from. Only ever set by the user.
     backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches, and
@@ -66,7 +65,6 @@ class ReplayPlan:
     capture_level: str = "auto"
     capture_cap_mib: int = 4096
     allow_pickled_weights: bool = False
-    is_reversed: bool = False
     forward: str | None = None
     forward_path: str | None = None
     backward: bool = False

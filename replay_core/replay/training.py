@@ -350,7 +350,6 @@ def _record(
         "cu_seqlens": arrangement.cu_seqlens,
         "response_mask": arrangement.response_mask,
         "position_ids": arrangement.position_ids,
-        "sample_order": arrangement.sample_order,
     }
     place_ = {"micro": micro.number if micro.recorded.key.micro is None else micro.recorded.key.micro}
     written = {name: torch.from_numpy(value) for name, value in inputs.items() if value is not None}
