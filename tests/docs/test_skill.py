@@ -74,7 +74,8 @@ class Agent:
     """What only reads SKILL.md: runs a section's command with what it was given, and reads by the section's paths."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], **given: Path | str) -> None:
-        self.capsys, self.given, self.code, self.document = capsys, given, -1, {}
+        self.capsys, self.given, self.code = capsys, given, -1
+        self.document: Any = {}
 
     def follow(self, section: str) -> None:
         line = re.sub(r'"?\$([A-Z]+)"?', lambda name: shlex.quote(str(self.given.get(name[1], ""))), STEPS[section])
