@@ -134,3 +134,23 @@ async def test_a_matrix_that_runs_says_since_when_what_is_left_and_how_to_stop_a
         await pilot.press("ctrl+c")
         await rest(app, pilot)
         assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1], "the count it had"
+
+
+async def test_a_cell_that_has_run_can_be_looked_at_while_the_others_run() -> None:
+    engine = _OneCell()
+    async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
+        await pilot.press("m", "r")
+        await until(pilot, lambda: "1 of 8 cells" in screen(app))
+        await pilot.press("j", "enter")
+        await until(pilot, lambda: app.session.state.tensors.comparison is not None)
+        await until(pilot, lambda: "RUN  matrix" in screen(app).splitlines()[1])
+        assert engine.kinds().count("compare") == 1
+        assert "below: DIFF first at" in "".join(screen(app).splitlines()[2:5])
+        await pilot.press("o", *str(A), "enter")
+        await until(pilot, lambda: any("matrix" in toast and "ctrl+c" in toast for toast in toasts(app)), "a refusal")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, MatrixScreen))
+        assert app.session.state.replay.matrix.runs
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+        assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1]
