@@ -91,11 +91,13 @@ async def test_what_will_run_stands_there_before_it_runs_under_the_number_it_kee
         assert len(before) == 9
         assert before[0][-7:] == ["1", "to", "run", "-", "each", "row", "alone"]
         engine.gate = asyncio.Event()
-        await pilot.press("r")
+        await pilot.press("r", "j", "j")
         await until(pilot, lambda: "1 runs now    -          each row alone" in screen(app))
+        assert "› 3 to run" in screen(app)
         engine.gate.set()
         await rest(app, pilot)
         assert " 1 ran         BASELINE   each row alone" in screen(app)
+        assert "› 3 ran" in screen(app), "the cursor stays where it was, though the recording comes before it"
         rows = [line[28:].split()[:3] for line in screen(app).splitlines() if "AGREES  " in line or "DIFFERS  " in line]
         settings = [row for row in rows if row and row[0] in ("eager", "fa2")]
         assert len({tuple(row) for row in settings}) == len(settings) == 4, "every line says what it ran"
@@ -144,8 +146,8 @@ async def test_a_cell_that_has_run_can_be_looked_at_while_the_others_run() -> No
         await pilot.press("j", "enter")
         await until(pilot, lambda: app.session.state.tensors.comparison is not None)
         await until(pilot, lambda: "RUN  matrix" in screen(app).splitlines()[1])
+        await until(pilot, lambda: "below: DIFF first at" in "".join(screen(app).splitlines()[2:5]))
         assert engine.kinds().count("compare") == 1
-        assert "below: DIFF first at" in "".join(screen(app).splitlines()[2:5])
         await pilot.press("o", *str(A), "enter")
         await until(pilot, lambda: any("matrix" in toast and "ctrl+c" in toast for toast in toasts(app)), "a refusal")
         await pilot.press("escape")
