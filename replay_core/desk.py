@@ -54,6 +54,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "follow": _follow_job,
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
+        "replay_why": _replay_why_job,
         "demo_train": _demo_train_job,
         "critic": _critic_job,
         "parity": _parity_job,
@@ -265,6 +266,17 @@ def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
 
     return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
+
+
+def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
+    from replay_core.replay.flags import Flags
+    from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
+    from replay_core.replay.why import explain  # torch and transformers: 3.4 s
+
+    plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
+    return explain(plan, reference, params["dumps"], params["final_hidden"], on_event)
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:

@@ -24,7 +24,9 @@ READER_JOBS = (
 )  # fmt: skip
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
 BACKGROUND_JOBS = ("compare_step", "diagnose", "explain")
-REPLAYER_JOBS = ("replay_cell", "demo_train", "replay", "critic", "parity", "referee", "mismatch")
+REPLAYER_JOBS = (
+    "replay_cell", "replay_why", "demo_train", "replay", "critic", "parity", "referee", "mismatch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

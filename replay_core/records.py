@@ -32,6 +32,7 @@ STAGES = (
     "loss",
     "batch_inputs",
     "modules",
+    "loss_gradient",
     "gradient",
     "param",
     "optimizer",
@@ -44,6 +45,9 @@ ROLES = ("rollout", "reward", "actor", "ref", "critic", "eval")
 
 #: What the token axis of a tensor can be said to mean (`TensorRef.alignment`).
 ALIGNMENTS = ("response", "prompt", "full", "next", "sample")
+
+#: What a run's flag `gradients` says where each rank recorded the mean over ranks.
+MEAN_OVER_RANKS = "mean over ranks"
 
 _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}

@@ -210,7 +210,7 @@ _BY_STATISTIC = {
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
 }  # fmt: skip
 _ROOM_WORDS = (
-    "train training metrics metric actor policy rollout rollouts stats global step optim optimizer objective env agent "
+    "train training metrics metric actor policy rollout rollouts stats global step optim optimizer env agent "
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf"
 )
 _ROOMS = frozenset(_ROOM_WORDS.split())

@@ -126,10 +126,11 @@ class DeterminismSettings(TypedDict):
 
 
 class MicroLoss(TypedDict):
-    """The loss of one micro-batch."""
+    """The loss of one micro-batch; none where it was not formed again, its recorded gradient carried back instead."""
 
+    rank: int
     micro: int
-    loss: Number
+    loss: Number | None
 
 
 class LossEntry(TypedDict):
@@ -244,18 +245,88 @@ class RecordedParams(TypedDict):
     sentence: str
 
 
-class CellCause(TypedDict):
-    """Why samples of a cell are off, in one sentence and by sample."""
+class ModulePlace(TypedDict):
+    """A captured tensor and the module whose work it is."""
 
-    kind: Literal["leak", "padding", "inputs", "elsewhere"]
+    tensor: str
+    module: str
+    kind: Literal["position", "state", "mixer", "router", "other"]
+    """Attention is a mixer; `other` works on each token by itself."""
+    order: Count
+    """Its place among the tensors, in order of computation; 0 where it is not told."""
+
+
+class MovedTokens(TypedDict):
+    """Tokens of one sample that moved and must not have, by position."""
+
+    sample: Count
+    relation: Literal["other", "own", "earlier"]
+    tokens: Count
+    first: Count
+    last: Count
+
+
+class SightEntry(TypedDict):
+    """A line of the table of visibility: what was changed in the batch, and who moved that must not see it."""
+
+    by: Literal["cell", "reference", "eager"]
+    what: Literal["again", "other", "padding", "token"]
+    """Nothing (run once more), all tokens of `sample`, the padding, or token `token` of every sample."""
+    sample: Count | None
+    token: Count | None
+    moved: list[MovedTokens]
+    first: ModulePlace | None
+    """From which module on."""
+    deaf: list[Count]
+    """Samples whose next token did not move at all."""
+    sentence: str
+
+
+class TruthFigures(TypedDict):
+    """Relative L2 of tokens' final hidden states to the truth: the typical one, three quarters, the worst."""
+
+    typical: Number
+    most: Number
+    worst: Number
+
+
+class SmallestCase(TypedDict):
+    """The smallest batch that still shows it."""
+
+    rows: Count
+    tokens: list[Count]
+
+
+class CauseEvidence(TypedDict):
+    """What was found by changing tokens, in `arithmetic`."""
+
+    arithmetic: str
+    apart: Number
+    """Relative L2 of the worst token between the cell's setting and each row alone, in that arithmetic."""
+    logp_apart: Number | None
+    kernels_apart: Number | None
+    """The same between the reference's kernel and eager; null where eager cannot run."""
+    truth: dict[str, TruthFigures]
+    """How far the dumps of `reference` and `cell` are from each row alone, eager, in that arithmetic."""
+    smallest: SmallestCase | None
+    first: ModulePlace | None
+    """Where the two first part."""
+    visibility: list[SightEntry]
+
+
+class CellCause(TypedDict):
+    """Why a cell disagrees, or seems to, in one sentence and by sample."""
+
+    kind: Literal["state", "batch", "other_samples", "future", "padding", "own_keys", "positions", "maths", "rounding",
+                  "unknown"]  # fmt: skip
+    is_noise: bool
+    """It agrees: what is left is rounding of its dtype."""
     off: list[Count]
     exact: list[Count]
-    off_reversed: list[Count] | None
-    """Those off when the same pack ran last sample first; null where it did not."""
-    moved: list[Count]
     causes: list[str]
     """Codes of what the inputs themselves show."""
     sentence: str
+    evidence: CauseEvidence | None
 
 
 class AgreementEntry(TypedDict):
@@ -304,11 +375,11 @@ class _PlanOptions(TypedDict, total=False):
     capture_level: str
     capture_cap_mib: int
     allow_pickled_weights: bool
-    is_reversed: bool
     forward: str | None
     forward_path: str | None
     backward: bool
     micros: list[int] | None
+    ranks: list[int] | None
     loss: Settings | str | None
     optimizer: Settings | str | None
     share_gpu: bool

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
+from replay_core.dumps.console_lines import console_line, epoch_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import names_with
@@ -35,7 +36,7 @@ _LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
-    rb"|(?:[Ss]tep|iteration) +\d+(?:/ *\d+)? *\||step: +\d+ .{0,400}loss:"
+    rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}\d"
     rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}
@@ -61,6 +62,15 @@ class _Log:
     @property
     def is_empty(self) -> bool:
         return not (self.iterations or self.metrics or self.events)
+
+    def add(
+        self, step: int | None, values: dict[str, float], rank: int | None, line: int, *, over: bool = True
+    ) -> None:
+        """The metrics of one line; those of a step and a rank belong together. `over`: the last of a name counts."""
+        if values:
+            placed = {key: (value, line) for key, value in values.items()}
+            known = self.metrics.get((step, rank), {})
+            self.metrics[step, rank] = {**known, **placed} if over else {**placed, **known}
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -95,6 +105,9 @@ def _log(path: Path) -> _Log:
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}
     watch = Watch()
+    #: Lines of a trainer's own form, which a known form's metrics go before; those that number epochs.
+    said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
+    epochs: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     last: int | None = None
     for line in _paid_lines(path):
         step, values = metric_line(line.text)
@@ -109,24 +122,34 @@ def _log(path: Path) -> _Log:
                 step = max(following - 1, 0) if is_aside(values) else following
             counted[line.stream] = step + 1
             last = step
-            placed = {key: (value, line.number) for key, value in values.items()}
-            log.metrics.setdefault((step, line.rank), {}).update(placed)
+            log.add(step, values, line.rank, line.number)
         elif event := watch.event(line):
             log.events.setdefault((last, line.rank), []).append(event)
         elif step_log.may_tell(line.text):
             grammar.setdefault((line.stream, line.rank), []).append((line.number, line.text))
             if match := _ITER_STEP.search(line.text):
                 last = int(match.group(1))
+        elif (told := console_line(line.text))[1]:
+            last = told[0]
+            said.append((line, *told))
+        elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
+            epochs.append((line, *told))
     for (_, rank), lines in grammar.items():
-        told = list(step_log.parse(lines))
+        iterations = list(step_log.parse(lines))
         # Every program prints warnings; alone they are no log of this trainer.
-        if not any(iteration.micros or iteration.is_complete for iteration in told):
+        if not any(iteration.micros or iteration.is_complete for iteration in iterations):
             continue
-        log.iterations.setdefault(rank, []).extend(told)
-        for iteration in told:
+        log.iterations.setdefault(rank, []).extend(iterations)
+        for iteration in iterations:
             log.by_step.setdefault((iteration.step, rank), []).append(iteration)
-        if not told[-1].is_complete:
-            log.ends_inside = told[-1].step
+        if not iterations[-1].is_complete:
+            log.ends_inside = iterations[-1].step
+    for line, step, values in said or (() if log.metrics or log.iterations else epochs):
+        log.add(step, values, line.rank, line.number, over=False)
+    if not (log.metrics or log.iterations):
+        for (_, rank), lines in grammar.items():
+            for number, text in lines:
+                log.add(*console_line(text), rank, number)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 

@@ -72,7 +72,7 @@ def _no_metric(path: Path) -> NotADumpError:
     return NotADumpError(
         "there is no metric in this text",
         file=str(path),
-        expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, iter 3: loss 0.1, "
+        expected="lines of a trainer: {'loss': 0.1, ...}, step:3 - actor/pg_loss:0.1, step 3 | loss 0.1, "
         "[Micro 0] 4. Loss computed: ..., or a traceback of one that ran out of memory",
         found=contents(path),
         hint="name the log that your trainer writes its loss to; rldbg record -- COMMAND records a run",

@@ -76,7 +76,8 @@ def _replay(doc: ReplayDocument) -> ExitCode:
     asked = [cell for cell in alternatives if cell["asked"]]
     if asked and all(cell["outcome"] == "unavailable" for cell in asked):
         return ExitCode.CELL_FAILED
-    disagrees = any(cell["agreement"]["agrees"] is False for cell in alternatives)
+    # The reference, too, where it is wrong itself.
+    disagrees = any(cell["agreement"]["agrees"] is False for cell in cells)
     return ExitCode.DIVERGES if disagrees or _recording_parts(doc) else ExitCode.AGREES
 
 

@@ -46,7 +46,7 @@ _UNSAID: dict[str, Any] = {
 }
 _TIME = ("load_s", "compile_s", "steady_s", "forward_s", "backward_s")
 _MEMORY = ("peak_mib", "forecast_logits_mib")
-_PARTS = ("time", "memory")
+_PARTS = ("time", "memory", "itself")
 
 
 def _filled(figures: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any] | None:
@@ -111,10 +111,10 @@ def _agreement(result: CellResult) -> AgreementEntry:
     comparison = result.comparison
     if comparison is None:
         return {"agrees": result.agreement, "first_divergence": None, "counts": None, "off": []}
-    first = comparison.first
+    first = None if result.is_noise else comparison.first
     return {
         "agrees": result.agreement,
         "first_divergence": None if first is None else first_divergence(first, comparison.origin),
         "counts": comparison.counts,
-        "off": result.off,
+        "off": [] if result.is_noise else result.off,
     }

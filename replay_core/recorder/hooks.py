@@ -167,6 +167,13 @@ def bare(model: Any) -> Any:
     return bare(within)
 
 
+def is_averaged(model: Any) -> bool:
+    """Whether what wraps the model makes the ranks' gradients their mean, as DDP and FSDP do."""
+    wrapper = getattr(model, "_orig_mod", model)
+    named = {kind.__name__ for kind in type(wrapper).__mro__}
+    return bool(named & {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
+
+
 def whole_state(model: Any) -> dict[str, Any] | None:
     """The whole state dict of a model that holds shards of it; None where it holds all. Every rank has to ask."""
     if not any(hasattr(weight, "full_tensor") for weight in model.parameters()):

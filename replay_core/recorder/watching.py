@@ -33,11 +33,13 @@ from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import is_storable
+from replay_core.records import MEAN_OVER_RANKS
 
 #: Functions that sample token by token: their model calls are counted, not recorded.
 _SAMPLERS = frozenset({"generate", "_sample", "sample", "_generate", "generate_step", "beam_search"})
 #: An output larger than this is left out and counted, unless outputs are asked for.
 _SMALL_OUTPUT = 64 << 20
+_LOGITS = "forward.output.logits"
 
 
 _started = False
@@ -146,6 +148,8 @@ class _Watch:
         self._number = self._calls = 0
         self._ended = False
         self._scaled: tuple[weakref.ref[Any], Any, Any] | None = None
+        #: The gradients that losses left at the logits of calls whose record may not be whole yet, and their keys.
+        self._at_logits: dict[int, tuple[Any, StepRecorder, dict[str, Any]]] = {}
         self._seen: Counter[str] = Counter()
         self._unseen: Counter[str] = Counter()
 
@@ -295,6 +299,27 @@ class _Watch:
         step("batch_inputs", given, **place)
         if outputs:
             step("modules", outputs, **place)
+        if torch.is_grad_enabled():
+            self._record_at_logits()
+            logits = outputs.get(_LOGITS)
+            if role == "actor" and logits is not None and logits.requires_grad and not self._is_formed(given):
+                logits.register_hook(lambda gradient: self._guard(self._left_at_logits, gradient, step, place))
+
+    def _is_formed(self, given: Mapping[str, Any]) -> bool:
+        """Whether a replay can form the loss of a call: the labels' likelihood, or a loss that its trainer named."""
+        return "labels" in given if self._loss_flags is None else len(self._loss_flags) > 1
+
+    def _left_at_logits(self, gradient: Any, step: StepRecorder, place: dict[str, Any]) -> None:
+        """Several backwards of one call add up."""
+        before = self._at_logits.get(place["micro"])
+        self._at_logits[place["micro"]] = gradient if before is None else before[0] + gradient, step, place
+
+    def _record_at_logits(self) -> None:
+        """What losses left at the logits is whole when the next call is made, or its gradients are used."""
+        for gradient, step, place in self._at_logits.values():
+            step("loss_gradient", {f"grad.{_LOGITS}": gradient}, **place)
+            self._seen["losses' gradients at the logits"] += 1
+        self._at_logits.clear()
 
     def _sampled(self, ids: Any) -> None:
         """A sampler reads its prompts: what trained on the samples before is over."""
@@ -334,7 +359,9 @@ class _Watch:
         if self._roots[module] == "actor":
             size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
             self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
-            said = {} if self._loss_flags is None else {"loss": self._loss_flags}
+            said: dict[str, Any] = {} if self._loss_flags is None else {"loss": self._loss_flags}
+            if hooks.is_averaged(module):
+                said["gradients"] = MEAN_OVER_RANKS
             recorder.note(flags={**computed_as(model, self._autocast, **called), **said})
         recorder.note(model=model, roles={name: type(root).__qualname__ for root, name in self._roots.items()})
         if len(self._roots) == 1 and seams.rank_now() == 0:
@@ -344,6 +371,8 @@ class _Watch:
             each: dict[str, list[Any]] = {stage: [*fields.values()] for stage, fields in records.items() if fields}
             if trained:
                 each["loss"] = [None]
+            if not self._is_formed(records["batch_inputs"]):
+                each["loss_gradient"] = [one for name, one in records["modules"].items() if name == _LOGITS]
                 each["gradient"] = [None, *_matching(self._gradients, named).values()]
             if trained and self._params is not None:
                 each["param"] = [*_matching(self._params, named).values()]
@@ -391,6 +420,7 @@ class _Watch:
                 step("param", params, role=role, micro=micro, minibatch=minibatch)
 
     def _record_gradients(self, weights: list[Any]) -> None:
+        self._record_at_logits()
         step = self._current()
         for role in self._by_role(weights):
             # Optimizers that share a model (one for matrices, one for the rest) have a record each.
@@ -487,6 +517,7 @@ class _Watch:
     def _end(self) -> None:
         if self._process == os.getpid() and not self._ended:
             self._ended = True
+            self._guard(self._record_at_logits)
             self._finish_step()
             if self._recorder is not None:
                 self._recorder.close()
@@ -542,6 +573,9 @@ class _Watch:
         formed = "labels" in self._trained_on and foreign is None
         if self._loss_flags is not None:
             formed = len(self._loss_flags) > 1
+        if not formed and self._seen["losses' gradients at the logits"]:
+            _say(f"{line} --backward carries back what its loss left at the logits, {weights}")
+            return
         if formed:
             _say(f"{line} --backward runs a step again, {weights}")
             return

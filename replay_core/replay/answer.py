@@ -35,14 +35,14 @@ class Computed:
     hashes: list[Hashed] | None = None
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    # NaN equals NaN: looking did not put it there.
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are bitwise equal; NaN equals NaN: looking did not put it there."""
     return bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
 
 
 def observer_effect(hooked: torch.Tensor, plain: torch.Tensor) -> dict[str, Any]:
     """Whether looking changed the answer: bitwise, and the worst token's relative L2."""
-    if hooked.shape == plain.shape and hooked.dtype == plain.dtype and _same_bits(hooked, plain):
+    if hooked.shape == plain.shape and hooked.dtype == plain.dtype and same_bits(hooked, plain):
         return {"bitwise": True, "worst_token": 0.0}
     a, b = plain.double(), hooked.double()
     distance, norm = (b - a).norm(dim=-1), a.norm(dim=-1)

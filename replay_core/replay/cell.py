@@ -20,7 +20,7 @@ import torch
 from replay_core.errors import UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
 from replay_core.replay import attention, compiling, fit, observing
-from replay_core.replay.answer import Computed
+from replay_core.replay.answer import Computed, same_bits
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.capture import (
     EACH_OF_TWO,
@@ -63,7 +63,7 @@ class BatchReplay:
     capture: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.arrangement: Arrangement = arrange(self.batch, self.flags, is_reversed=self.plan.is_reversed)
+        self.arrangement: Arrangement = arrange(self.batch, self.flags)
         self.modules = modules_matching(self.model.backbone, self.plan.capture)
         longest = int(self.batch.valid_BS.sum(axis=1).max())
         said = [
@@ -172,7 +172,7 @@ class BatchReplay:
         """The keyword arguments of one call of the backbone."""
         device = self.flags.device
         positions = torch.from_numpy(forward.positions).to(device)
-        dtype = getattr(torch, self.flags.dtype)
+        dtype = next(self.model.causal_lm.parameters()).dtype
         mask = None if forward.attention_mask is None else torch.from_numpy(forward.attention_mask).to(device)
         if forward.allowed_TT is not None:
             mask = attention.additive_mask(forward.allowed_TT, dtype, device)
@@ -299,6 +299,11 @@ class BatchReplay:
             "room_mib": room_for(out, cap_mib, EACH_OF_TWO)[1] / 2**20,
         }  # fmt: skip
 
+    def probed_head(self) -> Head:
+        """The model's head, as the weights are now."""
+        with torch.no_grad():
+            return self._probed()[0]
+
     def _probed(self) -> tuple[Head, str, Tensors, int]:
         ids_T = self._probe_ids()
         width = ids_T.size
@@ -307,12 +312,13 @@ class BatchReplay:
         # Dropout would make the head's two ways to its logits differ.
         with _evaluating(self.model.causal_lm), attention.pinned(self.flags):
             inputs = {**self.inputs(forward), "use_cache": False}
+            before = backbone(**inputs).last_hidden_state
             logits = self.model.causal_lm(**inputs).logits
             with Capture(backbone, modules_matching(backbone, None), width) as capture:
                 hidden = backbone(**inputs).last_hidden_state
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
-            head = Head(self.model.causal_lm, hidden, logits)
+            head = Head(self.model.causal_lm, hidden, logits, is_repeatable=same_bits(hidden, before))
         return head, capture.name_of(hidden) or observing.UNOWNED_HIDDEN, capture.tensors, width
 
 

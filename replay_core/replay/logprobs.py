@@ -86,12 +86,15 @@ class Head:
         causal_lm: the model.
         hidden_1ND: hidden states of a short probe row.
         logits_1NV: the model's own logits of the same row; the head must reproduce them.
+        is_repeatable: False where two forwards of that row put out different hidden states.
 
     Raises:
         CellError: neither the model's own code on given hidden states nor its output embedding reproduces them.
     """
 
-    def __init__(self, causal_lm: Any, hidden_1ND: torch.Tensor, logits_1NV: torch.Tensor) -> None:
+    def __init__(
+        self, causal_lm: Any, hidden_1ND: torch.Tensor, logits_1NV: torch.Tensor, *, is_repeatable: bool = True
+    ) -> None:
         self._causal_lm = causal_lm
         self._stub = _Stub()
         self.note: str | None = None
@@ -101,6 +104,10 @@ class Head:
         elif self._is_one_product:
             self._compute = causal_lm.get_output_embeddings()
             self.note = "logits come from the output embedding: the model's own forward does not take hidden states"
+        elif not is_repeatable:
+            # The two passes had other hidden states: nothing to hold the head to.
+            self._compute = self._own_code
+            self.note = "two forwards of the same tokens differ: the model carries state over from call to call"
         else:
             raise CellError(
                 "the model's head cannot be run on hidden states alone: its logits come out different",

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.judging.limits import WORST_ROW
-from replay_core.dtypes import coarsest
+from replay_core.dtypes import DTYPES, coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
 from replay_core.jobs import Event, Job, LogLine, OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay import frontier
 from replay_core.replay.axes import Axes, smallest
+from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference
 from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
 from replay_core.replay.kept import Kept, identity_of
-from replay_core.replay.leak import broken_samples, proof
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
 from replay_core.replay.twins import ran_alike, twin
@@ -47,7 +47,7 @@ class CellResult:
     segments: list[SegmentEntry] | None = None
     asked: bool = True
     part: str = "cell"
-    #: Why it disagrees, where the samples show it (`leak.proof`).
+    #: Why it disagrees, or seems to (`causes.cause_of`).
     cause: dict[str, Any] | None = None
     #: Axes on which it leaves the baseline.
     toggles: dict[str, Any] | None = None
@@ -68,13 +68,22 @@ class CellResult:
 
     @property
     def agreement(self) -> bool | None:
-        """Whether it agrees with the baseline: no first divergence and no sample off; None if nothing was compared."""
+        """Whether it agrees with the baseline: no first divergence and no sample off, or these are noise of its dtype;
+        None if nothing was compared.
+        """
         if self.comparison is None:
             return self.agrees
+        if self.is_noise:
+            return True
         if self.comparison.agrees is False or self.off:
             return False
         # The trainer's own code has no modules to capture: what it did say was compared.
         return True if self.cell.get("forward") else self.comparison.agrees
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether it seemed to disagree and is only rounded otherwise."""
+        return self.cause is not None and bool(self.cause["is_noise"])
 
     @property
     def off(self) -> list[int]:
@@ -159,7 +168,10 @@ class Bench:
         if part == "reference" and _level(result) == "hash":
             # A narrower dtype might fit, and would then have nothing to be held to.
             self.plan = replace(self.plan, capture_level="hash")
-        if part not in ("reference", "model"):
+        if part == "reference":
+            result.cause = cause_of_reference(result.cell.get("itself"))
+            result.agrees = False if result.cause else None
+        elif part != "model":
             self._judge(result, plan)
         self.on_cell(result)
         return result
@@ -185,7 +197,7 @@ class Bench:
         result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
         if _level(result) == "hash":
             self._look_closer(result, plan)
-        if result.off:
+        if result.agreement is False and plan.forward is None:
             result.cause = self._cause(result, plan)
 
     def _look_closer(self, result: CellResult, plan: ReplayPlan) -> None:
@@ -245,23 +257,41 @@ class Bench:
         return replace(plan, capture=capture, capture_level=capture_level, forward=None)
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
-        """Why its samples are off. A pack is run once more, last sample first: only a leak moves."""
-        turned = None
-        packed = plan.flags.packing and not plan.flags.is_reference
-        if packed and self.baseline.run is not None:
-            again = replace(plan, is_reversed=True, capture="none", out=f"{plan.out}_reversed")
-            reversed_cell = self._run(again)
-            if reversed_cell.run is not None:
-                turned = segments(self.baseline.run, reversed_cell.run, result.cell["final_hidden"])
-        return proof(
+        """Why it disagrees: asked of the model itself, in a job of its own."""
+        baseline, evidence, failure = self.baseline, None, None
+        assert baseline.run is not None
+        params = {
+            "plan": replace(plan, backward=False, micros=None, optimizer=None).to_mapping(),
+            "reference": baseline.cell["flags"],
+            "dumps": {"reference": baseline.cell["dump"], "cell": result.cell["dump"]},
+            "final_hidden": result.cell["final_hidden"],
+        }
+        with CellLog(self.out / "logs" / f"{Path(plan.out).name}_why.log") as log:
+
+            def on_event(event: Event) -> None:
+                if isinstance(event, LogLine):
+                    log.line(event.text)
+                self.on_event(event)
+
+            try:
+                evidence = self.runner.run(Job("replay_why", params), on_event)
+            except JobCancelledError:
+                raise
+            except RldbgError as error:
+                failure = error.message
+        flags = result.cell["flags"]
+        cause = cause_of(
+            evidence,
             result.segments or [],
-            turned,
             limit_of(result.cell),
             result.cell.get("inputs") or [],
-            is_packed=packed,
-            left_pads=result.cell.get("left_pads") or [],
+            epsilon=DTYPES[flags["dtype"]].eps or 0.0,
             not_finite=result.cell.get("not_finite"),
+            compiled=flags["compile"] != "off",
+            failure=failure,
         )
+        # Of gradients the forward says nothing.
+        return {**cause, "is_noise": False} if plan.backward else cause
 
     def repeat(self, result: CellResult) -> dict[str, Any] | None:
         """Run a cell once more: is this machine run-to-run equal, and if not, where first? None if it cannot run."""

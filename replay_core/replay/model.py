@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.compiling import Compiled
-from replay_core.replay.flags import Flags
+from replay_core.replay.flags import DEFAULTS, Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import FACTORY, RANDOM, cached
 
+#: The kernel of a replay where none is asked for.
+SDPA = str(DEFAULTS["attention"])
 #: What frameworks call a critic's head (OpenRLHF, TRL, verl) -> what transformers calls it.
 _VALUE_HEADS = {r"^(?:v_head\.summary|v_head|value_head|classifier)\.": "score."}
 
@@ -38,6 +40,7 @@ class LoadedModel:
     known: dict[Any, Any] = field(default_factory=dict)
     is_checkpointing: bool = False
     own_attention: str | None = None
+    has_sdpa: bool = True
 
     def __post_init__(self) -> None:
         self.own_attention = self.causal_lm.config._attn_implementation
@@ -61,6 +64,19 @@ def load(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) 
         UnavailableError: the architecture does not offer the attention asked for.
         CellError: the user's own factory failed.
     """
+    try:
+        return _loaded(plan, reference, notes, batch)
+    except UnavailableError:
+        if plan.flags.attention != SDPA:
+            raise
+        # The default, which nobody may have asked for.
+        eager = replace(plan, flags=replace(plan.flags, attention="eager"))
+        loaded = _loaded(eager, reference, notes, batch)
+        loaded.has_sdpa = False
+        return loaded
+
+
+def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) -> LoadedModel:
     said: list[str] = []
     if reference.startswith(RANDOM):
         model = _random(reference.removeprefix(RANDOM), plan, batch)
@@ -82,14 +98,20 @@ def prepare(model: LoadedModel, flags: Flags) -> list[str]:
     notes: list[str] = []
     causal_lm = model.causal_lm
     wanted = attention.implementation(flags) or model.own_attention
+    if not model.has_sdpa and flags.attention == SDPA:
+        wanted = "eager"
+        notes.append(f"{causal_lm.config.model_type} has no sdpa attention: eager is run in its place")
     before = causal_lm.config._attn_implementation
     if before != wanted:
         try:
             with _naming_attention(flags, causal_lm.config.model_type):
                 causal_lm.set_attn_implementation(wanted)
-        except BaseException:
+        except BaseException as error:
             # A failed set may leave either in place.
             causal_lm.config._attn_implementation = before
+            if isinstance(error, UnavailableError) and flags.attention == SDPA and model.has_sdpa:
+                model.has_sdpa = False
+                return prepare(model, flags)
             raise
     causal_lm.train(flags.mode == "train")
     if flags.gradient_checkpointing:

@@ -51,8 +51,6 @@ class Arrangement:
     axis: int
     cu_seqlens: Ints | None
     position_rule: str
-    #: Sample number of each packed sample, where they do not lie in the order of the rows.
-    sample_order: Ints | None = None
 
     @property
     def slots(self) -> int:
@@ -99,22 +97,10 @@ class Arrangement:
         return slots[:-1][follows], self.input_ids.reshape(-1)[slots[1:][follows]]
 
 
-def arrange(batch: MicroBatch, flags: Flags, *, is_reversed: bool = False) -> Arrangement:
-    """Lay the batch out as the flags say; `is_reversed` packs the last sample first."""
-    if not (flags.packing or flags.is_reference):
-        arrangement = _padded(batch, flags)
-    elif is_reversed:
-        arrangement = _reversed(batch, flags)
-    else:
-        arrangement = _flat(batch, flags)
+def arrange(batch: MicroBatch, flags: Flags) -> Arrangement:
+    """Lay the batch out as the flags say."""
+    arrangement = _flat(batch, flags) if flags.packing or flags.is_reference else _padded(batch, flags)
     return replace(arrangement, forwards=[faults.spoil(forward, flags) for forward in arrangement.forwards])
-
-
-def _reversed(batch: MicroBatch, flags: Flags) -> Arrangement:
-    order = np.arange(batch.rows)[::-1].copy()
-    response = None if batch.response_BS is None else batch.response_BS[order]
-    flat = _flat(MicroBatch(batch.ids_BS[order], batch.valid_BS[order], response, batch.temperature), flags)
-    return replace(flat, layout=flat.layout.reordered(order), sample_order=order)
 
 
 def _padded(batch: MicroBatch, flags: Flags) -> Arrangement:

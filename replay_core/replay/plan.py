@@ -35,10 +35,10 @@ class ReplayPlan:
         else hash.
     capture_cap_mib: what a capture may take at once.
     allow_pickled_weights: load `.bin` weights, which are pickles; only ever set by the user.
-    is_reversed: pack the samples last to first: a leak moves with the order, nothing else does.
     forward: `module:function` of the trainer's own code, (model, batch) -> log-probabilities; with
         `forward_path`, the directory it is imported from. Only ever set by the user.
-    backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches.
+    backward: also the loss and its gradients; `micros` then accumulates the gradients of several micro-batches, and
+        `ranks` averages those of several ranks, as data-parallel training does.
     optimizer: with backward, also one optimizer step: its settings, or its text ("" takes the recorded ones, else
         AdamW's own, and says so); None takes none.
     loss: settings of the loss (`losses.Loss`), or its text; None takes the recorded ones, else GRPO's, and says so.
@@ -65,21 +65,22 @@ class ReplayPlan:
     capture_level: str = "auto"
     capture_cap_mib: int = 4096
     allow_pickled_weights: bool = False
-    is_reversed: bool = False
     forward: str | None = None
     forward_path: str | None = None
     backward: bool = False
     micros: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
     loss: dict[str, Any] | str | None = None
     optimizer: dict[str, Any] | str | None = None
     share_gpu: bool = False
     cold_compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.micros is not None:
-            object.__setattr__(self, "micros", tuple(self.micros))
-            if not self.backward:
-                raise RequestError("several micro-batches are one piece of work only with --backward")
+        for name, what in (("micros", "micro-batches"), ("ranks", "ranks")):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+                if not self.backward:
+                    raise RequestError(f"several {what} are one piece of work only with --backward")
         if self.optimizer is not None and not self.backward:
             raise RequestError("an optimizer step needs gradients", expected="--backward --optimizer-step")
         if self.forward is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.forward):
@@ -109,8 +110,8 @@ class ReplayPlan:
 
     def to_mapping(self) -> dict[str, Any]:
         mapping = {name: getattr(self, name) for name in self.__slots__}
-        micros = None if self.micros is None else list(self.micros)
-        return {**mapping, "flags": self.flags.to_mapping(), "micros": micros}
+        several = {name: one if (one := mapping[name]) is None else list(one) for name in ("micros", "ranks")}
+        return {**mapping, "flags": self.flags.to_mapping(), **several}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> ReplayPlan:

@@ -231,20 +231,25 @@ def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32
     }
 
 
-def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | None, ...]) -> dict[str, Any] | None:
+def against_training(run: Run, replay: Run, key: RecordKey, done: set[tuple[int, int]]) -> dict[str, Any] | None:
     """How a backward replay stands to what the trainer recorded: log-probabilities, losses, gradients. None if nothing.
 
-    A step's gradient is compared only when every one of its micro-batches was replayed.
+    A step's gradient is compared only when every one of its micro-batches was replayed, of every rank.
+
+    Args:
+        done: (rank, micro-batch) of everything that was replayed.
     """
-    place_ = (key.step, key.rank, key.role)
-    mine = [one for one in run.records if (one.key.step, one.key.rank, one.key.role) == place_]
-    mine = [one for one in mine if one.key.minibatch in (None, key.minibatch)]
-    every = {one.key.micro for one in mine if one.key.micro is not None and one.key.stage in _TRAINED}
-    ranks = {one.key.rank for one in run.records if (one.key.step, one.key.role) == (key.step, key.role)} - {None}
-    whole = every <= set(micros) and len(ranks) < 2
-    chosen = [one for one in mine if one.key.stage in _TRAINED and one.key.micro in micros]
+    mine = [one for one in run.records if (one.key.step, one.key.role) == (key.step, key.role)]
+    ranks = {one.key.rank for one in mine} - {None}
+    ran = {(None if key.rank is None else rank, micro) for rank, micro in done}
+    ours = {rank for rank, _ in ran}
+    mine = [one for one in mine if one.key.rank in ours and one.key.minibatch in (None, key.minibatch)]
+    trained = [one for one in mine if one.key.stage in _TRAINED and one.key.micro is not None]
+    whole = ranks <= ours and all((one.key.rank, one.key.micro) in ran for one in trained)
+    chosen = [one for one in trained if (one.key.rank, one.key.micro) in ran]
     if whole:
-        chosen += [one for one in mine if one.key.stage == "gradient" and one.key.micro is None]
+        gradients_ = [one for one in mine if one.key.stage == "gradient" and one.key.micro is None]
+        chosen += [one for one in gradients_ if one.key.rank == key.rank]
     theirs = [one for one in replay.records if one.key.stage in ("batch_inputs", *_TRAINED, "gradient")]
     if not whole:
         theirs = [one for one in theirs if one.key.stage != "gradient"]
@@ -264,8 +269,9 @@ def against_training(run: Run, replay: Run, key: RecordKey, micros: tuple[int | 
         sentence += f", first divergence {first.name}: {first.reason}"
     elif parted:
         sentence += f", all within tolerance; first {parted[0].name}: {parted[0].reason}"
-    if len(ranks) > 1:
-        sentence += f"; the recorded gradient is of {len(ranks)} ranks together, this replay of one: it is not compared"
+    if ranks - ours:
+        which = f"{len(ranks)} ranks together, this replay of {len(ours)}"
+        sentence += f"; the recorded gradient is of {which}: it is not compared"
     elif not whole:
         sentence += "; the recorded gradient is of the whole step: --micro all replays it"
     return {

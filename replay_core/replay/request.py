@@ -105,8 +105,8 @@ class _Recording:
         fp32 = trained_in_fp32 and result.cell["flags"]["dtype"] == "float32"
         result.recorded = [against(value, result.run, self.micro.batch, known_fp32=fp32) for value in self.values]
         if result.cell.get("loss"):
-            micros = tuple(one["micro"] for one in result.cell["loss"]["micros"])
-            result.training = against_training(self.run, result.run, self.micro.key, micros)
+            done = {(one["rank"], one["micro"]) for one in result.cell["loss"]["micros"]}
+            result.training = against_training(self.run, result.run, self.micro.key, done)
         if result.cell.get("optimizer"):
             result.params = against_params(self.run, result.run, self.micro.key)
         if self.stranger is None:

@@ -18,7 +18,7 @@ from replay_core.errors import CellError, RldbgError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
-from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility
+from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility, why
 from replay_core.replay.answer import Computed
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
@@ -96,6 +96,7 @@ def _forward(
     effective["routing"] = "live" if imposed is None else imposed.sentence()
     notes = [*notes, *cell.notes, *notes_on(flags, effective)]
     inputs = visibility.check(cell.arrangement, use_cache=flags.use_cache)
+    itself = why.of_itself(cell) if flags.is_reference and imposed is None else None
     on_event(LogLine(f"writing {plan.out}"))
     write(plan, recorded.key, model.reference, effective, stages(cell, answer), on_event)
     phases = {"Model loaded": load_s, "Compiled": answer.compile_s, "Forward and log-probabilities": answer.steady_s}
@@ -111,6 +112,7 @@ def _forward(
         "hashes": None if answer.hashes is None else [asdict(one) for one in answer.hashes],
         "not_finite": model.known.get("not_finite"),
         "inputs": [finding.to_mapping() for finding in inputs],
+        "itself": itself,
     }
 
 
@@ -226,7 +228,6 @@ def stages(cell: BatchReplay, answer: Computed) -> dict[str, dict[str, Any]]:
         "cu_seqlens": arrangement.cu_seqlens,
         "response_mask": arrangement.response_mask,
         "position_ids": arrangement.position_ids,
-        "sample_order": arrangement.sample_order,
     }
     batch_inputs: dict[str, Any] = {
         name: torch.from_numpy(value) for name, value in inputs.items() if value is not None

@@ -72,6 +72,13 @@ def _worst_tokens(
     return [_worst_token(hidden_a, hidden_b, slots_a, slots_b, sample == n, position) for n in range(layout_a.samples)]
 
 
+def tokens_of(replay: Run, name: str) -> Floats:
+    """[N, D]: a module's tensor of a replay's dump, by sample and position."""
+    layout = layout_of(replay)
+    values: Floats = _rows(replay, "modules", name, layout)[layout.slots()].astype(np.float64)
+    return values
+
+
 def layout_of(replay: Run) -> TokenLayout:
     """The token layout of a replay's dump, from its `batch_inputs`."""
     record = _record(replay, "batch_inputs")

@@ -5,6 +5,7 @@ The padded batch goes through the head as the trainer's did, where the record sa
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,8 +20,8 @@ from replay_core.errors import RequestError, UnavailableError
 from replay_core.jobs import OnEvent, Progress
 from replay_core.objectives.likelihood import cross_entropy_sum, divided_by
 from replay_core.recorder import Recorder
-from replay_core.records import Run
-from replay_core.replay import attention, compiling, observing, optimizing, visibility
+from replay_core.records import Run, TensorRef
+from replay_core.replay import attention, carried, compiling, observing, optimizing, visibility
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.effective import effective_settings
 from replay_core.replay.flags import Flags, settings_asked
@@ -39,6 +40,7 @@ from replay_core.replay.trained_head import TrainedHead, labels_of
 class _Micro:
     """One micro-batch: its cell, and what its loss needs, [B, S-1] float32 (None where it is not recorded)."""
 
+    rank: int
     number: int
     recorded: RecordedBatch
     cell: BatchReplay
@@ -48,6 +50,8 @@ class _Micro:
     divisor: float = 1.0
     #: Columns that the trainer's loss was formed of, the last ones: how many a response-aligned field has.
     width: int | None = None
+    #: The gradient that the trainer's own loss left at the logits: carried back in place of a loss formed here.
+    at_logits: TensorRef | None = None
 
     @property
     def is_labelled(self) -> bool:
@@ -92,10 +96,13 @@ def train(
                                hint="compile=off with --backward; forward replays compile")  # fmt: skip
     if flags.routing != "live":
         raise UnavailableError("recorded routing is replayed forward only", hint="routing=live with --backward")
-    numbers = plan.micros or (plan.micro,)
-    micros = [_micro(replace(plan, micro=number), flags, run, model, temperature, on_event) for number in numbers]
-    loss, sentence = resolve(_settings(plan), _said(run, "loss", plan), micros[0].tokens_of_step,
-                             is_critic=plan.is_critic, is_labelled=micros[0].is_labelled)  # fmt: skip
+    places = [(rank, number) for rank in plan.ranks or (plan.rank,) for number in plan.micros or (plan.micro,)]
+    micros = [_micro(replace(plan, rank=rank, micro=number), flags, run, model, temperature, on_event)
+              for rank, number in places]  # fmt: skip
+    loss, sentence = None, carried.SENTENCE
+    if any(micro.at_logits is None for micro in micros):
+        loss, sentence = resolve(_settings(plan), _said(run, "loss", plan), micros[0].tokens_of_step,
+                                 is_critic=plan.is_critic, is_labelled=micros[0].is_labelled)  # fmt: skip
     optimizer = None
     if plan.optimizer is not None:
         asked = Optimizer.parse(plan.optimizer) if isinstance(plan.optimizer, str) else plan.optimizer
@@ -109,23 +116,36 @@ def train(
         head, final_hidden = cell._probe()
         ran = observing.operators_alone(cell, compiling.plain)
     effective = effective_settings(flags, model, ran, temperature, cell.arrangement.position_rule)
-    effective["logits"] = trained.held
+    effective["logits"] = "whole" if loss is None else trained.held
     said = {"asked": plan.flags.to_mapping(), "effective": effective}
     if optimizer is not None:
         said["optimizer"] = optimizer[0].to_mapping()
     recorder = Recorder(plan.out, model=model.reference, flags=said)
+    role = plan.role or "actor"
     memory, started = PeakMemory(flags.device), time.perf_counter()
     seconds = {"forward_s": 0.0, "backward_s": 0.0}
-    values: list[float] = []
+    values: list[float | None] = []
     stepped = None
     with (
         recorder,
         _training(model, optimizer is not None) as order,
-        recorder.step(plan.step, rank=plan.rank, role=plan.role or "actor") as record,
+        contextlib.ExitStack() as steps,
     ):
+        of_rank = {rank: steps.enter_context(recorder.step(plan.step, rank=rank, role=role))
+                   for rank in dict.fromkeys(micro.rank for micro in micros)}  # fmt: skip
+        record = of_rank[micros[0].rank]
         for done, micro in enumerate(micros, start=1):
+            order.at_rank(micro.rank)
             began = time.perf_counter()
             with attention.pinned(flags), torch.enable_grad():
+                if micro.at_logits is not None:
+                    logprobs_BT, hidden = carried.carry_back(micro.at_logits, micro.recorded, micro.cell, temperature)
+                    seconds["backward_s"] += time.perf_counter() - began
+                    values.append(None)
+                    _record(of_rank[micro.rank], micro, final_hidden, hidden, logprobs_BT, {})
+                    on_event(Progress(done, len(micros), "micro-batches forward and backward"))
+                    continue
+                assert loss is not None
                 mask_BT = micro.response()
                 labels_BS = labels_of(torch.from_numpy(micro.recorded.batch.ids_BS), mask_BT)
                 logprobs_BT, hidden = trained.logprobs(micro.cell, head, labels_BS, temperature, plan.logit_chunk)
@@ -137,8 +157,9 @@ def train(
                 found["loss"].backward()
                 seconds["backward_s"] += time.perf_counter() - began
             values.append(float(found["loss"].detach()))
-            _record(record, micro, final_hidden, hidden, logprobs_BT, found)
+            _record(of_rank[micro.rank], micro, final_hidden, hidden, logprobs_BT, found)
             on_event(Progress(done, len(micros), "micro-batches forward and backward"))
+        order.average()
         gradients = {f"grad.{name}": gradient for name, gradient in order.gradients().items()}
         norm = torch.nn.utils.get_total_norm(list(order.in_model_order()))
         number = None if plan.micros else micros[0].recorded.key.micro
@@ -163,9 +184,12 @@ def train(
         "final_hidden": final_hidden,
         "inputs": [finding.to_mapping() for finding in inputs],
         "loss": {
-            "settings": loss.to_mapping(),
+            "settings": {"kind": "recorded"} if loss is None else loss.to_mapping(),
             "stated": sentence,
-            "micros": [{"micro": micro.number, "loss": value} for micro, value in zip(micros, values, strict=True)],
+            "micros": [
+                {"rank": micro.rank, "micro": micro.number, "loss": value}
+                for micro, value in zip(micros, values, strict=True)
+            ],
             "grad_norm": float(norm),
             "first_nonfinite_gradient": broken[0] if broken else None,
         },
@@ -187,6 +211,10 @@ def _micro(
     plan: ReplayPlan, flags: Flags, run: Run, model: LoadedModel, temperature: float, on_event: OnEvent
 ) -> _Micro:
     recorded = read_batch(run, plan)
+    at_logits = None if plan.is_critic or plan.loss is not None else carried.left_at_logits(run, recorded)
+    if at_logits is not None:
+        cell = _cell(plan, flags, run, recorded, model, temperature, on_event)
+        return _Micro(plan.rank, plan.micro, recorded, cell, {}, None, at_logits=at_logits)
     names = ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs")
     fields: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     single: dict[str, float] = {}
@@ -229,11 +257,24 @@ def _micro(
                 found=f"{single['loss']:.6g}",
                 hint="record what the loss is made of: advantages and old_log_probs beside input_ids",
             )
+    cell = _cell(plan, flags, run, recorded, model, temperature, on_event)
+    return _Micro(plan.rank, plan.micro, recorded, cell, fields, tokens, divisor or 1.0, width)
+
+
+def _cell(
+    plan: ReplayPlan,
+    flags: Flags,
+    run: Run,
+    recorded: RecordedBatch,
+    model: LoadedModel,
+    temperature: float,
+    on_event: OnEvent,
+) -> BatchReplay:
     forward = replace(plan, capture="none")
     cell = BatchReplay(forward, flags, recorded.batch, model, temperature, on_event)
     if settings_asked(run.flags).get("position_ids") == "library":
         cell.arrangement = cell.arrangement.without_positions()
-    return _Micro(plan.micro, recorded, cell, fields, tokens, divisor or 1.0, width)
+    return cell
 
 
 def _of_reference(run: Run, recorded: RecordedBatch, temperature: float) -> torch.Tensor | None:
@@ -309,7 +350,6 @@ def _record(
         "cu_seqlens": arrangement.cu_seqlens,
         "response_mask": arrangement.response_mask,
         "position_ids": arrangement.position_ids,
-        "sample_order": arrangement.sample_order,
     }
     place_ = {"micro": micro.number if micro.recorded.key.micro is None else micro.recorded.key.micro}
     written = {name: torch.from_numpy(value) for name, value in inputs.items() if value is not None}
@@ -325,15 +365,19 @@ def _record(
         forward_data["response_mask"] = written["response_mask"]
     record("forward_data", forward_data, **place_)
     tokens = {} if micro.tokens_of_step is None else {"tokens_of_step": micro.tokens_of_step}
-    record("loss", {**found, **tokens}, **place_)
+    if found:
+        record("loss", {**found, **tokens}, **place_)
 
 
 class _Order:
-    """The parameters of a model in the order their gradients were last completed."""
+    """The parameters of a model in the order their gradients were last completed; of several ranks, their average."""
 
     def __init__(self, causal_lm: Any) -> None:
         self._parameters = dict(causal_lm.named_parameters())
         self._order: dict[str, None] = {}
+        self._rank: int | None = None
+        #: The gradients of the ranks before.
+        self._of_ranks: list[dict[str, torch.Tensor]] = []
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._done(name))
             for name, parameter in self._parameters.items()
@@ -345,6 +389,28 @@ class _Order:
             self._order[name] = None
 
         return hook
+
+    def at_rank(self, rank: int) -> None:
+        """What is computed from now on is that rank's: its gradients add up alone, as they did there."""
+        if rank != self._rank and self._rank is not None:
+            self._lay_aside()
+        self._rank = rank
+
+    def average(self) -> None:
+        """The mean over ranks takes the place of the last one's gradients: what data-parallel training reduces to."""
+        if not self._of_ranks:
+            return
+        self._lay_aside()
+        for name, parameter in self._parameters.items():
+            parts = [one[name] for one in self._of_ranks if name in one]
+            if parts:
+                parameter.grad = torch.stack(parts).sum(0) / len(self._of_ranks)
+
+    def _lay_aside(self) -> None:
+        known = self._parameters.items()
+        self._of_ranks.append({name: one.grad for name, one in known if one.grad is not None})
+        for one in self._parameters.values():
+            one.grad = None
 
     def gradients(self) -> dict[str, torch.Tensor]:
         return {name: self._gradient(name) for name in self._order}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replay_core.replay.leak import samples
+from replay_core.replay.causes import samples
 from replay_core.replay.packing import Arrangement, Forward
 from replay_core.samples.layout import Bools, Ints
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 
 from replay_core.dumps import open_run
 from replay_core.rollouts import RolloutReplay
+from tests.docs.signatures import SIGNATURES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 
@@ -92,7 +94,7 @@ class Trainer:
     def compute_advantages(self, data: Any) -> str:
         return "done"
 
-    def __call__(self, data: Any, global_valid_seqs: Any, global_valid_toks: Any, **logprobs: Any) -> str:
+    def __call__(self, next_token_logprobs: Any, data: Any, global_valid_seqs: Any, global_valid_toks: Any) -> str:
         return "done"
 
     train_step.dispatch = "kept"  # type: ignore[attr-defined]  # as Ray's decorators do
@@ -116,7 +118,7 @@ CALLED: dict[str, tuple[Callable[[dict[str, Any]], Any], int]] = {
         ),
         7,
     ),
-    "NeMo-RL": (lambda _: Trainer()(data={"input_ids": IDS}, global_valid_seqs=2, global_valid_toks=6), 0),
+    "NeMo-RL": (lambda _: Trainer()(torch.ones(2, 3), {"input_ids": IDS}, 2, global_valid_toks=6), 0),
     "AReaL": (lambda _: Trainer().compute_advantages([{"input_ids": IDS}, {"input_ids": IDS + 1}]), 7),
     "ROLL": (lambda _: Trainer().train_step(_data(input_ids=IDS)), 7),
     "prime-rl": (lambda names: names["loss"](SimpleNamespace(input_ids=IDS), scale=2), 0),
@@ -125,6 +127,25 @@ CALLED: dict[str, tuple[Callable[[dict[str, Any]], Any], int]] = {
 
 #: Those that hand over rows of different lengths.
 ROWS = {"slime": (3, 2), "verl, `trainer.use_v1` (default)": (3, 2)}
+
+
+#: A stand-in -> the repository or package, and the place in it, whose parameters it has.
+STANDS_FOR: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "verl": (Trainer._update_actor, "verl", "RayPPOTrainer._update_actor"),
+    "verl, v1": (PPOTrainer._update_actor, "verl", "PPOTrainer._update_actor"),
+    "NeMo-RL": (Trainer.__call__, "NVIDIA-NeMo/RL", "ClippedPGLossFn.__call__"),
+    "AReaL": (Trainer.compute_advantages, "areal-project/AReaL", "PPOActor.compute_advantages"),
+    "ROLL": (Trainer.train_step, "alibaba/ROLL", "ActorWorker.train_step"),
+}
+
+
+@pytest.mark.parametrize("framework", STANDS_FOR)
+def test_a_stand_in_takes_what_the_framework_declares(framework: str) -> None:
+    """`make integrations` holds what is known of them to the frameworks' own sources."""
+    method, where, name = STANDS_FOR[framework]
+    (known,) = (places for places in SIGNATURES[where].values())
+    (parameters,) = (given for place, given in known.items() if place.endswith(f"::{name}"))
+    assert [*inspect.signature(method).parameters] == parameters
 
 
 @pytest.mark.parametrize("framework", CALLED)

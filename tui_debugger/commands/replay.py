@@ -12,8 +12,8 @@ from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
-from replay_core.records import Selection
-from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags
+from replay_core.records import MEAN_OVER_RANKS, RecordKey, Selection
+from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags, settings_asked
 from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import paths
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
@@ -161,13 +161,14 @@ def _plan(
     for name, value in given.items():
         other = "off" if DEFAULTS[name] else "on"
         settings.append(f"{name}={other if FLAGS[name].is_switch else value}")
-    micros = _several(path, step, rank, micro, rest.get("role")) if backward else None
+    micros, ranks = _several(path, step, rank, micro, rest.get("role")) if backward else (None, None)
     return {
         "dump": str(path.resolve()),
         "step": _one("step", step),
-        "rank": _one("rank", rank),
+        "rank": ranks[0] if ranks else _one("rank", rank),
         "micro": micros[0] if micros else _one("micro", micro),
         "micros": micros,
+        "ranks": ranks,
         "flags": Flags.parse(settings).to_mapping(),
         "backward": backward,
         "whole_step": micro is not None and micro.text == "all" and not backward,
@@ -177,22 +178,33 @@ def _plan(
 
 def _several(
     path: Path, step: Selection | None, rank: Selection | None, micro: Selection | None, role: str | None
-) -> list[int] | None:
-    """The micro-batches whose gradients a backward replay adds up: those asked for, else all that a backward began from
-    before the step's first optimizer step, which are those that its weights computed.
+) -> tuple[list[int] | None, list[int] | None]:
+    """(micro-batches, ranks) whose gradients a backward replay puts together: those asked for, else all that a backward
+    began from before the step's first optimizer step, which are those that its weights computed; of every rank, where
+    what they recorded is the mean over ranks.
     """
     run = open_run(path)
     first = next((record.key.step for record in run.records), None)
     records = run.select(step or Selection.parse(first or 0), rank, micro)
     known = [record for record in records if record.key.role == (role or "actor")] or records
-    ranks = sorted({record.key.rank for record in known if record.key.rank is not None})
-    mine = [record.key for record in known if record.key.rank in (None, *ranks[:1])]
-    trained = {key.micro for key in mine if key.stage == "loss"} - {None}
-    numbers = {key.micro for key in mine if key.micro is not None and (micro is None or micro.has(key.micro))}
+    # An update's number is none of a micro-batch.
+    keys = [record.key for record in known if record.key.stage not in ("gradient", "optimizer", "param")]
+    ranks = sorted({key.rank for key in keys if key.rank is not None})
+    every: list[int | None] = [*ranks] or [None]
+    of_ranks = [_of_rank([key for key in keys if key.rank in (None, one)], micro) for one in every]
+    is_mean = settings_asked(run.flags).get("gradients") == MEAN_OVER_RANKS
+    together = is_mean and len(ranks) > 1 and all(one and one == of_ranks[0] for one in of_ranks)
+    chosen = of_ranks[0]
+    several = chosen if len(chosen) > 1 or (chosen and micro is None) or together else None
+    return several, ranks if together else None
+
+
+def _of_rank(keys: list[RecordKey], micro: Selection | None) -> list[int]:
+    trained = {key.micro for key in keys if key.stage == "loss"} - {None}
+    numbers = {key.micro for key in keys if key.micro is not None and (micro is None or micro.has(key.micro))}
     if micro is None:
-        numbers -= {key.micro for key in mine if key.minibatch}
-    chosen = sorted(numbers & trained if trained and micro is None else numbers)
-    return chosen if len(chosen) > 1 or (chosen and micro is None) else None
+        numbers -= {key.micro for key in keys if key.minibatch}
+    return sorted(numbers & trained if trained and micro is None else numbers)
 
 
 def _one(name: str, selection: Selection | None) -> int | None:

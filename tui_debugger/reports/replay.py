@@ -37,6 +37,7 @@ def replay_report(doc: ReplayDocument) -> str:
             lines += [f"  log: {cell['log']}"] if cell["log"] else []
         if by_digest := sentence(cell):
             lines += ["", f"cell {number}: {by_digest}"]
+        lines += _visibility(number, cell)
         lines += _loss(number, cell)
     if doc["determinism"]:
         lines += ["", _determinism(doc["determinism"])]
@@ -53,6 +54,23 @@ def replay_report(doc: ReplayDocument) -> str:
     return "\n".join(lines)
 
 
+def _visibility(number: int, cell: CellEntry) -> list[str]:
+    """Who moves whom: the evidence of a cause, a line per intervention that moved what it must not."""
+    cause = cell["cause"]
+    if cause is None or cause["evidence"] is None:
+        return []
+    if cause["is_noise"]:
+        return ["", f"cell {number} agrees: {cause['sentence']}"]
+    found = cause["evidence"]
+    told = [sight for sight in found["visibility"] if sight["moved"] or sight["deaf"]]
+    lines = ["", f"cell {number}: who moves whom, in {found['arithmetic']} ({len(found['visibility'])} interventions)"]
+    lines += [f"  {sight['by']}: {sight['sentence']}" for sight in told] or ["  nobody moves whom it must not"]
+    for name, far in found["truth"].items():
+        worst, typical = words.number(far["worst"], 3), words.number(far["typical"], 3)
+        lines.append(f"  {name} is {worst} off the truth at its worst token, {typical} typically")
+    return lines
+
+
 def _cells(doc: ReplayDocument) -> list[str]:
     rows = [["cell", "setting", "outcome", "agrees", "time", "peak", "attention that ran"]]
     rows += [_row(number, cell, doc["baseline"]) for number, cell in enumerate(doc["cells"])]
@@ -61,7 +79,9 @@ def _cells(doc: ReplayDocument) -> list[str]:
 
 def answer_lines(doc: ReplayDocument) -> list[str]:
     """What the eye should meet first: who disagrees and where, else what was held to what."""
-    lines = []
+    baseline, lines = doc["cells"][doc["baseline"]], list[str]()
+    if baseline["cause"]:
+        lines += [f"DISAGREES  cell {doc['baseline']}, the reference", f"  {baseline['cause']['sentence']}"]
     others = [(number, cell) for number, cell in enumerate(doc["cells"]) if number != doc["baseline"]]
     ran = [(number, cell) for number, cell in others if cell["part"] in ("cell", "control")]
     for number, cell in ran:
@@ -132,7 +152,13 @@ def _loss(number: int, cell: CellEntry) -> list[str]:
     loss = cell["loss"]
     if loss is None:
         return []
-    each = ", ".join(f"micro {one['micro']} {words.number(one['loss'], 6)}" for one in loss["micros"][:SEGMENTS])
+    several = len({one["rank"] for one in loss["micros"]}) > 1
+    each = ", ".join(
+        (f"rank {one['rank']} " if several else "")
+        + f"micro {one['micro']}"
+        + ("" if one["loss"] is None else f" {words.number(one['loss'], 6)}")
+        for one in loss["micros"][:SEGMENTS]
+    )
     lines = ["", f"cell {number} {loss['stated']}", f"  {each}; gradient norm {words.number(loss['grad_norm'], 6)}"]
     held = cell["recorded_training"]
     if held:

@@ -97,8 +97,9 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
     that moves over the steps begins at 0: its first step alone has them.
     """
     steps: list[int] = []
-    where, looked = None, 0
+    where, looked, kind = None, 0, ""
     for batch in case.batches():
+        kind = kind or kind_of(batch)
         if not (batch.has("rewards") and batch.has("advantage")) or (raw := _is_raw(batch)) is None:
             continue
         looked += 1
@@ -109,7 +110,7 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
     if not looked:
         raise Skip("needs rewards that are not 0, and an advantage for each response")
     yield finding(
-        "error",
+        "info" if kind.startswith(("reinforce", "vpg")) else "error",
         "advantages are the raw rewards: nothing is subtracted",
         where,
         evidence=[shown("steps in which they are", looked, "0")],

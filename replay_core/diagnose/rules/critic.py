@@ -110,7 +110,7 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
     place = batch.laid.where("returns", sample=0)
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
-    if fit is not None:
+    if fit is not None and abs(fit.gamma) > 0.05:
         yield from _solved(batch, rows, fit, rewards_BT)
         return
     found = next(_mistakes(batch, rows, rewards_BT), None)
@@ -327,13 +327,14 @@ class _StepLearnt:
 
 
 def _no_nearer(explained: list[float], errors: list[float]) -> bool:
-    """Whether a critic explains nothing in its later half and comes no nearer: its error stays what it was; or what it
-    says is worse than nothing by half the variance.
+    """Whether a critic explains nothing in its later half and comes no nearer: its error stays what it was; or, where
+    no error is known, what it says is worse than nothing by half the variance, and stays so.
     """
     half = len(explained) // 2
     now = median(explained[half:])
     still = bool(errors) and median(errors[half:]) >= NO_NEARER * median(errors[: max(half // 2, 2)])
-    return (now <= 0.02 and still and abs(now) < 0.02) or (now < -0.5 and now <= median(explained[:half]) + 0.1)
+    begun = median(explained[: max(half // 2, 2)])
+    return (now <= 0.02 and still) or (not errors and now < -0.5 and now < 0.7 * begun)
 
 
 @rule("D45", "the critic explains nothing", link="advantages", scope="case",
@@ -390,12 +391,13 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
 @rule("D45", "the critic explains nothing", link="trend", scope="signals",
       needs=("explained_variance|value_mean|value_loss",), source="PPO's explained variance")  # fmt: skip
 def never_learns(log: RunLog) -> Iterator[Finding]:
-    """The mean value the same number in every one of 5 steps and more, while returns or rewards change: a warning. Else
-    explained variance and value loss of 10 steps, judged as of a dump.
+    """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is
+    logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump.
     """
     values = log.get("value_mean")
-    others = [one.finite for name in ("return_mean", "reward") if (one := log.get(name)) is not None]
-    moving = any(len(set(each)) > 2 for each in others)
+    # A trainer without a critic may log a 0 for its values.
+    returns, loss = log.get("return_mean"), log.get("value_loss")
+    moving = (returns is not None and len(set(returns.finite)) > 2) or (loss is not None and any(loss.finite))
     if values is not None and len(values.finite) >= 5 and len(set(values.finite)) == 1 and moving:
         yield finding(
             "warning",
@@ -407,7 +409,7 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
             steps=values.steps(),
         )
         return
-    series, loss = log.get("explained_variance"), log.get("value_loss")
+    series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
         raise Skip("needs the explained variance of 10 steps")
     if _no_nearer(series.finite, loss.finite if loss is not None else []):

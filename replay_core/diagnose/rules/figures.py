@@ -11,6 +11,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, share, shown
+from replay_core.regexes import regex
 
 #: Logs print four decimals and more.
 CLOSE, PRINTED = 1e-3, 5.1e-5
@@ -18,6 +19,9 @@ CLOSE, PRINTED = 1e-3, 5.1e-5
 FEWEST = 3
 #: What a sum over ranks, or a mean of too many, makes of a mean.
 WHOLE = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+
+
+_WORDS = regex(r"[^a-z0-9]+")
 
 
 def agree(a: float, b: float) -> bool:
@@ -39,8 +43,11 @@ def _together(*every: Series | None) -> list[tuple[int | None, tuple[float, ...]
 
 def _statistic(log: RunLog, mean: Series, signal: str, word: str) -> Series | None:
     """The largest or smallest of what a series is the mean of: under its own name with another last word."""
-    stem = mean.name.lower().replace("mean", "").replace("avg", "")
-    return next((one for one in log.all(signal) if one.name.lower().replace(word, "") == stem), None)
+
+    def stem(name: str) -> list[str]:
+        return [each for each in _WORDS.split(name.lower()) if each not in ("mean", "avg", word, "")]
+
+    return next((one for one in log.all(signal) if stem(one.name) == stem(mean.name)), None)
 
 
 @rule("L13", "a mean lies outside of its range", link="dump", scope="signals",

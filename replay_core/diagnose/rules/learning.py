@@ -152,14 +152,14 @@ def clips_at_nothing(case: Case) -> Iterator[Finding]:
 
 #: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.
 #: Runs that learn have 100 and more (docs/evidence.md#diagnosis); SGD has other rates, and is left out by their size.
-HARDLY, LARGEST_RATE = 1.0, 5e-3
+HARDLY, LARGEST_RATE = 0.1, 5e-3
 
 
 @rule("L14", "the policy hardly moves for its learning rate", link="optimizer", scope="signals",
       needs=("kl", "learning_rate"), explains=("D46", "D55"),
       source="Adam's update is bounded by the learning rate (arXiv 1412.6980, section 2.1)")  # fmt: skip
 def hardly_moves(log: RunLog) -> Iterator[Finding]:
-    """KL to the reference over (sum of learning rates before)^2, largest over 8 steps and more: below 1 a warning, for
+    """KL to the reference over (sum of learning rates before)^2, largest over 8 steps and more: below .1 a warning, for
     rates up to 5e-3. Runs under Adam that learn have 100 and more: of a gradient that arrives, Adam makes a step of
     about the rate, however small it is. A KL of exactly 0 is D46's.
     """

@@ -193,6 +193,8 @@ class _Recomputed:
     widths: dict[str, int]
     exact: bool
     kind: str
+    slots: float
+    """What its token sum is divided by, for each of its samples; 0 where it holds all samples of its update."""
 
 
 #: Factors that a world size or an accumulation makes.
@@ -263,6 +265,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
                     dict(reductions_of(part, tokens, len(batch), {})),
                     {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind_of(batch),
+                    total / part.logged.value / max(len(part.values_BT), 1)
+                    if part.update_samples > len(part.values_BT) > 0 else 0.0,
                 )
             )  # fmt: skip
         if found and any(all(_agree(part.reductions[name], part.value) for part in found) for name in _names(found)):
@@ -286,6 +290,19 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         if what == "the response" and (first.kind.startswith("dr") or (same and not first.kind)):
             continue
         yield name if what else f"does not divide by what it sums: {name}", _CAUSES.get(name, _PADDED), said
+    width = round(first.slots)
+    if (
+        width > 1
+        and first.kind
+        and not first.kind.startswith("dr")
+        and len(off) > 1
+        and all(abs(part.slots - width) <= 1e-3 * width for part in off)
+    ):
+        yield (
+            f"divides by every token slot of the micro-batch, padding included (its samples x {width})",
+            _PADDED,
+            [*said, shown("algorithm that is stated", first.kind)],
+        )
     heard = [part for part in off if part.exact]
     for name in _names(heard):
         each = [part.reductions[name] for part in heard]
@@ -295,6 +312,9 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         for times in (-1.0, *(float(number) for number in _FACTORS), *(1 / number for number in _FACTORS)):
             # Of so many factors one is near by chance: only the sign is told by a single loss.
             if len(heard) < 2 and times > 0:
+                continue
+            # Dr. GRPO divides the sum of a response by a constant of its own.
+            if "token-sum" in name and "tokens of" not in name and 0 < times < 1:
                 continue
             if all(abs(ratio - times) <= (CLOSE if len(heard) < 2 else 1e-3) * abs(times) for ratio in ratios_of):
                 yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said

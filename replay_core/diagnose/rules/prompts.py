@@ -15,7 +15,7 @@ from replay_core.diagnose.stating import finding, listed, share, shown
 #: Steps with the same prompts before it is no chance, and no data set of one batch.
 SAME = 3
 #: And before it is more than a test on one batch.
-LONG = 6
+LONG = 5
 
 
 @rule("D42", "a group mixes prompts", link="groups", scope="batch", needs=("group", "tokens", "response"),
@@ -55,7 +55,7 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
       source="a sampler that is never advanced, or seeded anew in every step")  # fmt: skip
 def same_prompts(case: Case) -> Iterator[Finding]:
     """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
-    test a trainer, and nothing in a dump tells it from a loader that stands still; over 6 and more a warning. Looking
+    test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning. Looking
     ends where two differ.
     """
     first: frozenset[bytes] | None = None

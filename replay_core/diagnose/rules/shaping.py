@@ -23,18 +23,27 @@ _GAMMAS = (1.0, 0.99, 0.995, 0.999, 0.95, 0.9)
 
 
 @rule("D51", "the KL penalty in the rewards is turned around", link="rewards", scope="batch",
-      needs=("token_rewards", "token_scores", "trainer_logprobs", "ref_logprobs", "mask"),
+      needs=("token_rewards", "token_scores|reward", "trainer_logprobs", "ref_logprobs", "mask"),
       explains=("L08", "L10"), lasts=True,
       source="verl apply_kl_penalty: token_level_rewards = token_level_scores - beta KL(old, ref)")  # fmt: skip
 def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
-    """Fits token rewards - token scores = -beta KL over the tokens that count, for k1, k2, k3 and |log ratio| of policy
-    and reference. Where one leaves less than a hundredth of it (rms): a negative beta is an error, the policy is paid
-    for leaving its reference. Skipped where nothing is penalised, or no estimator fits.
+    """Fits token rewards - token scores (without them: token rewards of all but the last token) = -beta KL over the
+    tokens that count, for k1, k2, k3 and |log ratio| of policy and reference. Where one leaves less than a hundredth
+    of it (rms): a negative beta is an error, the policy is paid for leaving its reference. Skipped where nothing is
+    penalised, or no estimator fits.
     """
-    rewards, scores = given(batch.columns.of("token_rewards")), given(batch.columns.of("token_scores"))
+    rewards, scores = given(batch.columns.of("token_rewards")), batch.columns.of("token_scores")
     policy, ref = given(batch.trainer), given(batch.columns.of("ref_logprobs"))
-    both_N = batch.pair(policy, ref) & rewards.said_N & scores.said_N
-    y = (rewards.values_N - scores.values_N)[both_N]
+    both_N = batch.pair(policy, ref) & rewards.said_N
+    if scores is None:
+        # A response's reward lies at its last token: the others hold what is penalised, and nothing else.
+        trained_N, scored_N = given(batch.trained_N), np.zeros(both_N.size)
+        last_B = np.full(len(batch), -1, dtype=np.int64)
+        np.maximum.at(last_B, batch.flat.sample_N[trained_N], np.flatnonzero(trained_N))
+        both_N[last_B[last_B >= 0]] = False
+    else:
+        both_N, scored_N = both_N & scores.said_N, scores.values_N
+    y = (rewards.values_N - scored_N)[both_N]
     if both_N.sum() < FEWEST or not np.abs(y).max(initial=0.0) > 1e-7 or not np.isfinite(y).all():
         raise Skip("token rewards are the token scores: nothing is penalised")
     for name, estimate in (("k1", kl.k1), ("k3", kl.k3), ("k2", kl.k2), ("|log ratio|", kl.absolute)):
@@ -51,7 +60,12 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
                 f"the KL penalty in the rewards has the wrong sign: rewards are scores + {-beta:.3g} x {name}",
                 batch.laid.where("token_rewards", at=int(np.flatnonzero(both_N)[0])),
                 evidence=[
-                    shown("beta that explains them", beta, "> 0", f"{rewards.source} - {scores.source}"),
+                    shown(
+                        "beta that explains them",
+                        beta,
+                        "> 0",
+                        rewards.source if scores is None else f"{rewards.source} - {scores.source}",
+                    ),
                     shown("tokens compared", int(both_N.sum())),
                 ],
                 cause="policy and reference are swapped in the penalty, or it is added: the policy is paid for "

@@ -136,16 +136,18 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
      [{"critic/vf_explained_var": -0.01, "critic/vf_loss": 0.2 - 0.01 * n} for n in range(12)], None),
     ("a critic worse than none", verl, [{"critic/vf_explained_var": -0.6}] * 12, ("D45", "warning")),
     ("a critic that stands", verl,
-     [{"critic/values/mean": 0.25, "critic/score/mean": 0.5 + n / 99, "actor/grad_norm": 1 + n / 9}
+     [{"critic/values/mean": 0.25, "critic/vf_loss": 0.1, "critic/score/mean": 0.5 + n / 99,
+       "actor/grad_norm": 1 + n / 9}
       for n in range(5)], ("D45", "warning")),
     ("a critic that moves", verl,
-     [{"critic/values/mean": 0.25 + n / 999, "critic/score/mean": 0.5 + n / 99, "actor/grad_norm": 1 + n / 9}
+     [{"critic/values/mean": 0.25 + n / 999, "critic/vf_loss": 0.1, "critic/score/mean": 0.5 + n / 99,
+       "actor/grad_norm": 1 + n / 9}
       for n in range(5)], None),
     ("a warm-up that moves nothing", verl,
      [{"actor/lr": 1e-8 * (n + 1), "actor/kl_loss": 2e-5} for n in range(12)], ("L07", "warning")),
     ("clipped away", verl, [{"grad_norm_clipped": 1e-3}] * 3, ("L15", "warning")),
     ("clipped", verl, [{"grad_norm_clipped": 0.1}] * 3, None),
-    ("hardly moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-7 * n} for n in range(8)], ("L14", "warning")),
+    ("hardly moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-8 * n} for n in range(8)], ("L14", "warning")),
     ("moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-4 * n} for n in range(8)], None),
     ("a sum over ranks", verl, [{"critic/score/mean": 4.0}] * 3, ("L13", "warning")),
     ("a mean at its limit", verl, [{"critic/score/mean": 1.0}] * 3, None),

@@ -105,7 +105,7 @@ def test_a_text_of_another_program_holds_no_metric(tmp_path: Path) -> None:
     (tmp_path / "nginx.log").write_text("GET /index.html 200\nstarted in 0.3 s\n")
     with pytest.raises(NotADumpError, match="there is no metric in this text") as caught:
         open_run(tmp_path / "nginx.log")
-    assert "iter 3: loss" in str(caught.value.expected)
+    assert "step 3 | loss 0.1" in str(caught.value.expected)
     (tmp_path / "weights.bin").write_bytes(bytes(range(200, 256)) * 40)
     with pytest.raises(NotADumpError, match="no container"):
         open_run(tmp_path / "weights.bin")

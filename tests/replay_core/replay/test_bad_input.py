@@ -187,7 +187,7 @@ def test_an_attention_registered_without_its_mask_is_named(ask, factory):
     doc = ask("attention=own packing=on", plan={**factory("maskless"), "capture": "none"})
     _, padded, packed = doc["cells"]
     assert (padded["cause"]["kind"], padded["cause"]["off"]) == ("padding", [0, 2])
-    assert (packed["cause"]["kind"], packed["cause"]["off"]) == ("leak", [1, 2])
+    assert (packed["cause"]["kind"], packed["cause"]["off"]) == ("other_samples", [1, 2])
     assert any("'maskless' is registered without its mask function" in note for note in doc["notes"])
     assert padded["effective"]["attn_implementation"] == "maskless"
 

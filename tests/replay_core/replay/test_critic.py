@@ -56,7 +56,7 @@ def test_a_critics_values_are_what_was_recorded_in_every_arrangement(ask, record
 def test_a_leak_is_seen_in_a_critic_too(ask, recorded_critic):
     doc = ask("packing=on block_mask=off", plan=plan(recorded_critic))
     assert doc["cells"][-1]["agreement"]["agrees"] is False
-    assert doc["cells"][-1]["cause"]["kind"] == "leak"
+    assert doc["cells"][-1]["cause"]["kind"] == "other_samples"
 
 
 @pytest.mark.parametrize("reduction", ["roll", "areal", "openrlhf"])

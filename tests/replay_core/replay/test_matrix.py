@@ -9,11 +9,11 @@ from replay_core.export.outcome import exit_code
 from tests.fixtures import FIXTURES
 
 FAULTS = {
-    "packing=on block_mask=off": ("leak", ["mask_set"]),
-    "packing=on use_cache=on": ("leak", ["use_cache"]),
-    "packing=on fault=boundary": ("leak", ["boundary"]),
-    "packing=on fault=foreign_key": ("leak", ["foreign_keys"]),
-    "packing=on fault=no_positions": ("leak", ["positions_dropped"]),
+    "packing=on block_mask=off": ("other_samples", ["mask_set"]),
+    "packing=on use_cache=on": ("other_samples", ["use_cache"]),
+    "packing=on fault=boundary": ("other_samples", ["boundary"]),
+    "packing=on fault=foreign_key": ("other_samples", ["foreign_keys"]),
+    "packing=on fault=no_positions": ("other_samples", ["positions_dropped"]),
     "packing=off fault=padded_mask": ("padding", ["padded_mask"]),
 }
 
@@ -30,10 +30,11 @@ def test_every_mistake_is_caught_and_told_apart(ask, fault, dtype):
     assert exit_code(doc) == 1
 
 
-def test_a_leak_is_proved_by_the_segment_that_moves(ask):
+def test_a_leak_is_proved_by_the_tokens_that_move(ask):
     cause = ask("packing=on block_mask=off", plan={"capture": "none"})["cells"][-1]["cause"]
-    assert (cause["off"], cause["exact"], cause["off_reversed"]) == ([1, 2], [0], [0, 1])
-    assert "samples 1..2 off: sequences see each other" in cause["sentence"]
+    assert (cause["off"], cause["exact"]) == ([1, 2], [0])
+    assert "samples 1..2 off: sees other samples: changing sample 0 moves" in cause["sentence"]
+    assert cause["evidence"]["smallest"] == {"rows": 2, "tokens": [1, 4]}, cause["evidence"]["smallest"]
 
 
 def test_a_matrix_names_the_smallest_set_that_breaks_agreement(ask):

@@ -88,14 +88,16 @@ def test_an_unknown_random_architecture_names_those_that_exist(replay):
     assert "random:llama-tiny" in str(refused.value)
 
 
-def test_attention_an_architecture_does_not_offer_is_unavailable(replay):
+def test_eager_runs_where_an_architecture_has_no_sdpa_and_nobody_pinned_a_kernel(replay):
     from transformers import Gemma2ForCausalLM
 
     if Gemma2ForCausalLM._supports_sdpa:
         pytest.skip("this transformers offers sdpa for gemma2: no architecture is left that refuses it")
-    with pytest.raises(UnavailableError, match="gemma2 does not run with attention=sdpa"):
-        replay("attention=sdpa", model="random:gemma2-tiny")
-    assert replay("attention=eager", model="random:gemma2-tiny")["outcome"] == "ran"
+    cell = replay("attention=sdpa", model="random:gemma2-tiny")
+    assert cell["effective"]["attention"].startswith("eager")
+    assert "gemma2 has no sdpa attention: eager is run in its place" in cell["notes"]
+    with pytest.raises(UnavailableError, match="gemma2 does not run with attention=sdpa-math"):
+        replay("attention=sdpa-math", model="random:gemma2-tiny")
 
 
 def test_random_weights_follow_the_seed_and_not_the_dtype(replay):

@@ -48,7 +48,7 @@ def test_every_arrangement_gives_the_same_gradients(demo, tmp_path):
 def test_a_leak_shows_in_the_gradients(demo, tmp_path):
     leak = backward(demo, tmp_path / "out", "packing=on block_mask=off", micro=3)["cells"][-1]
     assert leak["agreement"]["agrees"] is False
-    assert leak["cause"]["kind"] == "leak"
+    assert leak["cause"]["kind"] == "other_samples"
 
 
 def test_gradients_stand_in_backward_order(demo, tmp_path):

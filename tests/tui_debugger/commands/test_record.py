@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ from replay_core.dumps import open_run
 from replay_core.rollouts import RolloutReplay
 from tests import warm_python
 from tests.builders import Here, there
+from tui_debugger.cli import run as run_rldbg
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -176,6 +178,59 @@ def test_a_step_of_a_loop_that_trains_on_its_samples_is_all_that_trains_on_them(
     later = workbench.replay({**plan, "micro": 3}, tmp_path / "later", Here())
     assert not later["cells"][-1]["recorded"]
     assert any("1 optimizer steps of this step came before" in note for note in later["notes"])
+
+
+@pytest.mark.long
+def test_a_loss_that_is_a_plain_function_is_carried_back_from_the_gradient_it_left_at_the_logits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = record(tmp_path, PPO, "--gradients", "*")
+    assert "--step 1 --backward carries back what its loss left at the logits" in answer.stderr
+    capfd.readouterr()
+    assert run_rldbg(["replay", str(tmp_path / "dump"), "--step", "1", "--backward", "--json"]) == 0
+    cell = json.loads(capfd.readouterr().out)["cells"][-1]
+    assert [(one["micro"], one["loss"]) for one in cell["loss"]["micros"]] == [(1, None), (2, None)]
+    training = cell["recorded_training"]
+    assert training["bitwise"], training["sentence"]
+    assert training["gradients"] > 10
+    # A gradient of other logits is not carried back in silence.
+    changed = tmp_path / "dump" / "loss_gradient" / "step_000001_rank0_micro2.pt"
+    changed.write_bytes((tmp_path / "dump" / "loss_gradient" / "step_000001_rank0_micro1.pt").read_bytes())
+    assert run_rldbg(["replay", str(tmp_path / "dump"), "--step", "1", "--backward", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["cells"][-1]["recorded_training"]["agrees"] is False
+
+
+@pytest.mark.long
+def test_the_mean_over_ranks_is_replayed_from_every_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = """
+import torch, torch.distributed as dist
+from replay_core.demo.policy import build_policy
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(build_policy(0))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+ids = (torch.arange(16).reshape(2, 8) + 3 * dist.get_rank()) % 10 + 2
+for step in range(2):
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    (tmp_path / "train.py").write_text(script)
+    words = [sys.executable, "-m", "tui_debugger", "record", "--dir", "dump", "--gradients", "*", "--", sys.executable]
+    subprocess.run(
+        [*words, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    capfd.readouterr()
+    again = ["replay", str(tmp_path / "dump"), "--step", "1", "--backward", "--json"]
+    assert run_rldbg(again) == 0
+    training = json.loads(capfd.readouterr().out)["cells"][-1]["recorded_training"]
+    assert (training["bitwise"], training["losses"]) == (True, 2), training["sentence"]
+    assert training["gradients"] > 10
+    assert run_rldbg([*again, "--rank", "1"]) == 0
+    training = json.loads(capfd.readouterr().out)["cells"][-1]["recorded_training"]
+    assert (training["losses"], training["gradients"]) == (1, 0)
+    assert "is of 2 ranks together, this replay of 1: it is not compared" in training["sentence"]
 
 
 @pytest.mark.long

@@ -1,0 +1,737 @@
+"""Model-side faults that a replay is to name, planted in tiny models of many architectures, and healthy models beside.
+
+    python -m benchmarks.replay_zoo [faults|healthy] [--part N/M] [--dtype bfloat16]
+
+A fault changes the model, not the batch: what attention may see, its positions, what a norm averages over. Nothing in
+here knows how a replay finds a cause. Half of the faults (`HELD_BACK`) were not looked at while the rules were made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from replay_core.recorder import Recorder
+
+Tensor = torch.Tensor
+#: (left padding, tokens, right padding).
+LEFT = ((9, 17, 0), (0, 26, 0), (15, 11, 0), (3, 23, 0))
+BOTH = ((4, 17, 5), (0, 24, 2), (12, 11, 3))
+RIGHT = ((0, 26, 0), (0, 13, 13))
+LAYOUTS = {"left": LEFT, "both": BOTH, "right": RIGHT}
+VOCABULARY = 128
+
+OTHERS, PADDING, FUTURE, OWN = "other_samples", "padding", "future", "own_keys"
+POSITIONS, STATE, BATCH, MATHS = "positions", "state", "batch", "maths"
+
+
+def configurations() -> dict[str, Callable[[], Any]]:
+    """A configuration of every architecture."""
+    import transformers as hf
+
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None,
+        "eos_token_id": None,
+    }  # fmt: skip
+    grouped = {**common, "num_key_value_heads": 2}
+    experts = {"head_dim": 12, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    return {
+        "llama": lambda: hf.LlamaConfig(**grouped),
+        "qwen3": lambda: hf.Qwen3Config(**grouped, head_dim=12),
+        "gemma2": lambda: hf.Gemma2Config(
+            **grouped, head_dim=12, query_pre_attn_scalar=12, sliding_window=8, attn_logit_softcapping=20.0
+        ),
+        "gpt2": lambda: hf.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=None,
+            eos_token_id=None,
+        ),
+        "gpt_neox": lambda: hf.GPTNeoXConfig(**common),
+        "mixtral": lambda: hf.MixtralConfig(**grouped, num_local_experts=4, num_experts_per_tok=2),
+        "qwen3_moe": lambda: hf.Qwen3MoeConfig(**grouped, **experts),
+        "mistral": lambda: hf.MistralConfig(**grouped, sliding_window=9),
+        "falcon_h1": lambda: hf.FalconH1Config(
+            **grouped, head_dim=12, mamba_d_ssm=48, mamba_n_heads=4, mamba_d_head=12, mamba_d_state=8,
+            mamba_n_groups=1, mamba_d_conv=4, mamba_chunk_size=16,
+        ),
+        "lfm2": lambda: hf.Lfm2Config(**grouped, layer_types=["conv", "full_attention"], full_attn_idxs=[1]),
+        "qwen3_next": lambda: hf.Qwen3NextConfig(
+            **grouped, **experts, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=12,
+            linear_value_head_dim=12, shared_expert_intermediate_size=48, layer_types=["linear_attention",
+            "full_attention"],
+        ),
+    }  # fmt: skip
+
+
+DENSE = ("llama", "qwen3", "gemma2", "gpt2", "gpt_neox", "mistral")
+MIXTURES = ("mixtral", "qwen3_moe")
+ATTENDING = (*DENSE, *MIXTURES)
+ROTATING = tuple(name for name in ATTENDING if name != "gpt2")
+HYBRID = ("falcon_h1", "lfm2", "qwen3_next")
+
+
+@dataclass
+class Call:
+    """What the model was called with last, as its faults see it."""
+
+    rows: int = 1
+    width: int = 1
+    mask_BS: Tensor | None = None
+    positions_BS: Tensor | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        return self.rows == 1 and self.positions_BS is not None and int((self.positions_BS == 0).sum()) > 1
+
+    @property
+    def is_alone(self) -> bool:
+        return self.rows == 1 and not self.is_packed and self.mask_BS is None
+
+    @property
+    def sample_T(self) -> Tensor:
+        assert self.positions_BS is not None
+        return (self.positions_BS[0] == 0).cumsum(0) - 1
+
+
+@dataclass
+class Patient:
+    """A model whose calls are watched, so that a fault can depend on them."""
+
+    model: Any
+    call: Call = field(default_factory=Call)
+
+    def __post_init__(self) -> None:
+        def note(_module: Any, args: Any, kwargs: Any) -> None:
+            ids, mask = kwargs.get("input_ids", args[0] if args else None), kwargs.get("attention_mask")
+            if ids is None:
+                return
+            self.call.rows, self.call.width = ids.shape
+            self.call.mask_BS = mask if mask is not None and mask.ndim == 2 else None
+            self.call.positions_BS = kwargs.get("position_ids")
+
+        self.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+
+    def modules(self, *endings: str) -> list[Any]:
+        return [module for name, module in self.model.base_model.named_modules() if name.endswith(endings)]
+
+    @property
+    def attentions(self) -> list[Any]:
+        return [one for one in self.model.base_model.modules()
+                if type(one).__name__.endswith("Attention") and hasattr(one, "config")]  # fmt: skip
+
+    @property
+    def norms(self) -> list[Any]:
+        return self.modules("input_layernorm", "ln_1", "operator_norm")
+
+    @property
+    def mlps(self) -> list[Any]:
+        return self.modules(".mlp", ".feed_forward", ".block_sparse_moe")
+
+    def seeing(self, change: Callable[[Call, Tensor], Tensor], layers: slice = slice(None)) -> None:
+        """Let attention of these layers see what `change` makes of [rows, 1, T, T] what it may see."""
+
+        def hook(module: Any, args: Any, kwargs: Any) -> Any:
+            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            width = hidden.shape[1]
+            given = kwargs.get("attention_mask")
+            place = None
+            if given is None:
+                place = next((n for n, one in enumerate(args) if torch.is_tensor(one) and one.ndim == 4), None)
+                given = None if place is None else args[place]
+            if given is None:
+                allowed = (
+                    torch.ones(width, width, dtype=torch.bool).tril()[None, None].expand(hidden.shape[0], 1, -1, -1)
+                )
+            else:
+                allowed = given if given.dtype == torch.bool else given > -1.0
+            changed = change(self.call, allowed.clone())
+            eager = module.config._attn_implementation == "eager"
+            mask = changed
+            if eager:
+                mask = torch.zeros(changed.shape, dtype=hidden.dtype).masked_fill(
+                    ~changed, torch.finfo(hidden.dtype).min
+                )
+            if place is None:
+                return args, {**kwargs, "attention_mask": mask}
+            return (*args[:place], mask, *args[place + 1 :]), kwargs
+
+        for one in self.attentions[layers]:
+            one.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def given(self, change: Callable[[Call, Tensor], Tensor]) -> None:
+        """Let the model work with what `change` makes of its positions [rows, T]."""
+
+        def before(_module: Any, args: Any, kwargs: Any) -> Any:
+            if "position_ids" in kwargs:
+                return args, {**kwargs, "position_ids": change(self.call, kwargs["position_ids"])}
+            return (args[0], change(self.call, args[1]), *args[2:]), kwargs
+
+        for one in self.modules("rotary_emb"):
+            one.register_forward_pre_hook(before, with_kwargs=True)
+        for one in self.modules("wpe"):
+            one.register_forward_pre_hook(lambda _m, args: (change(self.call, args[0]),))
+
+
+def changed_output(module: Any, change: Callable[[Any, Tensor], Tensor]) -> None:
+    """Let a module put out what `change(its input, its output)` makes of it."""
+
+    def hook(_module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        given = args[0] if args else next(iter(kwargs.values()))
+        if isinstance(output, tuple):
+            return (change(given, output[0]), *output[1:])
+        return change(given, output)
+
+    module.register_forward_hook(hook, with_kwargs=True)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: its name, what it may be called, the settings that show it, where it can be planted."""
+
+    name: str
+    called: tuple[str, ...]
+    flags: str
+    plant: Callable[[Patient], None]
+    architectures: tuple[str, ...] = ATTENDING
+    layout: str = "both"
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(
+    *called: str, flags: str, among: tuple[str, ...] = ATTENDING, layout: str = "both"
+) -> Callable[[Callable[[Patient], None]], Callable[[Patient], None]]:
+    def keep(plant: Callable[[Patient], None]) -> Callable[[Patient], None]:
+        FAULTS.append(Fault(plant.__name__, called, flags, plant, among, layout))
+        return plant
+
+    return keep
+
+
+def _causal(width: int) -> Tensor:
+    return torch.ones(width, width, dtype=torch.bool).tril()
+
+
+def _segments(starts: Tensor, width: int) -> Tensor:
+    """[T, T]: which token may see which where samples begin at `starts`."""
+    begin = torch.zeros(width, dtype=torch.long)
+    begin[starts[(starts >= 0) & (starts < width)]] = 1
+    sample = begin.cumsum(0)
+    return (sample[:, None] == sample) & _causal(width)
+
+
+def _starts(call: Call) -> Tensor:
+    assert call.positions_BS is not None
+    return torch.nonzero(call.positions_BS[0] == 0)[:, 0]
+
+
+PACK, PAD = "packing=on", "packing=off"
+
+
+# ── what attention may see ──
+
+
+@fault(OTHERS, flags=PACK)
+def block_mask_dropped(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: _causal(seen.shape[-1])[None, None] if call.is_packed else seen)
+
+
+@fault(OTHERS, flags=PACK)
+def boundary_late(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: _segments(_starts(call)[1:] + 1, seen.shape[-1])[None, None]
+                   if call.is_packed else seen)  # fmt: skip
+
+
+@fault(OTHERS, flags=PACK)
+def boundary_early(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: _segments(_starts(call)[1:] - 1, seen.shape[-1])[None, None]
+                   if call.is_packed else seen)  # fmt: skip
+
+
+@fault(OTHERS, flags=PACK)
+def one_foreign_key(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        for start in _starts(call)[1:] if call.is_packed else ():
+            seen[..., start, start - 1] = True
+        return seen
+
+    patient.seeing(change)
+
+
+@fault(OTHERS, flags=PACK)
+def last_sample_sees_the_first(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.is_packed:
+            seen[..., int(_starts(call)[-1]) :, 0] = True
+        return seen
+
+    patient.seeing(change)
+
+
+@fault(OTHERS, flags=PACK)
+def second_layer_without_block_mask(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: _causal(seen.shape[-1])[None, None] if call.is_packed else seen, slice(1, 2))
+
+
+@fault(OTHERS, flags=PACK)
+def samples_see_later_samples(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.is_packed:
+            seen[..., 0, int(_starts(call)[-1])] = True
+        return seen
+
+    patient.seeing(change)
+
+
+@fault(FUTURE, flags=PACK)
+def causal_mask_dropped(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen | seen.transpose(-1, -2))
+
+
+@fault(FUTURE, flags=PAD)
+def causal_mask_dropped_padded(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen if call.is_alone else seen | seen.transpose(-1, -2))
+
+
+@fault(FUTURE, flags=PAD)
+def one_ahead_visible(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        shown = seen[..., :-1, :-1] & True
+        ahead = seen.clone()
+        ahead[..., :-1, 1:] |= torch.eye(seen.shape[-1] - 1, dtype=torch.bool) & shown.any(-1, keepdim=True)
+        return ahead
+
+    patient.seeing(change)
+
+
+@fault(FUTURE, flags=PACK)
+def future_of_the_pack_in_one_layer(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen | seen.transpose(-1, -2) if call.is_packed else seen, slice(1, 2))
+
+
+@fault(FUTURE, flags=PACK)
+def last_token_visible(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.is_alone:
+            seen[..., :, -1] = True
+        return seen
+
+    patient.seeing(change)
+
+
+@fault(PADDING, flags=PAD, layout="left")
+def padding_visible(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen | _causal(seen.shape[-1]) if call.mask_BS is not None else seen)
+
+
+@fault(PADDING, flags=PAD, layout="left")
+def one_pad_visible(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.mask_BS is not None:
+            seen[..., :, 0] = True
+        return seen
+
+    patient.seeing(change)
+
+
+@fault(PADDING, flags=PAD, layout="right")
+def right_padding_visible(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.mask_BS is None:
+            return seen
+        return seen | ~call.mask_BS.bool()[:, None, None, :]
+
+    patient.seeing(change)
+
+
+@fault(PADDING, flags=PAD, layout="left")
+def padding_visible_in_the_second_layer(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen | _causal(seen.shape[-1]) if call.mask_BS is not None else seen,
+                   slice(1, 2))  # fmt: skip
+
+
+def _without(seen: Tensor, keys: Tensor) -> Tensor:
+    """`seen` without these keys, but for a token's own."""
+    return seen & ~(keys & ~torch.eye(seen.shape[-1], dtype=torch.bool))
+
+
+@fault(OWN, flags=PACK)
+def first_key_masked(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        first = torch.zeros(seen.shape[-1], dtype=torch.bool)
+        first[_starts(call) if call.is_packed else 0] = True
+        return seen if call.mask_BS is not None else _without(seen, first)
+
+    patient.seeing(change)
+
+
+@fault(OWN, flags=PACK)
+def first_key_masked_in_the_pack(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        first = torch.zeros(seen.shape[-1], dtype=torch.bool)
+        first[_starts(call)] = True
+        return _without(seen, first) if call.is_packed else seen
+
+    patient.seeing(change)
+
+
+def _far(width: int, least: int) -> Tensor:
+    at = torch.arange(width)
+    return (at[:, None] - at) >= least
+
+
+@fault(OWN, flags=PACK, among=("llama", "qwen3", "gpt2", "gpt_neox", *MIXTURES))
+def window_in_the_pack(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen & ~_far(seen.shape[-1], 4) if call.is_packed else seen)
+
+
+@fault(OWN, flags=PAD)
+def neighbour_masked_when_padded(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        at = torch.arange(seen.shape[-1])
+        return seen if call.is_alone else seen & ~((at[:, None] - at) == 1)
+
+    patient.seeing(change)
+
+
+@fault(OWN, flags=PACK)
+def second_half_does_not_see_the_first(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.is_packed and call.positions_BS is not None:
+            late = call.positions_BS[0] >= 6
+            seen = seen & ~(late[:, None] & ~late)
+        return seen
+
+    patient.seeing(change)
+
+
+# ── positions ──
+
+
+@fault(POSITIONS, flags=PACK)
+def positions_doubled(patient: Patient) -> None:
+    patient.given(lambda call, positions: positions if call.is_alone else positions * 2)
+
+
+@fault(POSITIONS, flags=PAD)
+def positions_clipped(patient: Patient) -> None:
+    patient.given(lambda call, positions: positions if call.is_alone else positions.clamp(max=5))
+
+
+@fault(POSITIONS, flags=PACK)
+def positions_reversed(patient: Patient) -> None:
+    patient.given(lambda call, positions: positions if call.is_alone else positions.flip(-1))
+
+
+@fault(POSITIONS, flags=PACK, among=("gpt2",))
+def positions_count_on(patient: Patient) -> None:
+    patient.given(lambda call, positions: torch.arange(call.width)[None] if call.is_packed else positions)
+
+
+@fault(POSITIONS, flags=PAD)
+def positions_all_zero(patient: Patient) -> None:
+    patient.given(lambda call, positions: positions if call.is_alone else positions * 0)
+
+
+@fault(POSITIONS, flags=PACK, among=ROTATING)
+def rotation_depends_on_the_length(patient: Patient) -> None:
+    def change(call: Call, turned: Any) -> Any:
+        return turned if call.width < 30 else turned.roll(1, -1)
+
+    for one in patient.modules("rotary_emb"):
+        one.register_forward_hook(lambda _m, _a, out: tuple(change(patient.call, part) for part in out))
+
+
+# ── state ──
+
+
+@fault(STATE, flags=PACK, among=HYBRID)
+def state_runs_through_the_pack(patient: Patient) -> None:
+    """As the library is: nothing tells a convolution or a recurrence where a sample begins."""
+
+
+@fault(STATE, flags=PACK, among=(*ATTENDING, *HYBRID))
+def state_kept_between_calls(patient: Patient) -> None:
+    kept: dict[str, Tensor] = {}
+    for layer in patient.norms[:1]:
+
+        def carry(_given: Any, output: Tensor) -> Tensor:
+            before = kept.get("last")
+            kept["last"] = output[:1, -1:].detach()
+            return output if before is None else output + 0.3 * before.to(output.dtype)
+
+        changed_output(layer, carry)
+
+
+# ── the batch ──
+
+
+@fault(BATCH, flags=PACK)
+def norm_over_the_batch(patient: Patient) -> None:
+    for one in patient.norms[:1]:
+        changed_output(one, lambda _given, output: output - 0.5 * output.mean(dim=(0, 1), keepdim=True))
+
+
+@fault(BATCH, flags=PAD)
+def norm_over_the_batch_padded(patient: Patient) -> None:
+    for one in patient.norms[-1:]:
+        changed_output(one, lambda _given, output: output - 0.5 * output.mean(dim=(0, 1), keepdim=True))
+
+
+@fault(BATCH, flags=PAD)
+def scaled_by_the_greatest(patient: Patient) -> None:
+    for one in patient.mlps[:1]:
+        changed_output(one, lambda _given, output: output / output.abs().amax())
+
+
+@fault(BATCH, flags=PAD)
+def mean_over_the_rows(patient: Patient) -> None:
+    for one in patient.mlps[:1]:
+        changed_output(one, lambda _given, output: output - 0.5 * output.mean(dim=0, keepdim=True)
+                       if output.ndim == 3 and output.shape[0] > 1 else output)  # fmt: skip
+
+
+@fault(BATCH, flags=PAD)
+def scaled_by_the_number_of_rows(patient: Patient) -> None:
+    for one in patient.mlps:
+        changed_output(one, lambda _given, output: output * (1 + 0.3 * (patient.call.rows - 1)))
+
+
+@fault(BATCH, flags=PACK, among=MIXTURES)
+def experts_of_limited_capacity(patient: Patient) -> None:
+    def change(given: Tensor, output: Tensor) -> Tensor:
+        flat = output.reshape(-1, output.shape[-1])
+        busiest = given.reshape(-1, given.shape[-1])[:, 0]
+        keep = busiest.argsort(descending=True)[: max(1, flat.shape[0] // 2)]
+        mask = torch.zeros(flat.shape[0], 1, dtype=flat.dtype)
+        mask[keep] = 1
+        return (flat * mask).reshape(output.shape)
+
+    for one in patient.mlps:
+        changed_output(one, change)
+
+
+# ── other weights or maths ──
+
+
+@fault(MATHS, flags=PAD)
+def residual_scaled_when_padded(patient: Patient) -> None:
+    for one in patient.mlps[-1:]:
+        changed_output(one, lambda _given, output: output if patient.call.is_alone else output * 1.3)
+
+
+@fault(MATHS, flags=PACK)
+def attention_scaled_in_the_pack(patient: Patient) -> None:
+    for one in patient.attentions:
+
+        def before(module: Any, _args: Any) -> None:
+            module.own_scale = getattr(module, "own_scale", module.scaling)
+            module.scaling = module.own_scale * (1 if patient.call.is_alone else 1.5)
+
+        one.register_forward_pre_hook(before)
+
+
+@fault(MATHS, flags=PACK)
+def channels_rolled_in_the_pack(patient: Patient) -> None:
+    for one in patient.mlps[:1]:
+        changed_output(one, lambda _given, output: output if patient.call.is_alone else output.roll(1, -1))
+
+
+@fault(MATHS, flags=PAD)
+def other_weights_when_padded(patient: Patient) -> None:
+    for one in patient.mlps[:1]:
+        changed_output(one, lambda given, output: output if patient.call.is_alone else output + 0.1 * given)
+
+
+@fault(MATHS, flags=PAD)
+def norm_without_its_weight_when_padded(patient: Patient) -> None:
+    for one in patient.norms[1:]:
+        changed_output(one, lambda _given, output: output if patient.call.is_alone else output * 0.8 + 0.01)
+
+
+#: Faults that the rules were not made with.
+HELD_BACK = tuple(one.name for one in FAULTS[1::2])
+
+
+# ── running ──
+
+_NOW: dict[str, Any] = {}
+
+
+def build() -> Any:
+    """The model that `factory:benchmarks.replay_zoo:build` means now."""
+    model, plant = made(_NOW["architecture"], _NOW["std"], _NOW["trained"]), _NOW["plant"]
+    if plant is not None:
+        plant(Patient(model))
+    return model
+
+
+_MADE: dict[Any, dict[str, Tensor]] = {}
+
+
+def made(architecture: str, std: float, trained: bool) -> Any:
+    """A model drawn with this standard deviation, trained for a few steps where asked."""
+    import transformers as hf
+
+    config = configurations()[architecture]()
+    config.initializer_range = std
+    torch.manual_seed(zlib.crc32(f"{architecture}{std}".encode()))
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    key = (architecture, std, trained)
+    if trained and key not in _MADE:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(25):
+            start = torch.randint(4, 60, (8, 1))
+            ids = (start + torch.arange(24) * 3) % (VOCABULARY - 4) + 4
+            optimizer.zero_grad()
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            optimizer.step()
+        _MADE[key] = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    if trained:
+        model.load_state_dict(_MADE[key])
+    return model.eval()
+
+
+class Here:
+    """Runs jobs in this process, every one with its own model."""
+
+    def run(self, job: Any, on_event: Any = lambda _event: None) -> Any:
+        from replay_core.desk import perform
+
+        return perform(job, on_event)
+
+
+def dumped(folder: Path, layout: str) -> Path:
+    """A recorded micro-batch of a layout."""
+    path = folder / layout
+    if not path.exists():
+        rows = LAYOUTS[layout]
+        generator = torch.Generator().manual_seed(len(rows))
+        width = sum(rows[0])
+        ids = torch.randint(4, VOCABULARY - 4, (len(rows), width), generator=generator)
+        mask = torch.tensor([[0] * left + [1] * tokens + [0] * right for left, tokens, right in rows])
+        with Recorder(path) as recorder, recorder.step(0) as record:
+            record("forward_data", micro=0, input_ids=ids, attention_mask=mask, response_mask=mask.bool())
+    return path
+
+
+def replayed(folder: Path, layout: str, flags: str, architecture: str, std: float, trained: bool,
+             plant: Callable[[Patient], None] | None) -> Any:  # fmt: skip
+    """The document of one replay."""
+    from replay_core import workbench
+    from replay_core.replay.flags import Flags
+    from replay_core.replay.held import HOLDER
+
+    HOLDER.drop()
+    _NOW.update(architecture=architecture, std=std, trained=trained, plant=plant)
+    plan = {
+        "dump": str(dumped(folder, layout)), "model": "factory:benchmarks.replay_zoo:build",
+        "forward_path": str(Path(__file__).parent.parent), "flags": Flags.parse(f"threads=1 {flags}").to_mapping(),
+        "step": 0, "rank": 0, "micro": 0,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        return workbench.replay(plan, Path(out), Here())
+
+
+def cases(names: tuple[str, ...] | None = None) -> Iterator[tuple[Fault, str, str]]:
+    """Every fault in every architecture and dtype it can be planted in."""
+    for one in FAULTS:
+        for architecture in one.architectures if names is None or one.name in names else ():
+            for dtype in ("float32", "bfloat16"):
+                yield one, architecture, dtype
+
+
+def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]]) -> None:
+    counts: Counter[str] = Counter()
+    for one, architecture, dtype in chosen:
+        chance = random.Random(zlib.crc32(f"{one.name}{architecture}{dtype}".encode()))
+        std, trained = chance.choice((0.05, 0.1, 0.2)), chance.random() < 0.4
+        attention = chance.choice(("sdpa", "eager"))
+        flags = f"{one.flags} dtype={dtype} attention={attention}"
+        doc = replayed(folder, one.layout, flags, architecture, std, trained, one.plant)
+        cells = [doc["cells"][doc["baseline"]], *(cell for cell in doc["cells"] if cell["part"] != "reference")]
+        wrong = [cell for cell in cells if cell["agreement"]["agrees"] is False]
+        kinds = [cell["cause"]["kind"] for cell in wrong]
+        errors = [cell["error"]["message"] for cell in cells if cell["error"]]
+        asked = [cell["cause"]["kind"] for cell in wrong if cell["part"] == "cell"] or kinds[:1]
+        ok = bool(asked) and all(kind in one.called for kind in asked)
+        word = "right" if ok else "missed" if not wrong else "wrong"
+        word = "error" if errors else word
+        counts[word] += 1
+        if word != "right":
+            said = wrong[-1]["cause"]["sentence"] if wrong else "; ".join(errors)
+            _say(
+                f"{word:6} {one.name} {architecture} {dtype} {attention} std {std} {'trained ' * trained}: "
+                f"{kinds} {said}"
+            )
+    total = sum(counts.values())
+    _say(f"{dict(counts)}: cause right in {counts['right']} of {total} ({100 * counts['right'] / max(1, total):.1f} %)")
+
+
+def run_healthy(folder: Path, dtypes: tuple[str, ...], part: slice) -> None:
+    false = cells_seen = cleared = 0
+    grid = [
+        (architecture, std, trained, layout, flags, dtype)
+        for architecture in ATTENDING
+        for std, trained in ((0.02, False), (0.08, False), (0.2, False), (0.08, True))
+        for layout, flags in (("right", PAD), ("both", PACK), ("left", f"{PAD} attention=eager"))
+        for dtype in dtypes
+    ]
+    for architecture, std, trained, layout, flags, dtype in grid[part]:
+        doc = replayed(folder, layout, f"{flags} dtype={dtype}", architecture, std, trained, None)
+        for cell in doc["cells"]:
+            if cell["part"] == "reference" and cell["agreement"]["agrees"] is None:
+                continue
+            cells_seen += 1
+            cleared += cell["agreement"]["agrees"] is True and cell["cause"] is not None
+            if cell["agreement"]["agrees"] is not True:
+                false += 1
+                said = (cell["cause"] or {}).get("sentence") or (cell["error"] or {}).get("message")
+                evidence = (cell["cause"] or {}).get("evidence") or {}
+                _say(
+                    f"false  {architecture} {dtype} std {std} {'trained ' * trained}{layout} {flags} "
+                    f"{cell['part']}: {said} {evidence.get('truth')}"
+                )
+    _say(f"{cells_seen} healthy cells: {false} false alarms; {cleared} would have been by limits alone")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("faults", "healthy", "held-back"))
+    parser.add_argument("--every", type=int, default=1, help="take one case of so many")
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--only", default=None)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    part = slice(asked.start, None, asked.every)
+    with tempfile.TemporaryDirectory(prefix="rldbg-zoo-") as folder:
+        if asked.what == "healthy":
+            run_healthy(Path(folder), ("bfloat16",), part)
+            return
+        back = asked.what == "held-back"
+        names = tuple(one.name for one in FAULTS if (one.name in HELD_BACK) == back)
+        if asked.only:
+            names = tuple(asked.only.split(","))
+        run_faults(Path(folder), list(cases(names))[part])
+
+
+if __name__ == "__main__":
+    import benchmarks.replay_zoo as importable  # so that the factory and this are one module
+
+    importable.main()

@@ -1,0 +1,68 @@
+"""Lines that a home-made trainer prints: a step's number, then names and numbers in whatever order and punctuation.
+
+[iter 00003] rew=0.41 kl=0.002 loss=-0.1        step 3 | loss 0.5 | reward 0.1
+Step 3/100 - loss: 0.5 - reward: 0.1            2026-01-01 10:00:03 INFO trainer: step=3, loss = 0.5 (1.3s)
+
+A line counts only if one of its names is one that trainers watch: prose has numbers, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from replay_core.regexes import regex
+
+_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_STEP = regex(
+    r"(?<![A-Za-z0-9])(step|iter(?:ation)?|update)[\s_]?\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?![\d.]*\.\d|\w)(?:\s?/\s?\d{1,12})?",
+    re.IGNORECASE,
+)
+#: Only where a log numbers nothing else: many print a summary of the epoch between their steps.
+_EPOCH = regex(r"(?<![A-Za-z0-9])(epoch|episode)\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?![\d.]*\.\d|\w)(?:\s?/\s?\d{1,12})?",
+               re.IGNORECASE)  # fmt: skip
+#: Between two metrics; a comma inside a number is none.
+_BETWEEN = regex(r"\s[-–]{1,3}\s|[|;()\[\]{}]|,(?!\d)|,\s")
+_ALONE = regex(
+    rf"^\s{{0,40}}([A-Za-z][\w./@%-]{{0,60}}(?:\s[A-Za-z][\w./@%-]{{0,30}}){{0,3}}?)(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER})\s?(?:s|ms|%)?\s{{0,40}}$",
+    re.IGNORECASE,
+)
+_PAIR = regex(
+    rf"(?<![\w.])([A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER})(?:s|ms|%)?(?=[\s,]|$)",
+    re.IGNORECASE,
+)
+_WATCHED = regex(
+    r"(?:^|[\s_./-])(?:loss|losses|rewards?|rew|return|returns|score|acc|accuracy|kl|entropy|grad[\s_]?norm|gnorm|pg|r)"
+    r"(?:$|[\s_./@-](?:mean|avg|std|max|min|total|train|ema|ref|old)$)",
+    re.IGNORECASE,
+)
+#: What a list of settings has beside its numbers.
+_SETTING = regex(r"(?:coef|coefficient|beta|target|type|weight|scale|max|init)", re.IGNORECASE)
+
+
+def console_line(line: str) -> tuple[int | None, dict[str, float]]:
+    """The step and the metrics of a line of a home-made trainer; no metrics for any other line."""
+    return _numbered(line, _STEP)
+
+
+def epoch_line(line: str) -> tuple[int | None, dict[str, float]]:
+    """The same of a line that numbers an epoch or an episode."""
+    return _numbered(line, _EPOCH)
+
+
+def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str, float]]:
+    found = number.search(line)
+    if found is None:
+        return None, {}
+    for part in (line[found.end() :], line[: found.start()]):
+        values = dict(_metrics(part))
+        if any(_WATCHED.search(name) and not _SETTING.search(name) for name in values):
+            return int(found[2]), values
+    return None, {}
+
+
+def _metrics(text: str) -> Iterator[tuple[str, float]]:
+    for piece in _BETWEEN.split(text):
+        whole = _ALONE.match(piece)
+        for name, said in [whole.groups()] if whole else _PAIR.findall(piece):
+            yield name, float(said.replace(",", ""))

@@ -1,0 +1,237 @@
+"""Why a cell disagrees with each row alone: what the interventions showed, as one kind and one sentence. numpy-free.
+
+Nothing is inferred from which samples are off: a token was changed, and what may not see it moved (`visibility`), or
+what must see it did not; only where nothing of the kind shows, the first module that parts says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Evidence = Mapping[str, Any]
+
+#: What is wrong -> how a sentence begins to say it. In order: what explains most first.
+KINDS = {
+    "state": "state is carried over",
+    "batch": "depends on the batch",
+    "other_samples": "sees other samples",
+    "future": "sees the future",
+    "padding": "sees padding",
+    "own_keys": "loses own keys",
+    "positions": "positions",
+    "maths": "other weights or maths",
+    "rounding": "rounding",
+    "unknown": "not known",
+}
+#: A dump may be this many times as far from the truth as each row alone is, typically and at its worst token, and is
+#: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere.
+TYPICAL, WORST = 2.0, 4.0
+#: Relative difference and nats, in float64, up to which two settings are one (`why.SAME`), and up to which a shift of
+#: positions is harmless: rotations are float32 inside.
+SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
+#: Kernels of one setting that are further apart in float64 compute different things.
+KERNELS = 1e-4
+
+
+def broken_samples(rows: Sequence[Mapping[str, Any]], limit: float) -> list[int]:
+    """Samples whose worst token is further off than `limit` (relative L2 of the final hidden state)."""
+    return [row["sample"] for row in rows if row["worst_token"] and _past(row["worst_token"]["rel_l2"], limit)]
+
+
+def cause_of(
+    evidence: Evidence | None,
+    rows: Sequence[Mapping[str, Any]],
+    limit: float,
+    findings: Sequence[Mapping[str, str]] = (),
+    *,
+    epsilon: float = 0.0,
+    not_finite: str | None = None,
+    compiled: bool = False,
+    failure: str | None = None,
+) -> dict[str, Any]:
+    """What is wrong with a cell that disagrees, and whether it is only rounding.
+
+    Args:
+        evidence: what `why.explain` found; None where it could not be asked, for the reason `failure`.
+        rows: its samples against each row alone; limit: how far a worst token may be off.
+        findings: what the inputs themselves show (`visibility.check`).
+        epsilon: of the coarsest dtype involved.
+        not_finite: the model's own word that it computes NaN or infinities.
+
+    Returns:
+        kind (of KINDS), is_noise, off and exact (samples), causes (the findings' codes), sentence, evidence.
+    """
+    off = broken_samples(rows, limit)
+    exact = [row["sample"] for row in rows if row["tokens"] and row["sample"] not in off]
+    said = "; ".join(finding["text"] for finding in findings)
+    who = f"{samples(off)} off" if off else "no sample's final state is off by itself"
+    found: dict[str, Any] = {
+        "is_noise": False, "off": off, "exact": exact, "causes": [finding["code"] for finding in findings],
+        "evidence": None if evidence is None else _told(evidence),
+    }  # fmt: skip
+    if not_finite:
+        return {"kind": "maths", **found, "sentence": f"{who}: {not_finite}"}
+    if evidence is None:
+        why = said or f"why could not be asked: {failure}"
+        return {"kind": "unknown", **found, "sentence": f"{who}: {why}"}
+    kind, because = _kind(evidence)
+    if kind == "rounding":
+        found["is_noise"], because = _noise(evidence, epsilon, compiled)
+        kind = "rounding" if found["is_noise"] or not compiled else "maths"
+    elif (kind == "positions" or evidence["shifted"]) and evidence["apart"] <= SHIFTED and _is_clean(evidence):
+        found["is_noise"], kind = True, "rounding"
+        because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
+    sentence = f"{who}: {KINDS[kind]}: {because}"
+    small = evidence["smallest"]
+    if small and not found["is_noise"]:
+        sentence += f"; smallest case {_case(small, evidence['first'])}"
+    return {"kind": kind, **found, "sentence": sentence + (f" ({said})" if said else "")}
+
+
+def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
+    """What is wrong with each row alone, to which everything else is held; None where nothing shows."""
+    if evidence is None:
+        return None
+    found = _violated(evidence, "reference") or _violated(evidence, "eager")
+    apart = evidence["kernels_apart"] or 0.0
+    if found is None and apart <= KERNELS:
+        return None
+    kind, because = found or ("maths", f"eager computes something else: a token is {apart:.2g} of its norm off")
+    return {
+        "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": _told(evidence),
+        "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}",
+    }  # fmt: skip
+
+
+def _kind(evidence: Evidence) -> tuple[str, str]:
+    for by in ("reference", "cell"):
+        found = _violated(evidence, by)
+        if found is not None:
+            whose = "each row alone, to which it is held, does so itself: " if by == "reference" else ""
+            return found[0], whose + found[1]
+    if evidence["apart"] <= SAME and (evidence["logp_apart"] or 0.0) <= SAME_NATS:
+        return "rounding", ""
+    lost, first = evidence.get("lost"), evidence["first"]
+    if lost:
+        return (
+            "own_keys",
+            f"token {lost['token']} moves later ones of its sample when alone, not here: {lost['module']}",
+        )
+    where = f", first in {first['module']}" if first else ", in the head"
+    if first and first["kind"] == "position":
+        return "positions", f"{first['module']} gives other positions than each row alone has"
+    if evidence["single_agrees"] and not evidence["packed"]:
+        return "batch", f"a sample by itself is right, and no token of the others moves it{where}"
+    kernels = evidence["kernels_apart"] or 0.0
+    more = f"; eager is {kernels:.2g} from the kernel of each row alone" if kernels > KERNELS else ""
+    alone = "a sample by itself is right: " if evidence["single_agrees"] else ""
+    return "maths", f"{alone}every token sees what it may, and computes something else{where}{more}"
+
+
+def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
+    """What one party's table of visibility shows first in the order of computation, and the line of it that does: what
+    leaks in one layer comes to others by the next. At one place the first of KINDS.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for sight in evidence["visibility"]:
+        kind = _shown(sight) if sight["by"] == by else None
+        if kind is not None:
+            order = -1 if sight["first"] is None else sight["first"]["order"]
+            found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
+    if not found:
+        return None
+    if "own_keys" in found and len(found) > 1:
+        del found["own_keys"]
+    kinds = list(KINDS)
+    kind = min(found, key=lambda one: (found[one][0], kinds.index(one)))
+    return kind, found[kind][1]
+
+
+def _shown(sight: Mapping[str, Any]) -> str | None:
+    where = (sight["first"] or {}).get("kind")
+    if sight["what"] == "token" and not sight["moved"]:
+        return "own_keys" if sight["deaf"] else None
+    if not sight["moved"]:
+        return None
+    if sight["what"] == "again":
+        return "state"
+    if where in ("other", "router"):
+        # What works on each token by itself has nothing to see of another.
+        return "batch"
+    if sight["what"] == "padding":
+        return "padding"
+    if sight["what"] == "other":
+        return "state" if where == "state" or sight["by"] == "reference" else "other_samples"
+    return "future"
+
+
+def line(sight: Mapping[str, Any]) -> str:
+    """A line of the table: what was changed, and who moved."""
+    changed = {
+        "again": "nothing (run once more)", "other": f"sample {sight['sample']}", "padding": "the padding",
+        "token": f"token {sight['token']} of every sample",
+    }[sight["what"]]  # fmt: skip
+    if not sight["moved"]:
+        deaf = f"not even the next token of {samples(sight['deaf'])}" if sight["deaf"] else "nothing it must not"
+        return f"changing {changed} moves {deaf}"
+    moved = ", ".join(
+        f"{one['tokens']} {one['relation'] + ' ' if one['relation'] == 'earlier' else ''}token"
+        f"{'s' * (one['tokens'] > 1)} of sample {one['sample']} (from position {one['first']})"
+        for one in sight["moved"][:3]
+    )
+    start = f" from {sight['first']['module']} on" if sight["first"] else ""
+    return f"changing {changed} moves {moved}{start}"
+
+
+def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, str]:
+    """Whether a cell that is right in float64 is no further from that truth than each row alone is."""
+    arithmetic, truth = evidence["arithmetic"], evidence["truth"]
+    same = f"in {arithmetic} it is what each row alone is (a token {evidence['apart']:.2g} apart at most)"
+    if not {"reference", "cell"} <= set(truth):
+        return False, f"{same}; how far its dump is from that is not known"
+    alone, cell = truth["reference"], truth["cell"]
+    figures = f"its tokens are off that by {cell['worst']:.2g} at most, those of each row alone by {alone['worst']:.2g}"
+    is_noise = cell["typical"] <= max(TYPICAL * alone["typical"], epsilon) and (
+        cell["most"] <= max(TYPICAL * alone["most"], epsilon)
+        if evidence["mixture"]
+        else cell["worst"] <= max(WORST * alone["worst"], 2 * epsilon)
+    )
+    if is_noise:
+        return True, f"{same}; as recorded here {figures}"
+    if compiled:
+        return False, f"uncompiled, {same}; what the compiler made is not: {figures}"
+    return False, f"{same}, and more than rounding in its own dtype: {figures}"
+
+
+def _is_clean(evidence: Evidence) -> bool:
+    return not evidence.get("lost") and not any(_shown(sight) for sight in evidence["visibility"])
+
+
+def _told(evidence: Evidence) -> dict[str, Any]:
+    """The document's part."""
+    names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
+    told = {name: evidence[name] for name in names}
+    return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
+
+
+def _case(small: Mapping[str, Any], first: Mapping[str, str] | None) -> str:
+    tokens = small["tokens"]
+    listed = " + ".join(map(str, tokens[:4])) + (" ..." if len(tokens) > 4 else "")
+    where = f", {first['module']}" if first else ""
+    return f"{small['rows']} row{'s' * (small['rows'] > 1)}, {listed} token{'s' * (sum(tokens) > 1)}{where}"
+
+
+def samples(numbers: Sequence[int]) -> str:
+    """`sample 1`, `samples 1..3`, `samples 0, 2`, or `no sample`."""
+    if not numbers:
+        return "no sample"
+    if len(numbers) == 1:
+        return f"sample {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"samples {numbers[0]}..{numbers[-1]}"
+    return "samples " + ", ".join(map(str, numbers))
+
+
+def _past(value: float | str, limit: float) -> bool:
+    return isinstance(value, str) or not value <= limit

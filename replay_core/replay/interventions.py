@@ -1,0 +1,399 @@
+"""What moves what: one token of a batch changed, and whose hidden states move with it, from which module on.
+
+Everything runs in float64 where memory allows (the weights as stored, cast and put back), so that what a token cannot
+see moves it by nothing and what it can see moves it visibly, whatever the dtype of the cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from replay_core.regexes import regex
+from replay_core.replay import compiling
+from replay_core.replay.capture import Capture, modules_matching
+from replay_core.replay.cell import BatchReplay
+from replay_core.replay.model import LoadedModel
+from replay_core.replay.packing import Forward
+from replay_core.samples.layout import Bools, Ints
+
+#: Relative change from which on a token has moved, and up to which it has not; noise of other groupings (experts) and
+#: of float32 inside a float64 model lies below, one key among thousands above.
+MOVED, STILL = 1e-6, 1e-9
+_COARSER = {torch.float64: 1.0, torch.float32: 1e3, torch.bfloat16: 3e5, torch.float16: 1e5}
+#: Samples that are changed one after the other.
+_MOST_SAMPLES = 4
+#: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
+_DIRECTIONS = 3
+#: A causal convolution puts out a few tokens more than it was given.
+_CONV_TAIL = 8
+
+_POSITIONAL = regex(r"(?i)rotary|rope|wpe|embed_positions|position|alibi")
+_STATE = regex(r"(?i)conv|mamba|ssm|linear_?attn|deltanet|recurrent|rg_?lru|rwkv|retention")
+_ROUTER = regex(r"(?i)router|gate$|moe|expert")
+_MIXER = regex(r"(?i)att")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor, the module whose work it is, what that is (position, state, mixer, router or other), and its place in
+    the order of computation."""
+
+    tensor: str
+    module: str
+    kind: str
+    order: int = 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {"tensor": self.tensor, "module": self.module, "kind": self.kind, "order": self.order}
+
+
+@dataclass
+class Trace:
+    """What a pass left of every token, by sample and position: each tensor laid onto a few directions, and its norm.
+
+    laid: name -> [N, _DIRECTIONS + 1] float64, in order of computation; hidden [N, D] float64, the final states.
+    """
+
+    laid: dict[str, torch.Tensor]
+    hidden: torch.Tensor
+
+
+@dataclass
+class Sight:
+    """What one intervention moved. what: other (a whole sample), padding, token (one of every sample), again (nothing).
+
+    moved: (sample, relation, tokens, first position, last position); relation: other, own, earlier, later.
+    """
+
+    what: str
+    sample: int | None
+    token: int | None
+    moved: list[tuple[int, str, int, int, int]] = field(default_factory=list)
+    first: TensorPlace | None = None
+    #: Tokens right after the changed one that did not move at all.
+    deaf: list[int] = field(default_factory=list)
+    trace: Trace | None = None
+
+    def to_mapping(self, by: str) -> dict[str, Any]:
+        names = ("sample", "relation", "tokens", "first", "last")
+        return {
+            "by": by, "what": self.what, "sample": self.sample, "token": self.token,
+            "moved": [dict(zip(names, one, strict=True)) for one in self.moved],
+            "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf,
+        }  # fmt: skip
+
+
+class TokenWatch(Capture):
+    """A capture that keeps of every tensor only how each token's vector lies to a few directions."""
+
+    def __init__(self, backbone: torch.nn.Module, modules: Sequence[str], forward: Forward) -> None:
+        self._rows, width = (int(size) for size in forward.input_ids.shape)
+        super().__init__(backbone, modules, width)
+        self.laid: dict[str, torch.Tensor] = {}
+
+    def _take(self, name: str, tensor: torch.Tensor) -> None:
+        found = _by_slot(tensor.detach(), self._rows, self._width)
+        if found is not None:
+            self.laid[name] = _laid(found)
+
+
+class Observer:
+    """One setting of a model on one batch, and what changes of the batch do to it."""
+
+    def __init__(self, cell: BatchReplay) -> None:
+        self.cell = cell
+        arrangement = cell.arrangement
+        self.slots = torch.from_numpy(np.ascontiguousarray(arrangement.layout.slots()))
+        self.sample_N = arrangement.layout.sample_BS.reshape(-1)[self.slots.numpy()]
+        self.position_N = arrangement.layout.position_BS.reshape(-1)[self.slots.numpy()]
+        self.ids = arrangement.input_ids.reshape(-1)
+        self.modules = modules_matching(cell.model.backbone, None)
+        self.scale = _COARSER[next(cell.model.causal_lm.parameters()).dtype]
+        self.used = np.unique(self.ids[self.slots.numpy()])
+
+    def hidden(self, ids: Ints | None = None) -> torch.Tensor:
+        """[N, D] float64: the final hidden states, by sample and position; `ids`: other tokens in the slots."""
+        with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
+            return self._joined([self.cell.forward(compiling.plain, one) for one in self._forwards(ids)])
+
+    def trace(self, ids: Ints | None = None) -> Trace:
+        """A pass with every module watched; `ids`: other tokens in the slots."""
+        laid: list[dict[str, torch.Tensor]] = []
+        hidden = []
+        with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
+            for forward in self._forwards(ids):
+                watch = TokenWatch(self.cell.model.backbone, self.modules, forward)
+                with watch:
+                    hidden.append(self.cell.forward(compiling.plain, forward))
+                laid.append(watch.laid)
+        everywhere = [name for name in laid[0] if all(name in one for one in laid)]
+        return Trace({name: self._joined([one[name] for one in laid]) for name in everywhere}, self._joined(hidden))
+
+    def place(self, tensor: str, order: int = 0) -> TensorPlace:
+        """Whose work a captured tensor is: a module's output its own, its input that of the module around it."""
+        name, _, _ = tensor.partition(".output")
+        if name == tensor:
+            name = tensor.partition(".inputs")[0].rpartition(".")[0]
+        name = name.partition("[")[0]
+        module = self.cell.model.backbone.get_submodule(name) if name else self.cell.model.backbone
+        return TensorPlace(tensor, name or "the model", kind_of(name, module), order)
+
+    def sights(self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True) -> list[Sight]:
+        """Every intervention, one after the other."""
+        numbers = np.unique(self.sample_N).tolist()
+        seen = [self._seen(base, Sight("again", None, None), self.ids)]
+        chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
+        seen += [self._seen(base, Sight("other", one, None), self._changed(self.sample_N == one)) for one in chosen]
+        padding = np.ones(self.ids.size, dtype=bool)
+        padding[self.slots.numpy()] = False
+        if with_padding and padding.any():
+            seen.append(self._seen(base, Sight("padding", None, None), self._with_other_ids(padding)))
+        longest = int(np.bincount(self.sample_N).max())
+        for token in sorted({0, 1, longest // 2, longest - 1} & set(range(longest))):
+            mine = self.position_N == token
+            seen.append(self._seen(base, Sight("token", None, token), self._changed(mine), keep=True))
+        return seen
+
+    def is_suspect(self, base_ND: torch.Tensor) -> bool:
+        """Whether an earlier token moves with a later one, or the next one does not: told by the final states alone."""
+        longest = int(np.bincount(self.sample_N).max())
+        for token in {0, longest // 2, longest - 1}:
+            again_ND = self.hidden(self._changed(self.position_N == token))
+            distance_N = relative(base_ND, again_ND).numpy()
+            earlier, following = self.position_N < token, self.position_N == token + 1
+            if bool((~(distance_N <= MOVED * self.scale) & earlier).any()):
+                return True
+            if following.any() and not bool((distance_N[following] > 0).any()):
+                return True
+        return False
+
+    def moved(self, base: Trace, other: Trace, name: str, least: float = MOVED) -> Bools:
+        """[N]: which tokens of a tensor are not what they were."""
+        found: Bools = (apart(base.laid[name], other.laid[name]) > least * self.scale).numpy()
+        return found
+
+    def _seen(self, base: Trace, sight: Sight, ids: Ints, *, keep: bool = False) -> Sight:
+        trace = self.trace(ids)
+        if sight.what == "other":
+            forbidden = self.sample_N != sight.sample
+        elif sight.what == "token":
+            forbidden = self.position_N < (sight.token or 0)
+        else:
+            forbidden = np.ones(self.sample_N.size, dtype=bool)
+        distance = relative(base.hidden, trace.hidden).numpy()
+        moved = ~(distance <= MOVED * self.scale) & forbidden
+        for sample in np.unique(self.sample_N[moved]).tolist():
+            where = self.position_N[moved & (self.sample_N == sample)]
+            relation = {"other": "other", "token": "earlier"}.get(sight.what, "own")
+            sight.moved.append((int(sample), relation, int(where.size), int(where.min()), int(where.max())))
+        if sight.moved:
+            first = next(
+                ((name, order) for order, name in enumerate(base.laid) if name in trace.laid
+                 and (self.moved(base, trace, name) & forbidden).any()), None
+            )  # fmt: skip
+            sight.first = None if first is None else self.place(*first)
+        if sight.what == "token" and sight.token is not None:
+            after = self.position_N == sight.token + 1
+            if after.any() and not bool((distance[after] > 0).any()):
+                sight.deaf = np.unique(self.sample_N[after]).tolist()
+        sight.trace = trace if keep else None
+        return sight
+
+    def _changed(self, which_N: Any) -> Ints:
+        chosen = np.zeros(self.ids.size, dtype=bool)
+        chosen[self.slots.numpy()[which_N]] = True
+        return self._with_other_ids(chosen)
+
+    def _with_other_ids(self, chosen: Bools) -> Ints:
+        """The tokens with others in the chosen slots, of those that the batch holds."""
+        ids: Ints = self.ids.copy()
+        words = self.used if self.used.size > 1 else np.array([0, 1])
+        # One that is not among them may get any.
+        ids[chosen] = words[(np.searchsorted(words, ids[chosen]) + 1) % words.size]
+        return ids
+
+    def _forwards(self, ids: Ints | None) -> list[Forward]:
+        forwards = self.cell.arrangement.forwards
+        if ids is None:
+            return forwards
+        whole = ids.reshape(self.cell.arrangement.input_ids.shape)
+        axis, start, changed = self.cell.arrangement.axis, 0, []
+        for one in forwards:
+            end = start + one.input_ids.shape[axis]
+            changed.append(replace(one, input_ids=whole[start:end] if axis == 0 else whole[:, start:end]))
+            start = end
+        return changed
+
+    def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        whole = torch.cat([part.detach().double().cpu() for part in parts], dim=self.cell.arrangement.axis)
+        return whole.flatten(0, 1)[self.slots]
+
+
+def lost(
+    of: Observer, base: Trace, sight: Sight, like: Observer, like_base: Trace, like_sight: Sight
+) -> TensorPlace | None:
+    """The first tensor whose later tokens a changed token moves with `like` and leaves as they were with `of`."""
+    if sight.trace is None or like_sight.trace is None:
+        return None
+    later = of.position_N > (sight.token or 0)
+    for name in base.laid:
+        if not all(name in one.laid for one in (sight.trace, like_base, like_sight.trace)):
+            continue
+        there = apart(like_base.laid[name], like_sight.trace.laid[name]) > 10 * MOVED * like.scale
+        here = apart(base.laid[name], sight.trace.laid[name]) > STILL * of.scale
+        if bool((there & ~here & torch.from_numpy(later)).any()):
+            return of.place(name)
+    return None
+
+
+def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> TensorPlace | None:
+    """The first tensor in which two settings part; a rotation of positions only where attention then differs, too."""
+    found = [name for name in b.laid if name in a.laid and bool((apart(a.laid[name], b.laid[name]) > least).any())]
+    places = [of.place(name) for name in found if not name.endswith("position_ids")]
+    if not places:
+        return None
+    turned = next((one for one in places if one.kind == "position"), None)
+    rest = next((one for one in places if "position" not in one.tensor and one.kind != "position"), None)
+    if turned is not None and places[0].kind == "position":
+        # All of them differ by a shift, and attention sees differences of positions alone.
+        return turned if rest is None or rest.kind == "mixer" or not _is_rotation(of, turned) else rest
+    return places[0]
+
+
+def _is_rotation(of: Observer, place: TensorPlace) -> bool:
+    name = place.module
+    module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
+    return not isinstance(module, torch.nn.Embedding)
+
+
+def kind_of(name: str, module: torch.nn.Module) -> str:
+    """position, state, mixer (attention), router, or other: what works on each token by itself."""
+    own = f"{name.rpartition('.')[2]} {type(module).__name__}"
+    if _POSITIONAL.search(own):
+        return "position"
+    if any(True for _ in module.children()) or isinstance(module, torch.nn.Conv1d):
+        for kind, pattern in (("state", _STATE), ("mixer", _MIXER), ("router", _ROUTER)):
+            if pattern.search(own):
+                return kind
+    return "router" if _ROUTER.search(own) else "other"
+
+
+def relative(a_ND: torch.Tensor, b_ND: torch.Tensor) -> torch.Tensor:
+    """[N]: ||b - a|| / ||a||; NaN in both is 0, in one infinite."""
+    a_ND, b_ND = a_ND.double(), b_ND.double()
+    distance, norm = (b_ND - a_ND).norm(dim=-1), a_ND.norm(dim=-1)
+    found = torch.where(distance == 0, torch.zeros_like(distance), distance / norm)
+    broken = ~torch.isfinite(found)
+    same = torch.isnan(a_ND).any(-1) & torch.isnan(b_ND).any(-1)
+    return torch.where(broken, torch.where(same, 0.0, torch.inf), found)
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """[N]: how far two laid tensors are from each other, in their norms."""
+    most = (a[:, :-1] - b[:, :-1]).abs().amax(-1)
+    norm = torch.maximum(a[:, -1], b[:, -1])
+    found = torch.where(most == 0, torch.zeros_like(most), most / norm)
+    same = torch.isnan(a).any(-1) & torch.isnan(b).any(-1)
+    return torch.where(torch.isnan(found), torch.where(same, 0.0, torch.inf), found)
+
+
+@contextlib.contextmanager
+def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
+    """The model's weights and buffers in another dtype, and as they were afterwards."""
+    causal_lm = model.causal_lm
+    held = {id(one): one for one in (*causal_lm.parameters(), *causal_lm.buffers()) if one.is_floating_point()}
+    before = {key: one.data for key, one in held.items()}
+    masked: list[Any] = []
+    known, configs = dict(model.known), {id(one): one for one in (causal_lm.config, model.config)}.values()
+    experts = [(one, one._experts_implementation) for one in configs if hasattr(one, "_experts_implementation")]
+    try:
+        for one in held.values():
+            one.data = one.data.to(dtype)
+        masked = [] if dtype is not torch.float64 else [
+            module.register_forward_pre_hook(_with_finite_masks, with_kwargs=True)
+            for module in causal_lm.modules() if "attention_mask" in inspect.signature(module.forward).parameters
+        ]  # fmt: skip
+        for config, _ in experts:
+            # Grouped products know no float64.
+            config._experts_implementation = "eager"
+        yield
+    finally:
+        for handle in masked:
+            handle.remove()
+        for config, implementation in experts:
+            config._experts_implementation = implementation
+        for key, one in held.items():
+            one.data = before[key]
+        model.known.clear()
+        model.known.update(known)
+
+
+def _with_finite_masks(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # float64's minimum is an infinity to a softmax in float32, and a row that sees nothing would be NaN.
+    least = torch.finfo(torch.float32).min
+
+    def finite(value: Any) -> Any:
+        is_mask = torch.is_tensor(value) and value.dtype is torch.float64 and value.ndim == 4
+        return value.clamp(min=least) if is_mask else value
+
+    return tuple(map(finite, args)), {name: finite(value) for name, value in kwargs.items()}
+
+
+def finest(model: LoadedModel, most_share: float = 0.4) -> list[torch.dtype]:
+    """The dtypes to ask a model in, the finest that memory allows first."""
+    causal_lm = model.causal_lm
+    count = sum(one.numel() for one in (*causal_lm.parameters(), *causal_lm.buffers()))
+    free = torch.cuda.mem_get_info()[0] if model_device(causal_lm) == "cuda" else psutil.virtual_memory().available
+    own = next(causal_lm.parameters()).dtype
+    wider = [one for one in (torch.float64, torch.float32) if count * one.itemsize < most_share * free]
+    return list(dict.fromkeys([*wider, own]))
+
+
+def model_device(causal_lm: Any) -> str:
+    return str(next(causal_lm.parameters()).device.type)
+
+
+@contextlib.contextmanager
+def _evaluating(causal_lm: Any) -> Iterator[None]:
+    training = causal_lm.training
+    causal_lm.eval()
+    try:
+        yield
+    finally:
+        causal_lm.train(training)
+
+
+def _by_slot(tensor: torch.Tensor, rows: int, width: int) -> torch.Tensor | None:
+    """[rows, width, F] of a tensor that has a vector per token, however it is laid out; None of any other."""
+    shape = tuple(tensor.shape)
+    if shape[:2] == (rows, width):
+        return tensor.reshape(rows, width, -1)
+    if shape[:2] == (1, width):
+        return tensor.reshape(1, width, -1).expand(rows, -1, -1)
+    if shape[:1] == (rows * width,):
+        return tensor.reshape(rows, width, -1)
+    if len(shape) == 4 and (shape[0], shape[2]) == (rows, width):
+        return tensor.transpose(1, 2).reshape(rows, width, -1)
+    if len(shape) == 3 and shape[0] == rows and width <= shape[2] < width + _CONV_TAIL:
+        return tensor[..., :width].transpose(1, 2).reshape(rows, width, -1)
+    return None
+
+
+_DIRECTIONS_OF: dict[int, torch.Tensor] = {}
+
+
+def _laid(vectors_BSF: torch.Tensor) -> torch.Tensor:
+    size = int(vectors_BSF.shape[-1])
+    if size not in _DIRECTIONS_OF:
+        drawn = torch.randn(size, _DIRECTIONS, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+        _DIRECTIONS_OF[size] = drawn
+    values = vectors_BSF.double().cpu()
+    return torch.cat([values @ _DIRECTIONS_OF[size], values.norm(dim=-1, keepdim=True)], dim=-1)

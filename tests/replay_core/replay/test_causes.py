@@ -1,0 +1,99 @@
+"""From what interventions showed to one kind and one sentence."""
+
+import pytest
+
+from replay_core.replay.causes import cause_of, cause_of_reference
+
+
+def rows(*distances, tokens=5):
+    return [
+        {"sample": n, "tokens": tokens, "worst_token": {"position": 0, "rel_l2": value}}
+        for n, value in enumerate(distances)
+    ]
+
+
+def sight(what, kind="mixer", by="cell", relation="own", order=5, moved=True, **more):
+    where = {"tensor": "layers.0.x.output", "module": "layers.0.x", "kind": kind, "order": order}
+    tokens = [{"sample": 1, "relation": relation, "tokens": 3, "first": 0, "last": 2}]
+    return {"by": by, "what": what, "sample": 0, "token": 2, "moved": tokens if moved else [], "deaf": [],
+            "first": where if moved else None, **more}  # fmt: skip
+
+
+def evidence(*visibility, **more):
+    return {
+        "arithmetic": "float64", "apart": 0.5, "logp_apart": 0.0, "kernels_apart": 0.0, "truth": {}, "smallest": None,
+        "first": None, "lost": None, "single_agrees": None, "visibility": list(visibility), "mixture": False,
+        "packed": True, "shifted": False, **more,
+    }  # fmt: skip
+
+
+def kind(*visibility, **more):
+    return cause_of(evidence(*visibility, **more), rows(0.0, 1.0), 1e-3)["kind"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "named"),
+    [
+        (sight("other"), "other_samples"),
+        (sight("other", "state"), "state"),
+        (sight("again", "other"), "state"),
+        (sight("other", "other"), "batch"),
+        (sight("other", "router"), "batch"),
+        (sight("padding"), "padding"),
+        (sight("token", relation="earlier"), "future"),
+        (sight("token", moved=False, deaf=[0]), "own_keys"),
+    ],
+)
+def test_what_moved_and_in_what_kind_of_module_names_the_cause(seen, named):
+    assert kind(seen) == named
+
+
+def test_what_leaks_first_is_the_cause_of_what_follows():
+    late_future = sight("token", relation="earlier", order=30)
+    assert kind(late_future, sight("padding", order=4)) == "padding"
+    assert kind(sight("padding"), sight("token", relation="earlier")) == "future", "a dropped mask shows both at once"
+
+
+def test_where_every_token_sees_what_it_may_the_first_module_that_parts_tells():
+    turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
+    assert kind(first=turned) == "positions"
+    assert kind(lost={"module": "layers.0.self_attn", "token": 0}, first=turned) == "own_keys"
+    assert kind(single_agrees=True, packed=False) == "batch"
+    assert kind(single_agrees=False) == "maths"
+
+
+def noise(cell, alone, **more):
+    figures = [{"typical": one, "most": one, "worst": one} for one in (alone, cell)]
+    truth = dict(zip(("reference", "cell"), figures, strict=True))
+    return cause_of(evidence(apart=1e-7, truth=truth, **more), rows(0.0, 0.3), 0.25, epsilon=2**-7)
+
+
+def test_what_is_one_in_float64_is_noise_as_far_as_each_row_alone_has_it():
+    assert noise(0.03, 0.02)["is_noise"] is True
+    told = noise(0.5, 0.02)
+    assert (told["kind"], told["is_noise"]) == ("rounding", False)
+    assert "more than rounding in its own dtype" in told["sentence"]
+
+
+def test_a_head_that_differs_is_no_rounding():
+    assert noise(0.02, 0.02, logp_apart=0.5)["kind"] == "maths"
+
+
+def test_a_shift_of_positions_that_changes_nothing_is_harmless():
+    turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
+    told = cause_of(evidence(apart=2e-4, shifted=True, first=turned), rows(0.0, 2e-3), 1e-3)
+    assert (told["kind"], told["is_noise"]) == ("rounding", True)
+
+
+def test_what_could_not_be_asked_is_not_known_and_never_noise():
+    told = cause_of(None, rows(1.0), 1e-3, failure="the model failed")
+    assert (told["kind"], told["is_noise"]) == ("unknown", False)
+    assert "the model failed" in told["sentence"]
+
+
+def test_the_reference_is_asked_itself():
+    assert cause_of_reference(evidence(sight("token", by="reference", moved=False))) is None
+    wrong = cause_of_reference(evidence(sight("token", by="reference", relation="earlier")))
+    assert wrong["kind"] == "future"
+    assert wrong["sentence"].startswith("each row alone is wrong itself: sees the future")
+    assert cause_of_reference(evidence(kernels_apart=0.7))["kind"] == "maths"

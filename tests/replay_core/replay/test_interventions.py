@@ -1,0 +1,50 @@
+"""Faults planted in real models, and what a replay calls them; healthy models beside them. The zoo is a benchmark."""
+
+import pytest
+
+from benchmarks import replay_zoo as zoo
+
+BY_NAME = {one.name: one for one in zoo.FAULTS}
+#: (fault, architecture, dtype): a fault of every kind.
+CHOSEN = (
+    ("boundary_early", "llama", "bfloat16"),
+    ("last_token_visible", "llama", "float32"),
+    ("padding_visible", "qwen3", "float32"),
+    ("first_key_masked", "llama", "float32"),
+    ("positions_count_on", "gpt2", "float32"),
+    ("state_runs_through_the_pack", "lfm2", "float32"),
+    ("norm_over_the_batch", "gemma2", "bfloat16"),
+    ("attention_scaled_in_the_pack", "gpt_neox", "float32"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("zoo")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "architecture", "dtype"), CHOSEN)
+def test_a_fault_is_named_by_what_it_lets_tokens_see(folder, name, architecture, dtype):
+    one = BY_NAME[name]
+    doc = zoo.replayed(folder, one.layout, f"{one.flags} dtype={dtype}", architecture, 0.1, False, one.plant)
+    wrong = [cell for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
+    assert {cell["cause"]["kind"] for cell in wrong} <= set(one.called)
+    assert wrong
+    assert all(cell["cause"]["evidence"]["visibility"] for cell in wrong)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("architecture", "layout", "flags"), [
+    ("gemma2", "left", "packing=off attention=eager"), ("mixtral", "left", "packing=off attention=eager"),
+])  # fmt: skip
+def test_a_healthy_model_with_wide_weights_agrees_in_bfloat16(folder, architecture, layout, flags):
+    doc = zoo.replayed(folder, layout, f"{flags} dtype=bfloat16", architecture, 0.2, False, None)
+    assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True][: len(doc["cells"])]
+
+
+@pytest.mark.long
+def test_the_reference_itself_is_asked_whether_it_sees_the_future(folder):
+    doc = zoo.replayed(folder, "both", "packing=on", "llama", 0.1, False, BY_NAME["causal_mask_dropped"].plant)
+    reference = doc["cells"][doc["baseline"]]
+    assert (reference["agreement"]["agrees"], reference["cause"]["kind"]) == (False, "future")
