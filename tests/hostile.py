@@ -175,6 +175,29 @@ def rows_that_are_one_row(folder: Path) -> Path:
 
 
 @maker
+def a_column_of_one_long_text(folder: Path) -> Path:
+    text = "a" * 300_000
+    return _file(folder, "x.pkl", pickle.dumps({"text": [text] * 120_000, "texts": [text, None] * 60_000}))
+
+
+@maker
+def very_many_fields_of_one_long_text(folder: Path) -> Path:
+    text = "a" * 300_000
+    return _file(folder, "x.pkl", pickle.dumps({f"k{i}": text for i in range(30_000)}))
+
+
+@maker
+def one_conversation_again_and_again(folder: Path) -> Path:
+    turns = [{"role": "user", "content": "a" * 1000}] * 100
+    return _file(folder, "x.pkl", pickle.dumps({"messages": [turns] * 100_000}))
+
+
+@maker
+def a_step_that_spaces_follow(folder: Path) -> Path:
+    return _file(folder, "metrics.jsonl", b'{"step":1,"loss":1}\n{"step":' + b" " * 900_000 + b"}\n")
+
+
+@maker
 def samples_of_a_column_each(folder: Path) -> Path:
     return _file(folder, "x.pkl", pickle.dumps([{f"k{i}": 1} for i in range(40_000)]))
 
@@ -310,6 +333,24 @@ def a_msgpack_of_lists(folder: Path) -> Path:
 def a_msgpack_of_very_many_batches(folder: Path) -> Path:
     batch = [[1], [True], [0.0], [0.0], [0], [1], [1.0]]
     return _file(folder, "rollouts/step_1/rank_0.bin", msgspec.msgpack.encode([batch] * 10_000)).parents[2]
+
+
+@maker
+def a_token_export_of_one_token_each(folder: Path) -> Path:
+    line = b'{"micro_step":%d,"token_ids":[1],"trainer_logprobs":[0.5]}\n'
+    return _file(folder, "token_exports/step_1/rank_0.jsonl", b"".join(line % i for i in range(12_000))).parents[2]
+
+
+@maker
+def a_log_of_nothing_but_nan(folder: Path) -> Path:
+    lines = b"".join(b'{"step":%d,"loss":NaN,"kl":NaN}\n' % i for i in range(25_000))
+    return _file(folder, "metrics.jsonl", lines)
+
+
+@maker
+def a_line_of_very_many_metrics(folder: Path) -> Path:
+    metrics = b",".join(b'"k%d":1.0' % i for i in range(60_000))
+    return _file(folder, "metrics.jsonl", b'{"step":1,' + metrics + b"}\n")
 
 
 @maker
@@ -559,6 +600,15 @@ def a_sparse_line_of_twenty_gigabytes(folder: Path) -> Path:
     path = folder / "metrics.jsonl"
     with open(path, "wb") as file:
         file.write(b'{"step": 1, "loss": 0.5}\n{"a": ')
+        file.truncate(20 << 30)
+    return path
+
+
+@maker
+def a_sparse_log_of_twenty_gigabytes(folder: Path) -> Path:
+    path = folder / "train.log"
+    with open(path, "wb") as file:
+        file.write(b"{'loss': 0.5}\n")
         file.truncate(20 << 30)
     return path
 

@@ -33,7 +33,8 @@ finally:
 
 #: Fifteen to thirty thousand records in one file: each is read, judged and written for itself, at .1 to .4 ms.
 _MANY_RECORDS = {
-    "metric_lines_without_end", "metric_rows_of_one_document", "event_scalars_of_a_step_each", "a_log_of_iterations",
+    "metric_lines_without_end", "metric_rows_of_one_document", "a_log_of_iterations", "a_log_of_nothing_but_nan",
+    "a_line_of_very_many_metrics",
 }  # fmt: skip
 
 pytestmark = pytest.mark.slow

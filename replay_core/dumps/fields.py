@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replay_core.budget import spend_values
+from replay_core.budget import spend_bytes, spend_values
 from replay_core.dumps.instances import is_instance, plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef, Unreadable
@@ -27,6 +27,8 @@ MAX_FIELDS = 100_000
 NULL = "null is stored as NaN"
 _NAN = float("nan")
 _INT64 = 2**63
+#: Texts that a pickle holds once can stand in it very often: of these it is asked for each.
+_LONG = 1 << 10
 _NUMBERS = frozenset({bool, int, float})
 
 
@@ -114,6 +116,8 @@ def _scalar(value: Any, name: str) -> TensorRef:
     if isinstance(value, complex):
         return TensorRef(name, "complex128", (), Inline(value))
     if isinstance(value, str):
+        if len(value) > _LONG:
+            spend_bytes(len(value), "texts")
         return TensorRef(name, "text", (), Inline(value))
     if isinstance(value, (set, frozenset)):
         # Two equal sets are one text, whatever order they were filled in.
@@ -132,6 +136,7 @@ def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
     elif (numbers := _number_dtype(values)) is not None:
         yield TensorRef(name, numbers, (len(values),), Inline(values))
     elif _all(kinds, str):
+        spend_bytes(sum(map(len, values)), "texts of a column")
         yield TensorRef(name, "text", (len(values),), Inline(values))
     elif _all(kinds, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
         yield ragged
@@ -151,7 +156,10 @@ def _are_talks(values: list[Any]) -> bool:
 
 
 def _all(kinds: set[type], kind: type | tuple[type, ...]) -> bool:
-    return all(issubclass(one, kind) for one in kinds)
+    for one in kinds:  # noqa: SIM110 - asked of each of a hundred thousand lists in a list
+        if not issubclass(one, kind):
+            return False
+    return True
 
 
 def _number_dtype(values: list[Any]) -> str | None:
@@ -171,10 +179,14 @@ def prose(name: str, column: Sequence[Any]) -> TensorRef | None:
     """
     if all(isinstance(value, (str, type(None))) for value in column):
         words = [value or "" for value in column] if None in column else None
+        spend_bytes(sum(map(len, words or ())), "texts of a column")
     elif any(isinstance(value, (list, tuple)) and value for value in column) and all(
         _is_prose(value) or value in ([], ()) for value in column
     ):
-        words = [value if isinstance(value, str) else json.dumps(value, default=str) for value in column]
+        words = []
+        for value in column:
+            words.append(value if isinstance(value, str) else json.dumps(value, default=str))
+            spend_bytes(len(words[-1]), "texts of a column")
     else:
         words = None
     return None if words is None else TensorRef(name, "text", (len(words),), Inline(words))

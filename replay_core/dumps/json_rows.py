@@ -147,7 +147,7 @@ def rows_by_place(path: Path, fields: tuple[str, ...]) -> JsonRows:
 
 def _number_of(field: str) -> re.Pattern[bytes]:
     """Finds the field's number, also the first of a list, as a text, and before a slash: 9, [9, 9], "9", "9/547"."""
-    return re.compile(rb'"' + re.escape(field.encode()) + rb'"\s*:\s*\[?\s*"?(-?\d{1,18})(?=\s*["/,\]}])')
+    return re.compile(rb'"' + re.escape(field.encode()) + rb'"\s*:\s*(?:\[\s*)?"?(-?\d{1,18})(?=\s*["/,\]}])')
 
 
 def _place(pattern: re.Pattern[bytes], _quoted: bytes, field: str, text: bytes) -> int | None:

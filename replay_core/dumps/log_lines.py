@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from replay_core.budget import spend_bytes
 from replay_core.file_spans import regular
 from replay_core.regexes import regex
 
 #: Past this a line is no line of a log: it is read in pieces.
 MAX_LINE = 1 << 16
+#: Lines that are longer are paid for by their bytes.
+_LONG = 1 << 12
 
 _ANSI = regex(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07")
 _RAY = regex(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
@@ -59,6 +62,8 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
     number = 1
     with regular(path) as file:
         for raw in iter(lambda: file.readline(MAX_LINE), b""):
+            if len(raw) > _LONG:
+                spend_bytes(len(raw), "lines of a log")  # the hole of a sparse file has no end
             for piece in raw.replace(b"\0", b"").decode(errors="replace").split("\r"):
                 if piece.strip():
                     yield line_of(number, piece)

@@ -15,7 +15,7 @@ from replay_core.budget import OPTION, factor
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Dialect, Index
-from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
+from replay_core.dumps.json_rows import JsonRows, decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import Folder, listing
 from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import named, words
@@ -111,12 +111,24 @@ def _micros(file: Path, is_export: bool, problems: list[Problem]) -> list[int | 
     try:
         if not is_export:
             return list(range(_batch_count(file)))
-        rows = rows_by_place(file, _MICRO)
+        rows = _rows(file)
     except RldbgError as error:
         problems.append(Problem(str(file), error.message))
         return [None]
     problems += rows.problems
     return sorted({row.places[0] for row in rows.rows}, key=lambda micro: (micro is not None, micro or 0))
+
+
+def _rows(file: Path) -> JsonRows:
+    """The lines of an export.
+
+    Raises:
+        BudgetError: more micro-batches than its bytes may cost.
+    """
+    rows = rows_by_place(file, _MICRO)
+    last = rows.rows[-1]
+    _check_cost(file, len({row.places[0] for row in rows.rows}), last.offset + last.nbytes)
+    return rows
 
 
 def _batch_count(file: Path) -> int:
@@ -133,6 +145,11 @@ def _batch_count(file: Path) -> int:
         raise DumpError("the file is no list of micro-batches", file=str(file), found=f"the first bytes {head!r}")
     if not 0 < count * LEAST_BATCH <= size:
         raise DumpError("the file declares more micro-batches than it has bytes for", file=str(file), found=str(count))
+    _check_cost(file, count, size)
+    return count
+
+
+def _check_cost(file: Path, count: int, size: int) -> None:
     if count > (most := int((FLOOR_BATCHES + size // BATCH_BYTES) * factor())):
         raise BudgetError(
             "the file declares more micro-batches than its bytes may cost",
@@ -141,7 +158,6 @@ def _batch_count(file: Path) -> int:
             found=f"{count:,}",
             hint=f"if you trust the file, {OPTION}=8 before the command raises every limit eightfold",
         )
-    return count
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
@@ -154,7 +170,8 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         fields = _named(_batch(key, path))
         numbered = any(ref.name.startswith(_PLACE) for ref in fields)
         return Fields(fields, [Problem(str(path), _OTHER_VERSION)] if numbered else [])
-    rows = rows_by_place(path, _MICRO)
+    # Where opening told no numbers, why.
+    rows = _rows(path) if key.micro is None else rows_by_place(path, _MICRO)
     problems = list(rows.problems)
     chosen = rows.of(key.micro)
     fields = table_of(decoded(path, chosen, problems))

@@ -52,5 +52,8 @@ def key_words(key: KeyEntry) -> str:
 
 
 def short(value: Any, limit: int = 40) -> str:
+    if isinstance(value, list):
+        # A column may hold a hundred thousand long texts: what is cut off is not spelled out before.
+        value = [one[:limit] if isinstance(one, str) else one for one in value[:limit]]
     text = words.exact(value) if isinstance(value, float) else str(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import struct
 import zlib
+from functools import lru_cache
 from typing import Any
 
 from replay_core.budget import spend_bytes
@@ -141,9 +142,15 @@ def _itemsize(dtype: NumpyDType) -> int:
     return text[1] if text else ITEMSIZE.get(dtype.dtype or "", 0)
 
 
+@lru_cache(maxsize=64)
+def _literal(text: str) -> Any:
+    """The value of a header; the arrays of one file have few different ones. Nobody changes it."""
+    return ast.literal_eval(text)
+
+
 def _header(loading: Loading, text: str) -> tuple[Any, tuple[int, ...], str]:
     try:
-        header = ast.literal_eval(text.strip())
+        header = _literal(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise loading.malformed("a numpy header that is no dictionary", found=repr(text[:60])) from None
     if not isinstance(header, dict) or not isinstance(header.get("shape"), tuple) or "descr" not in header:
