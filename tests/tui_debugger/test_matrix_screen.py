@@ -21,7 +21,7 @@ async def test_the_answer_is_first_and_every_cell_says_what_it_did() -> None:
         assert "breaks agreement: packing=on block_mask=off" in lines[2]
         assert engine.jobs[-1].params["matrix"] == "attention=eager,flash compile=off,inductor packing=off,on"
         await press(app, pilot, *"jjjjjj")
-        assert "leak: segments 1..15 off" in screen(app)
+        assert "other_samples: segments 1..15 off" in screen(app)
 
 
 async def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
