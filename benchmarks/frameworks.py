@@ -1,6 +1,6 @@
 """Real trainers, driven for real: recorded without an edit, beside the same run unrecorded, then replayed.
 
-    python -m benchmarks.frameworks [NAME ...]      # or: make frameworks; writes docs/frameworks.md
+    python -m benchmarks.frameworks [NAME | hooks ...]      # or: make frameworks; writes docs/frameworks.md
 
 A line per trainer: whether recording changed a weight, what opened, and how far a replay with backward is from it. With
 RLDBG_PYTHON=DIR/bin/python the trainers run in another environment, of older versions. Rows of other versions are kept.
@@ -18,12 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.docs.signatures import SIGNATURES, checked
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "frameworks.md"
 DATA = ROOT / "tests" / "data"
 STEP = 2
 #: Of a line about a trainer.
 CELLS = 7
+#: Of a line about what is hooked.
+HOOK_CELLS = 4
 
 HEAD = """
 import sys; sys.path.insert(0, ROOT)
@@ -166,22 +170,35 @@ recorded logits or log-probabilities are from the replay's. *Backward*: losses a
 |---|---|---|---|---|---|---|
 """
 REST = """
-Not driven here, so nothing is claimed of recording them: verl, OpenRLHF, slime, miles, SkyRL, NeMo-RL, prime-rl, AReaL,
-ROLL, open-instruct, ms-swift, torchtitan. A loss that is a plain function of the script (a PPO loop) is recorded as a
-number and cannot be formed again: `--backward` says so. A gradient of several ranks together is not held to the replay
-of one of them. The lines of [others.md](integrations/others.md) recorded what the own classes of verl 0.9.1
-(`PPOTrainer`, its TransferQueue a dict), SkyRL a9564572e (`TrainingCallback`) and prime-rl 559b44772 (`LossInputs`)
-hand over.
+The gradient of several ranks is held to the mean of all ranks' replays. A loss that is a plain function of the script
+(the PPO loop) is not formed again: the gradient it left at the logits is carried back.
 
+Not driven here, so nothing is claimed of recording their training: verl, OpenRLHF, slime, miles, SkyRL, NeMo-RL,
+prime-rl, AReaL, ROLL, open-instruct, ms-swift, torchtitan (they want a GPU, Ray or an engine), Weaver (closed source).
+What their own writers left, and what is hooked of them, is below.
+"""
+WRITERS = """
 ## What their own writers wrote
 
 The files of [tests/data](../tests/data/README.md), opened. *Known*: tensors whose name has a meaning to rldbg (tokens,
 masks, log-probabilities ...). *Unread*: tensors that are listed and cannot be read. *Nothing lost*:
 the numbers and texts of the files, counted without rldbg by `benchmarks/counted.py`, and which fields list fewer (as
-they are a record's key, or the texts of a sample are one).
+they are a record's key, or the texts of a sample are one). All opened on DATE.
 
 | writer, version | files | opens as | records | tensors | known | unread | problems | nothing lost |
 |---|---|---|---|---|---|---|---|---|
+"""
+HOOKED = """
+## What is hooked
+
+The methods that the [integrations](integrations/others.md) hook, and when the sources of that version were last read to
+declare them as rldbg knows them (`make integrations`, which reads each repository's newest commit too). Recorded as the
+real classes were called, on a CPU, on 2026-11-22: OpenRLHF `Actor` and `PolicyLoss` (whole forwards), verl 0.9.1
+`PPOTrainer` (its TransferQueue a dict), SkyRL `TrainingCallback`, prime-rl `LossInputs`; NeMo-RL `ClippedPGLossFn`,
+ROLL `ActorWorker`, AReaL `PPOActor` and slime's loaded function up to the hook: their bodies want a cluster.
+
+| framework | version | what is hooked | declared so |
+|---|---|---|---|
 """
 UNDRIVEN = """
 No file of their own writers is there of: Weaver (closed source). torchtitan's checkpoints are
@@ -250,15 +267,33 @@ def _today() -> str:
     return datetime.date.today().isoformat()
 
 
+def _known(cells: int) -> list[str]:
+    """The lines of the page's table that has so many cells."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
+    heads = ("| trainer |", "| framework |", "|-")
+    return [line for line in lines if line.count("|") == cells + 1 and not line.startswith(heads)]
+
+
+def _hooked() -> list[str]:
+    """A line per version of a framework whose methods are hooked: whether its sources declare them as known."""
+    found = []
+    for framework, version, wrong in checked():
+        if version == "HEAD":
+            continue
+        known = SIGNATURES[framework]
+        places = next(given for name, given in known.items() if name.startswith(version))
+        hooks = [
+            f"`{place.partition('::')[2].removesuffix('()')}({', '.join(given)})`" for place, given in places.items()
+        ]
+        found.append(_line([framework, version, ", ".join(hooks), "NO: " + "; ".join(wrong) if wrong else _today()]))
+    return found
+
+
 def main() -> None:
     wanted = sys.argv[1:]
     python = os.environ.get("RLDBG_PYTHON", sys.executable)
-    lines = []
-    if PAGE.exists():
-        known_lines = PAGE.read_text(encoding="utf-8").splitlines()
-        lines = [
-            line for line in known_lines if line.count("|") == CELLS + 1 and not line.startswith(("| trainer |", "|-"))
-        ]
+    lines = _known(CELLS)
+    hooked = _hooked() if not wanted or "hooks" in wanted else _known(HOOK_CELLS)
     for one in DRIVES:
         if wanted and not any(word in one.name for word in wanted):
             continue
@@ -267,13 +302,27 @@ def main() -> None:
         sys.stderr.write(line + "\n")
         same = [known for known in lines if known.split("|")[1:3] == line.split("|")[1:3]]
         lines = [line if known in same else known for known in lines] + ([] if same else [line])
-        PAGE.write_text(page(lines), encoding="utf-8")
-    PAGE.write_text(page(lines), encoding="utf-8")
+        PAGE.write_text(page(lines, hooked), encoding="utf-8")
+    PAGE.write_text(page(lines, hooked), encoding="utf-8")
 
 
-def page(lines: list[str]) -> str:
-    """The page: the trainers' lines, and the writers' as their files open now."""
-    return TEXT + "\n".join(lines) + "\n" + REST + "\n".join(_writers()) + "\n" + UNDRIVEN
+def page(lines: list[str], hooked: list[str]) -> str:
+    """The page: the trainers' lines, the writers' as their files open now, and the hooks'."""
+    rows = "\n".join(_writers())
+    today = _today()
+    return (
+        TEXT
+        + "\n".join(lines)
+        + "\n"
+        + REST
+        + WRITERS.replace("DATE", today)
+        + rows
+        + "\n"
+        + UNDRIVEN
+        + HOOKED
+        + "\n".join(hooked)
+        + "\n"
+    )
 
 
 #: Where a number of the file is no number of a tensor: an index with digests, a graph's labels, parts of several ranks.

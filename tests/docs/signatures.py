@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError
@@ -173,34 +173,25 @@ def of_commit(repository: str, commit: str) -> Callable[[str], str | None]:
     return source_of
 
 
-def main() -> int:
-    failed = 0
+def checked() -> Iterator[tuple[str, str, list[str]]]:
+    """(framework, version or commit, what its sources declare otherwise than is known) of everything that is known."""
     for framework, versions in SIGNATURES.items():
         for version, known in versions.items():
             if "/" in framework:
                 for commit in (version, "HEAD"):
-                    said = wrong(of_commit(framework, commit), known)
-                    failed += bool(said)
-                    told = "; ".join(said) or f"{len(known)} signatures as known"
-                    sys.stdout.write(f"{framework} {commit[:9]}: {told}\n")
+                    yield framework, commit[:9], wrong(of_commit(framework, commit), known)
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                words = [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "download",
-                    "--no-deps",
-                    "--only-binary",
-                    ":all:",
-                    "-q",
-                    "-d",
-                    folder,
-                ]
-                subprocess.run([*words, f"{framework}=={version}"], check=True)
-                said = wrong(_of_wheel(next(Path(folder).glob("*.whl"))), known)
-            failed += bool(said)
-            sys.stdout.write(f"{framework} {version}: {'; '.join(said) or f'{len(known)} signatures as known'}\n")
+                words = ["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "-q", "-d", folder]
+                subprocess.run([sys.executable, *words, f"{framework}=={version}"], check=True)
+                yield framework, version, wrong(_of_wheel(next(Path(folder).glob("*.whl"))), known)
+
+
+def main() -> int:
+    failed = 0
+    for framework, version, said in checked():
+        failed += bool(said)
+        sys.stdout.write(f"{framework} {version}: {'; '.join(said) or 'as known'}\n")
     return 1 if failed else 0
 
 
