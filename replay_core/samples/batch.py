@@ -457,7 +457,10 @@ class Batch:
                 if starts is not None:
                     return self._slice(ref, starts)
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
-                said = self._says(_said(alignment, stated, axes, self.layout))
+                side = _said(alignment, stated, axes, self.layout)
+                if side == "next" and not stated and ref.shape == self.layout.shape and meaning.region == "response":
+                    side = "full" if self._is_at_own_index else "next"
+                said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
                 # What attention returns beside its output is [B, H, S, S]: its last axis is tokens, too.
@@ -465,6 +468,32 @@ class Batch:
                 keys = self._columns() if is_weights else None
                 return Placed(said.tokens[inside], rows[inside], axes.axes, True, axes.heads, axes.width, keys)
         return self._by_sample(ref) if by_shape and self.held.record.key.stage not in _NOT_BY_SAMPLE else None
+
+    @cached_property
+    def _is_at_own_index(self) -> bool:
+        """Whether log-probabilities as wide as the tokens stand at the token that they are about.
+
+        Where no alignment is said, index t is about token t + 1, as shifted logits are. Not so where that leaves some
+        generated tokens a log-probability of exactly 0, as prompts are filled with, and their own index leaves none.
+        """
+        generated, layout = self.generated_N, self.layout
+        if generated is None or layout is None:
+            return False
+        shown = False
+        for ref in self.held.fields():
+            if naming.meaning(ref.canonical or ref.name).kind != "logprob" or ref.alignment is not None:
+                continue
+            if ref.shape != layout.shape or ref.rows is not None:
+                continue
+            empty_N = pages.array(ref).reshape(-1) == 0
+            own, before = (
+                bool(empty_N[said.slots[generated[self.flat(said.tokens)]]].any())
+                for said in map(self._says, ("full", "next"))
+            )
+            if own:
+                return False
+            shown = shown or before
+        return shown
 
     def _says(self, alignment: str) -> Said:
         """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""

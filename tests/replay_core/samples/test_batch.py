@@ -38,6 +38,21 @@ def test_padding_of_either_side_is_left_out() -> None:
     assert listed(token_ids([IDS, MASK])) == [[5, 6, 7], [8, 9, 10]]
 
 
+def test_logprobs_as_wide_as_the_tokens_stand_where_their_zeros_say() -> None:
+    """Two samples of two and one prompt tokens, padded right; nothing says how the log-probabilities are aligned."""
+    ids = ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 0]])
+    mask, generated = ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]]), ref("loss_mask", [[0, 0, 1, 1], [0, 1, 1, 0]])
+    own = ref("old_logprobs", [[0, 0, -1.0, -2.0], [0, -3.0, -4.0, 0]])
+    before = ref("old_logprobs", [[0, -1.0, -2.0, 0], [-3.0, -4.0, 0, 0]])
+    everywhere = ref("old_logprobs", [[-9.0, -1.0, -2.0, -9.0], [-3.0, -4.0, -9.0, -9.0]])
+    for values in (own, before, everywhere):
+        said = per_token(values, [ids, mask, generated, values])
+        assert [row[-2:].tolist() for row in said] == [[-1, -2], [-3, -4]]
+    advantages = ref("advantages", [[0, 0, 0.5, 0.5], [0, 1.5, 1.5, 0]])
+    said = per_token(advantages, [ids, mask, generated, own, advantages])
+    assert [row[-2:].tolist() for row in said] == [[0.5, 0.5], [1.5, 1.5]]
+
+
 def test_lengths_cut_right_padding() -> None:
     fields = [ref("input_ids", [[5, 6, 0], [7, 8, 9]]), ref("sample_lengths", [2, 3])]
     assert listed(token_ids(fields)) == [[5, 6], [7, 8, 9]]
