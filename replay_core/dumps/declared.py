@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from replay_core.budget import BYTES_PER_BYTE, FLOOR_BYTES, OPTION, factor, is_walkable
+from replay_core.budget import BYTES_PER_BYTE, FLOOR_BYTES, OPTION, factor, is_walkable, stored_bytes
 from replay_core.dumps.containers.torch_rebuild import overlapping
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
@@ -56,8 +55,7 @@ def _hint() -> str:
 
 
 def _limit(path: Path) -> int:
-    # Not what the file system keeps of it: the holes of a sparse file are zeros that somebody may want to see.
-    return int((FLOOR_BYTES + BYTES_PER_BYTE * os.path.getsize(path)) * factor())
+    return int((FLOOR_BYTES + BYTES_PER_BYTE * stored_bytes(path)) * factor())
 
 
 def _unpayable(ref: TensorRef, walked: dict[Path, int]) -> str | None:

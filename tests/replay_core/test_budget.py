@@ -75,6 +75,18 @@ def test_a_budget_says_what_was_claimed_what_is_stored_and_what_raises_it(tmp_pa
     assert "RLDBG_BUDGET=8" in str(caught.value)
 
 
+def test_holes_of_a_file_are_not_stored(tmp_path: Path) -> None:
+    sparse, whole = tmp_path / "sparse.npy", tmp_path / "whole.npy"
+    for path, shape in ((sparse, (1 << 20, 5000)), (whole, (5, 5000))):
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(100_000))
+    os.truncate(sparse, 128 + (1 << 20) * 20_000)
+    (refused,), (read,) = (open_run(path).records[0].tensors() for path in (sparse, whole))
+    assert "is stored" in str(refused.source)
+    assert pages.array(read).shape == (5, 5000)
+    assert budget.stored_bytes(whole) == 128 + 100_000
+
+
 def test_the_option_raises_every_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(budget.OPTION, "8")
     with reading(tmp_path):
