@@ -241,7 +241,7 @@ class _RowStream:
 
 
 #: What a replay may be asked for beside its plan.
-_ASKED = ("matrix", "models", "against", "twice", "is_warm")
+_ASKED = ("matrix", "models", "against", "twice", "is_warm", "why")
 #: How long a cell of a matrix may take: a model that never returns must not hold up the others.
 CELL_LIMIT_S = 1800.0
 
@@ -276,7 +276,8 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.why import explain  # torch and transformers: 3.4 s
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
-    return explain(plan, reference, params["dumps"], params["final_hidden"], on_event)
+    always = bool(params.get("always"))
+    return explain(plan, reference, params["dumps"], params["final_hidden"], on_event, always=always)
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:

@@ -36,7 +36,9 @@ def answer_of(state: State) -> fmt.Answer:
     if state.job.busy:
         busy = state.job.busy
         far = [busy.how_far] if busy.how_far else []
-        return fmt.Answer("RUN", "muted", busy.what, far, [busy.how_long, _done_so_far(state)])
+        below = None if state.tensors.shows_record or state.tensors.live else state.tensors.comparison
+        beside = f"below: {fmt.comparison_answer(below).sentence}" if below and busy.is_replay else _done_so_far(state)
+        return fmt.Answer("RUN", "muted", busy.what, far, [busy.how_long, beside])
     if state.job.trouble:
         return fmt.Answer(
             "ERROR", "missing", state.job.trouble, [], [state.job.trouble_help, "the log pane (4) has all of it"], True

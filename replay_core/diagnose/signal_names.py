@@ -214,6 +214,7 @@ _ROOM_WORDS = (
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf"
 )
 _ROOMS = frozenset(_ROOM_WORDS.split())
+_OF_CRITICS = frozenset({"value_loss", "explained_variance", "value", "return"})
 _STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std"}
 _BETWEEN = regex(r"[\s/._\-]+")
 
@@ -230,6 +231,9 @@ def _home_grown(raw: str) -> str | None:
         signal = _BARE.get("_".join(words))
         if signal is not None:
             return _BY_STATISTIC.get((signal, said), None if said else signal)
+        if words[0] == "critic":
+            signal = _BARE.get("_".join(words[1:]))
+            return _BY_STATISTIC.get((signal, said), None if said else signal) if signal in _OF_CRITICS else None
         if words[0] not in _ROOMS:
             return None
         words = words[1:]

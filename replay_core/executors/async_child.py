@@ -110,6 +110,11 @@ class AsyncChild:
         """
         number = next(self._numbers)
         line = wire.request(number, job)
+        # A child is ended whose cancelled job does not stop (torch's import, a kernel): what is sent meanwhile would
+        # die with it.
+        while leaving := [pending for pending in self._pending.values() if pending.is_abandoned]:
+            await leaving[0].finished.wait()
+            self._pending.pop(leaving[0].number, None)
         process = await self._started()
         pending = _Pending(number, job, on_event, asyncio.get_running_loop().create_future())
         self._pending[number] = pending

@@ -26,6 +26,10 @@ _PLAIN = {
     "use_dora": False, "fan_in_fan_out": False, "bias": "none", "lora_bias": False, "use_qalora": False,
     "trainable_token_indices": None, "alora_invocation_tokens": None,
 }  # fmt: skip
+#: Initialisations that change the base (peft.tuners.lora.layer: pissa_init, olora_init, corda_init, loftq_init).
+_REBASING = ("pissa", "olora", "corda", "loftq")
+#: Where a model keeps the names of what its adapter trains.
+_TRAINED = "_trained_with_adapter"
 
 
 def is_adapter(directory: Path) -> bool:
@@ -52,7 +56,22 @@ def settings(directory: Path) -> dict[str, Any]:
             "this kind of adapter is not computed here", file=str(directory / CONFIG), expected="plain LoRA",
             found=", ".join(odd) or str(kind), hint="merge it into its base with PEFT, and replay the merged model",
         )  # fmt: skip
+    start = str(config.get("init_lora_weights") or "")
+    if start.lower().startswith(_REBASING):
+        # What such an adapter lies beside is what its start left of the base, which is not on disk.
+        raise UnavailableError(
+            f"the adapter was initialised with {start}, which takes its start out of the base's weights",
+            file=str(directory / CONFIG), expected="an initialisation that leaves the base: true, gaussian, orthogonal",
+            found=f"init_lora_weights={start}",
+            hint="convert it (save_pretrained with path_initial_model_for_weight_conversion), or merge it with PEFT",
+        )  # fmt: skip
     return config
+
+
+def trained(model: Any) -> frozenset[str] | None:
+    """The parameters that are trained where an adapter lies beside the model; None where all are."""
+    names: frozenset[str] | None = model.__dict__.get(_TRAINED)
+    return names
 
 
 def attach(model: Any, directory: Path, config: dict[str, Any]) -> str:
@@ -69,13 +88,20 @@ def attach(model: Any, directory: Path, config: dict[str, Any]) -> str:
         )  # fmt: skip
     modules = dict(model.named_modules())
     pairs: dict[str, dict[str, torch.Tensor]] = {}
+    whole: list[torch.Tensor] = []
     for key, value in load_file(file).items():
         name = key.removeprefix(_PREFIX)
         part = _PART.fullmatch(name)
+        if ".lora_embedding_" in name:
+            raise UnavailableError(
+                "the adapter is on the embeddings, which is not computed here", file=str(file), tensor=name,
+                expected="lora_A and lora_B of linear modules", found="lora_embedding_A and lora_embedding_B",
+                hint="merge it into its base with PEFT, and replay the merged model",
+            )  # fmt: skip
         if part is not None:
             pairs.setdefault(part["module"], {})[part["side"]] = value
             continue
-        _replace(modules, name, value, file)
+        whole.append(_replace(modules, name, value, file))
     for name, pair in pairs.items():
         module = modules.get(name)
         if module is None or set(pair) != {"A", "B"} or not isinstance(module, torch.nn.Linear):
@@ -85,10 +111,15 @@ def attach(model: Any, directory: Path, config: dict[str, Any]) -> str:
                 hint="is it the base it was trained on? --base-model DIRECTORY",
             )  # fmt: skip
         _beside(module, pair["A"], pair["B"], _scale(config, name, pair["A"].shape[0]), name, file)
+    mine = {id(one) for one in whole}
+    named = model.named_parameters()
+    model.__dict__[_TRAINED] = frozenset(
+        name for name, one in named if id(one) in mine or ".lora_A." in name or ".lora_B." in name
+    )
     return f"LoRA adapter of rank {config.get('r')} beside {len(pairs)} modules of its base, not merged"
 
 
-def _replace(modules: dict[str, Any], name: str, value: torch.Tensor, file: Path) -> None:
+def _replace(modules: dict[str, Any], name: str, value: torch.Tensor, file: Path) -> torch.Tensor:
     """A whole weight that was trained with the adapter (modules_to_save)."""
     owner, _, leaf = name.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".").rpartition(".")
     parameter = getattr(modules.get(owner), leaf, None)
@@ -99,6 +130,7 @@ def _replace(modules: dict[str, Any], name: str, value: torch.Tensor, file: Path
             found=str(list(value.shape)), hint="is it the base it was trained on? --base-model DIRECTORY",
         )  # fmt: skip
     parameter.data = value.to(parameter.dtype)
+    return parameter
 
 
 def _scale(config: dict[str, Any], name: str, rank: int) -> float:

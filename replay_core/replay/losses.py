@@ -200,6 +200,7 @@ def resolve(
         source = "assumed: labels are recorded and no advantages" if not said and asked is None else source
     if tokens_of_step and "reduction" not in chosen:
         chosen["reduction"] = "token_sum"
+        source += f"; its reduction was not named: the record holds the step's {tokens_of_step:,g} tokens"
     if chosen.get("reduction") == "token_sum":
         chosen["tokens"] = chosen.get("tokens") or tokens_of_step
     loss = Loss.from_mapping(chosen)

@@ -129,6 +129,7 @@ class Bench:
     Args:
         run: the recorded dump; settings: those it names, for the reference.
         on_cell: hears of every cell as soon as it is judged.
+        why: ask every cell why, also where it agrees.
         kept: the references and controls of earlier requests; None keeps those of this one.
     """
 
@@ -142,9 +143,11 @@ class Bench:
         on_cell: OnCell = lambda _result: None,
         kept: Kept | None = None,
         settings: Mapping[str, Any] | None = None,
+        *,
+        why: bool = False,
     ) -> None:
         self.plan, self.out, self.runner, self.on_event, self.on_cell = plan, out, runner, on_event, on_cell
-        self.recorded, self.settings = run, settings
+        self.recorded, self.settings, self.why = run, settings, why
         self.results: list[CellResult] = []
         self._kept = Kept() if kept is None else kept
         self._windows = count(1)
@@ -161,6 +164,8 @@ class Bench:
         """
         number = len(self.results)
         plan = replace(self.plan.with_flags(flags, str(self.out / f"cell{number}")), **changes)
+        if part in ("control", "cell") and plan.forward is None and self.baseline.run is None:
+            return self._held_to_nothing(plan, part)
         # What was asked for is run, whatever was asked before; what stands beside it only where it never was.
         result = self._once(plan) if part in ("reference", "control") else self._run(plan)
         result.part, result.asked = part, part != "control"
@@ -173,6 +178,18 @@ class Bench:
             result.agrees = False if result.cause else None
         elif part != "model":
             self._judge(result, plan)
+        self.on_cell(result)
+        return result
+
+    def _held_to_nothing(self, plan: ReplayPlan, part: str) -> CellResult:
+        """A cell whose reference did not run: what stopped that (a crash, a hang) is not paid again."""
+        error = self.baseline.cell["error"]
+        refused = UnavailableError(
+            f"not run: each row alone, to which it would be held, did not run: {error['message']}", hint=error["hint"]
+        )
+        result = CellResult(_unfinished(plan, "unavailable", refused, Path(self.baseline.cell["log"])))
+        result.part, result.asked = part, part != "control"
+        self.results.append(result)
         self.on_cell(result)
         return result
 
@@ -197,7 +214,7 @@ class Bench:
         result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
         if _level(result) == "hash":
             self._look_closer(result, plan)
-        if result.agreement is False and plan.forward is None:
+        if (result.agreement is False or self.why) and plan.forward is None:
             result.cause = self._cause(result, plan)
 
     def _look_closer(self, result: CellResult, plan: ReplayPlan) -> None:
@@ -265,6 +282,7 @@ class Bench:
             "reference": baseline.cell["flags"],
             "dumps": {"reference": baseline.cell["dump"], "cell": result.cell["dump"]},
             "final_hidden": result.cell["final_hidden"],
+            "always": self.why,
         }
         with CellLog(self.out / "logs" / f"{Path(plan.out).name}_why.log") as log:
 

@@ -45,6 +45,7 @@ class ReplayRequest:
     matrix: axes as text (empty: the default three); None for one setting beside its reference.
     models, against: several models in place of the plan's, ranked by a recorded log-probability.
     twice: run the last cell asked for once more and say whether this machine repeats itself.
+    why: ask of every cell who moves whom, also where it agrees.
     is_warm: the cells share a child, so time and memory depend on their order.
     """
 
@@ -53,6 +54,7 @@ class ReplayRequest:
     against: str | None = None
     twice: bool = False
     is_warm: bool = False
+    why: bool = False
 
 
 @dataclass(slots=True)
@@ -196,7 +198,7 @@ def answer(
         recording.hold(result)
         on_cell(result)
 
-    bench = Bench(plan, run, Path(plan.out), runner, on_event, judged, kept, _settings(run, plan))
+    bench = Bench(plan, run, Path(plan.out), runner, on_event, judged, kept, _settings(run, plan), why=request.why)
     replayed = Replayed(bench.results, notes=notes, is_warm=request.is_warm, role=plan.role)
     if request.models:
         _rank(bench, request, micro, values, replayed)

@@ -21,7 +21,7 @@ from replay_core.jobs import OnEvent, Progress
 from replay_core.objectives.likelihood import cross_entropy_sum, divided_by
 from replay_core.recorder import Recorder
 from replay_core.records import Run, TensorRef
-from replay_core.replay import attention, carried, compiling, observing, optimizing, visibility
+from replay_core.replay import adapters, attention, carried, compiling, observing, optimizing, visibility
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.effective import effective_settings
 from replay_core.replay.flags import Flags, settings_asked
@@ -373,7 +373,7 @@ class _Order:
     """The parameters of a model in the order their gradients were last completed; of several ranks, their average."""
 
     def __init__(self, causal_lm: Any) -> None:
-        self._parameters = dict(causal_lm.named_parameters())
+        self._parameters = {name: one for name, one in causal_lm.named_parameters() if one.requires_grad}
         self._order: dict[str, None] = {}
         self._rank: int | None = None
         #: The gradients of the ranks before.
@@ -431,7 +431,10 @@ class _Order:
 @contextmanager
 def _training(model: LoadedModel, is_stepped: bool) -> Iterator[_Order]:
     """The model with gradients on, and without any trace of them afterwards: it is held for the next replay."""
-    model.causal_lm.requires_grad_(True)
+    names = adapters.trained(model.causal_lm)
+    for name, parameter in model.causal_lm.named_parameters():
+        # Beside an adapter the base is frozen.
+        parameter.requires_grad_(names is None or name in names)
     order = _Order(model.causal_lm)
     try:
         with optimizing.restored(model.causal_lm) if is_stepped else nullcontext():

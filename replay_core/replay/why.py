@@ -74,12 +74,15 @@ def explain(
     final_hidden: str,
     on_event: OnEvent = ignore,
     holder: Holder | None = None,
+    *,
+    always: bool = False,
 ) -> dict[str, Any]:
     """The evidence of why the plan's cell is not what `reference` is (`causes.CauseOf` reads it).
 
     Args:
         dumps: what either of them put out (`reference`, `cell`), to be held to the truth; may be empty.
         final_hidden: the tensor of the final hidden states in those.
+        always: ask who moves whom also where the two are one.
 
     Raises:
         RldbgError: the model cannot be run.
@@ -101,7 +104,7 @@ def explain(
             on_event(LogLine(f"why: {flags.label()} against each row alone, in {arithmetic}"))
             try:
                 with in_dtype(model, dtype):
-                    found = _evidence(bench, flags, reference, recorded.batch, held, final_hidden)
+                    found = _evidence(bench, flags, reference, recorded.batch, held, final_hidden, always)
                     return {"arithmetic": arithmetic, **found}
             except CellError:
                 # Some kernels know no float64.
@@ -111,7 +114,13 @@ def explain(
 
 
 def _evidence(
-    bench: _Bench, flags: Flags, reference: Flags, batch: MicroBatch, held: Mapping[str, Run], final_hidden: str
+    bench: _Bench,
+    flags: Flags,
+    reference: Flags,
+    batch: MicroBatch,
+    held: Mapping[str, Run],
+    final_hidden: str,
+    always: bool,
 ) -> dict[str, Any]:
     alone = bench.hidden(reference, batch)
     distance = relative(alone, bench.hidden(flags, batch))
@@ -132,12 +141,14 @@ def _evidence(
     for name, dump in held.items():
         with contextlib.suppress(RldbgError):
             found["truth"][name] = _figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
-    if found["apart"] <= SAME:
+    is_one = found["apart"] <= SAME
+    if is_one and not always:
         return found
     # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
     small = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, flags, reference, batch, *_COMPANY)
-    least = smallest(bench, flags, reference, small)
-    found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist()}
+    if not is_one:
+        least = smallest(bench, flags, reference, small)
+        found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist()}
     observer = bench.observer(flags, small)
     base = observer.trace()
     sights = observer.sights(base)

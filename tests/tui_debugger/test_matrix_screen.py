@@ -21,7 +21,7 @@ async def test_the_answer_is_first_and_every_cell_says_what_it_did() -> None:
         assert "breaks agreement: packing=on block_mask=off" in lines[2]
         assert engine.jobs[-1].params["matrix"] == "attention=eager,flash compile=off,inductor packing=off,on"
         await press(app, pilot, *"jjjjjj")
-        assert "leak: segments 1..15 off" in screen(app)
+        assert "other_samples: segments 1..15 off" in screen(app)
 
 
 async def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
@@ -91,11 +91,13 @@ async def test_what_will_run_stands_there_before_it_runs_under_the_number_it_kee
         assert len(before) == 9
         assert before[0][-7:] == ["1", "to", "run", "-", "each", "row", "alone"]
         engine.gate = asyncio.Event()
-        await pilot.press("r")
+        await pilot.press("r", "j", "j")
         await until(pilot, lambda: "1 runs now    -          each row alone" in screen(app))
+        assert "› 3 to run" in screen(app)
         engine.gate.set()
         await rest(app, pilot)
         assert " 1 ran         BASELINE   each row alone" in screen(app)
+        assert "› 3 ran" in screen(app), "the cursor stays where it was, though the recording comes before it"
         rows = [line[28:].split()[:3] for line in screen(app).splitlines() if "AGREES  " in line or "DIFFERS  " in line]
         settings = [row for row in rows if row and row[0] in ("eager", "fa2")]
         assert len({tuple(row) for row in settings}) == len(settings) == 4, "every line says what it ran"
@@ -134,3 +136,23 @@ async def test_a_matrix_that_runs_says_since_when_what_is_left_and_how_to_stop_a
         await pilot.press("ctrl+c")
         await rest(app, pilot)
         assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1], "the count it had"
+
+
+async def test_a_cell_that_has_run_can_be_looked_at_while_the_others_run() -> None:
+    engine = _OneCell()
+    async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
+        await pilot.press("m", "r")
+        await until(pilot, lambda: "1 of 8 cells" in screen(app))
+        await pilot.press("j", "enter")
+        await until(pilot, lambda: app.session.state.tensors.comparison is not None)
+        await until(pilot, lambda: "RUN  matrix" in screen(app).splitlines()[1])
+        await until(pilot, lambda: "below: DIFF first at" in "".join(screen(app).splitlines()[2:5]))
+        assert engine.kinds().count("compare") == 1
+        await pilot.press("o", *str(A), "enter")
+        await until(pilot, lambda: any("matrix" in toast and "ctrl+c" in toast for toast in toasts(app)), "a refusal")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, MatrixScreen))
+        assert app.session.state.replay.matrix.runs
+        await pilot.press("ctrl+c")
+        await rest(app, pilot)
+        assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1]

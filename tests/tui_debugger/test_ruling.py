@@ -4,6 +4,7 @@ what it says is the answer."""
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,14 @@ async def test_one_dump_is_ruled_alone_and_shown_where_it_is_wrong() -> None:
         assert engine.kinds().count("referee") == 1, "what was ruled is not ruled again"
         await press(app, pilot, "1", "s", "1", "enter")
         assert "BUG" not in screen(app).splitlines()[1], "of another step nothing was ruled"
+
+
+async def test_a_log_is_not_asked_for_weights() -> None:
+    engine = ScriptedEngine()
+    async with opened(Path("/runs/train.log"), engine=engine) as (app, pilot):
+        await press(app, pilot, "escape", "J")
+        assert engine.kinds().count("referee") == 1
+        assert any("not ruled" in toast for toast in toasts(app))
 
 
 async def test_without_a_dump_there_is_nothing_to_rule() -> None:

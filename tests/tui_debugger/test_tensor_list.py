@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tui_debugger.driving import A, B, opened, press, screen
-from tests.tui_debugger.scripted import document
+from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.tensor_list import TensorList
 from tui_debugger.tensor_rows import TensorRow, ordered
 
@@ -52,3 +52,9 @@ def test_worst_first_goes_by_verdict_then_by_distance() -> None:
     ]
     assert [rows[i].name for i in ordered(rows, range(5), "worst first")] == ["d", "c", "b", "e", "a"]
     assert [rows[i].name for i in ordered(rows, range(5), "name")] == ["a", "b", "c", "d", "e"]
+
+
+async def test_a_record_that_holds_nothing_is_not_said_to_wait_for_being_chosen() -> None:
+    async with opened(A, engine=ScriptedEngine(record={**document("record"), "fields": []})) as (app, _pilot):
+        assert "This record holds no tensor" in screen(app)
+        assert "Choose a record" not in screen(app)

@@ -282,6 +282,11 @@ class ProgressLine:
             self._said = f"{count}{safe(event.what)}"
             self._draw()
 
+    def note(self, text: str) -> None:
+        """A line of its own, at once."""
+        self._erase()
+        click.echo(safe(text), err=True)
+
     def _go_on(self) -> None:
         while not self._ended.wait(_FIRST_S):
             self._draw()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -12,9 +12,11 @@ from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError, SelectionError
 from replay_core.executors.child import ChildRunner
+from replay_core.jobs import Event, Partial
 from replay_core.records import MEAN_OVER_RANKS, RecordKey, Selection
-from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags, settings_asked
+from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags, settings_asked, telling
 from replay_core.replay.plan import CAPTURE_LEVELS
+from tui_debugger import format as words
 from tui_debugger import paths
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
 from tui_debugger.commands.sections import Sectioned
@@ -45,7 +47,7 @@ _SECTIONS = {
     "Under which settings": (*FLAGS, "flash_attn", "matrix"),
     "With gradients": ("backward", "loss", "optimizer"),
     "What is kept": ("capture", "capture_level", "capture_cap_mib", "logit_chunk", "out"),
-    "How it runs": ("warm", "time_limit", "twice", "share_gpu", "verbose"),
+    "How it runs": ("warm", "time_limit", "twice", "why", "share_gpu", "verbose"),
     "The answer": ("as_json", "output", "html", "markdown", "junit"),
 }
 _EXAMPLES = (
@@ -76,6 +78,7 @@ _EXAMPLES = (
 @click.option("--matrix", is_flag=False, flag_value="", metavar="[AXES]", help=f"All combinations; default '{MATRIX}'.")
 @click.option("--warm", is_flag=True, help="One child for all cells: faster, times and memory depend on their order.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
+@click.option("--why", is_flag=True, help="Ask every cell who moves whom, also where it agrees.")
 @click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
 @click.option(
     "--backward", is_flag=True, help="Also the loss and its gradients, of all micro-batches of the step or of --micro."
@@ -121,6 +124,7 @@ def command(
     models: tuple[str, ...],
     against: str | None,
     twice: bool,
+    why: bool,
     **asked: Any,
 ) -> int:
     """Replay one recorded micro-batch: each row alone (the reference), padded as recorded, and packed if asked.
@@ -138,12 +142,33 @@ def command(
         "models": models if len(models) > 1 or against else (),
         "against": against,
         "twice": twice,
+        "why": why,
         "is_warm": warm,
     }
     with ChildRunner(warm=warm, time_limit_s=time_limit) as runner:
-        doc = workbench.replay(plan, out or paths.new_replay_dir("replay"), runner, progress, **request)
+        cells = CellLines(progress)
+        doc = workbench.replay(plan, out or paths.new_replay_dir("replay"), runner, cells, **request)
     progress.clear()
     return finish(doc, replay_report, as_json=as_json, output=output)
+
+
+class CellLines:
+    """Standard error's line of each cell as soon as it ends, beside what a progress line says."""
+
+    def __init__(self, progress: ProgressLine) -> None:
+        self._progress, self._count = progress, 0
+        progress.note("replay: each row alone first, the reference; then each cell, a line as it ends")
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Partial) and "cell" in event.document:
+            cell = cast("dict[str, Any]", event.document)["cell"]
+            held = "reference" if cell["part"] == "reference" else ""
+            agrees = {True: "agrees", False: "DISAGREES", None: held}[cell["agreement"]["agrees"]]
+            if cell["part"] != "recording":
+                said = ", ".join(filter(None, (cell["outcome"], agrees)))
+                self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
+            self._count += 1
+        self._progress(event)
 
 
 def _plan(

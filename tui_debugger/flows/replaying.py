@@ -139,6 +139,7 @@ class Replaying:
             self._errands.changed(Part.MATRIX, Part.ANSWER, Part.TELEMETRY)
         if document is not None:
             state.replay.matrix.document, state.replay.matrix.cells = document, list(document["cells"])
+            state.replay.matrix.at += bool(state.replay.matrix.at)  # the recording has come before the cell looked at
             if document["matrix"]:
                 state.replay.matrix.axes = snapshot.axes_text(document["matrix"]["axes"])
 

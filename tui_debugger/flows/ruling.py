@@ -32,6 +32,8 @@ class Refereeing:
     def lacks_weights(self) -> bool:
         """Whether a dump of the two notes no weights, and the user named none. A replay's cells note their model."""
         opened = self.state.opened
+        if opened.is_log:
+            return False  # nothing in it was computed with them
         noted = [run["models"] for run in (opened.a, opened.b) if run is not None]
         return self.state.replay.model is None and self.state.cell is None and not (noted and all(noted))
 

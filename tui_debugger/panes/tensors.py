@@ -26,6 +26,7 @@ _NO_ROWS = (
     "the tensors then stand here in order of computation."
 )
 _FILTERED = "No tensor matches the filter. esc clears it."
+_HOLDS_NONE = "This record holds no tensor that can be read; 7 lists what is wrong, where something is."
 _COMPARING = "Comparing. Tensors stand here as they are judged, in order of computation."
 
 
@@ -72,6 +73,8 @@ class TensorRows(Rows):
             self._own = self._measured_columns(state.tensors.rows[:_MEASURED])
         self._rows, self._shown = state.tensors.rows, state.tensors.shown
         self.empty = _FILTERED if state.tensors.rows else _COMPARING if state.tensors.live else _NO_ROWS
+        if not state.tensors.rows and state.tensors.shows_record and state.tensors.record is not None:
+            self.empty = _HOLDS_NONE
         self._with_key = self._comparing and state.tensors.several_records
         if self._with_key:
             shown = (self._cell(self._rows[index], "where") for index in self._shown[:_MEASURED])

@@ -283,7 +283,7 @@ class DebuggerScreen(KeyedScreen):
     @on(RecordOpened)
     def _record_opened(self, event: RecordOpened) -> None:
         if self.state.opened.b is not None and self.state.opened.snapshot is None:
-            self.stage.work(self.session.comparing.compare(event.scope), "job")
+            self.stage.work(self.session.comparing.compare(event.scope), "compare")
         elif event.index is not None:
             self.stage.work(self.session.looking.show_record(event.index), "look")
             self.panes.focus("tensors")

@@ -55,9 +55,10 @@ class Marking:
             self._stage.work(self._session.looking.inspect_pair(one, other), "inspect")
             self._stage.panes.focus("inspect")
         elif one.kind == "record":
-            self._stage.work(self._session.comparing.compare_scopes(Scope(**one.what), Scope(**other.what)), "job")
+            self._stage.work(self._session.comparing.compare_scopes(Scope(**one.what), Scope(**other.what)), "compare")
             self._stage.panes.focus("tensors")
         else:
             self._stage.work(
-                self._session.replaying.compare_cells(cast("CellEntry", one.what), cast("CellEntry", other.what)), "job"
+                self._session.replaying.compare_cells(cast("CellEntry", one.what), cast("CellEntry", other.what)),
+                "compare",
             )

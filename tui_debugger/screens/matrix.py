@@ -299,7 +299,7 @@ class MatrixScreen(Overlay):
             self.stage.say("the baseline agrees with itself: choose another cell, or mark two and press =")
             return
         self._leave_for_tensors()
-        self.stage.work(self.stage.session.replaying.compare_cells(baseline, cell), "job")
+        self.stage.work(self.stage.session.replaying.compare_cells(baseline, cell), "compare")
 
     def _leave_for_tensors(self) -> None:
         """Back to the debugger, at the list that the answer will stand in: a narrow screen shows one pane."""

@@ -315,7 +315,7 @@ class ParityScreen(Overlay):
             self.stage.say("no token that counts differs")
             return
         self.app.pop_screen()
-        self.stage.work(self.stage.session.parities.open_value(batch, worst), "job")
+        self.stage.work(self.stage.session.parities.open_value(batch, worst), "compare")
         self.stage.panes.focus("inspect")
 
     def do_run_parity(self) -> None:

@@ -132,7 +132,7 @@ class Requests:
         if index is None:
             return False
         if state.opened.b is not None:
-            self._stage.work(self._session.comparing.compare(Scope(step)), "job")
+            self._stage.work(self._session.comparing.compare(Scope(step)), "compare")
         else:
             self._stage.work(self._session.looking.show_record(index), "look")
         return True
@@ -172,5 +172,5 @@ class Requests:
             return
         if self._state.job.busy is None:
             self._stage.say("nothing runs; q quits")
-        self._stage.cancel("job", "judge")
+        self._stage.cancel("job", "compare", "judge")
         self._session.comparing.judging_by = None  # of a judging that had not begun nobody else would say so

@@ -51,8 +51,18 @@ class Stage:
 
     def work(self, work: Coroutine[Any, Any, Any], group: str) -> None:
         """Do it while the keys go on. Looking never cancels: its flow keeps the latest look. Of the others the newer
-        wins."""
-        self.screen.run_worker(_quietly(work), group=group, exclusive=group in ("job", "steps", "diagnose", "follow"))
+        wins, but over a replay nothing does: a comparison is made beside it, whatever else is asked for waits."""
+        busy = self.state.job.busy
+        if group in ("job", "compare"):
+            if busy is None or not busy.is_replay:
+                self.cancel("job", "compare")
+            elif group == "job":
+                work.close()
+                self.say(f"{busy} · ctrl+c cancels")
+                return
+        self.screen.run_worker(
+            _quietly(work), group=group, exclusive=group in ("job", "compare", "steps", "diagnose", "follow")
+        )
 
     def cancel(self, *groups: str) -> None:
         for group in groups:

@@ -27,6 +27,8 @@ SETTING = 2e-3
 FEWEST, LEARNT = 8, 6
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
 NO_NEARER = 0.8
+#: How many times its beginning a value loss comes to when the critic diverges.
+EXPLODED = 10.0
 
 
 def _dense(batch: StepBatch, column: Column) -> Array:
@@ -409,6 +411,20 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
             steps=values.steps(),
         )
         return
+    if loss is not None and len(loss.finite) >= 8 and trends.rises(loss.finite):
+        begun, now = median(loss.finite[:3]), median(loss.finite[-3:])
+        if begun > 0 and now > EXPLODED * begun:
+            yield finding(
+                "warning",
+                f"the value loss explodes: {loss.name} goes from {begun:.3g} to {now:.3g}",
+                loss.first(over=EXPLODED * begun),
+                evidence=[loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}")],
+                cause="the critic diverges: its learning rate is too high, its targets grow with its own values, or "
+                "returns are not clipped or scaled",
+                next_step="lower the critic's learning rate; look at values and returns of the same steps",
+                steps=loss.steps(over=EXPLODED * begun),
+            )
+            return
     series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
         raise Skip("needs the explained variance of 10 steps")

@@ -51,17 +51,19 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D23", "gradient 0 although advantages are not", link="gradient", scope="signals",
-      needs=("grad_norm", "frac_zero_std|reward_std|advantage_max"), source="ms-swift#5890")  # fmt: skip
+      needs=("grad_norm",), source="ms-swift#5890")  # fmt: skip
 def zero_gradient(log: RunLog) -> Iterator[Finding]:
     """grad_norm = 0 while some group's rewards differ: the advantages do not reach the weights.
 
+    Without a spread, in all of 5 steps and more while the mean reward changes: an error.
     Exactly 0 in half of the steps is an error, in a quarter a warning. A run whose completions are all cut and
     masked (D07) has no trained token, and is not this. A log cannot tell a detached loss from frozen weights, a
     loss scale from a mask: the gradients can.
     """
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
     if not known:
-        raise Skip("no step has both a grad_norm and the spread of its rewards")
+        yield from _never_any(log)
+        return
     broken = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
     if broken:
         first = broken[0]
@@ -79,6 +81,26 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
             "COMMAND, then rldbg diagnose rldbg-dump",
             steps=steps_of(broken),
         )  # fmt: skip
+
+
+def _never_any(log: RunLog) -> Iterator[Finding]:
+    """A norm of exactly 0 in all of 5 steps and more, where the log tells no spread of rewards but their mean
+    changes.
+    """
+    norms, reward = log.get("grad_norm"), log.get("reward")
+    if norms is None or len(norms.finite) < 5 or any(norms.finite) or reward is None or len(set(reward.finite)) < 3:
+        raise Skip("no step has both a grad_norm and the spread of its rewards")
+    yield finding(
+        "error",
+        f"the gradient is exactly 0 in all {len(norms.finite)} steps although rewards change",
+        norms.points[0].where(norms.name),
+        evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
+        cause="the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss scale of "
+        "0, an "
+        "empty mask; or no group has a spread of rewards, which is not logged",
+        next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+        steps=norms.steps(),
+    )
 
 
 @rule("D22", "grad_norm is never a number", link="gradient", scope="signals", needs=("grad_norm",),

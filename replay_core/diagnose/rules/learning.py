@@ -261,17 +261,61 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
     )
 
 
+@rule("L17", "the reward is one number", link="rewards", scope="signals", needs=("reward",),
+      explains=("D01", "D02", "D03", "D23", "L01", "L08"),
+      source="a parser that looks for a marker nobody writes")  # fmt: skip
+def one_reward(log: RunLog) -> Iterator[Finding]:
+    """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,
+    else a warning. A mean over a batch wavers wherever rewards do.
+    """
+    series = given(log.get("reward"))
+    values = series.finite
+    if len(values) < FEWEST or len(values) < len(series.points):
+        raise Skip(f"needs the reward of {FEWEST} steps")
+    spreads = [one.finite for one in log.all("reward_std")]
+    spreads += [[each - values[0] for each in one.finite] for one in (*log.all("reward_max"), *log.all("reward_min"))]
+    if len(set(values)) > 1 or any(any(each) for each in spreads):
+        return
+    yield finding(
+        "error" if values[0] == 0 else "warning",
+        f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them",
+        series.points[0].where(series.name),
+        evidence=[series.shown(values[0], "another number in every step")],
+        cause="the judge is constant or never fires: a parser that looks for a marker nobody writes, an exception that "
+        "is caught and scored 0, or a metric that is not updated",
+        next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
+        steps=series.steps(),
+    )
+
+
 @rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",),
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
 def reward_falls(log: RunLog) -> Iterator[Finding]:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
-    more, and the fall is none that chance explains: a warning. Rewards waver by prompt; RL is meant to raise them.
+    more, and the fall is none that chance explains: a warning. Or it breaks off: every one of its last 3 and more
+    values lies below all before, by half of all it spans. Rewards waver by prompt; RL is meant to raise them.
     """
     series = given(log.get("reward"))
     values = series.finite
     if len(values) < 12:
         raise Skip("needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
+    broken = next((at for at in range(len(values) // 3, len(values) - 2)
+                   if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
+    if broken is not None:
+        point = [p for p in series.points if math.isfinite(p.value)][broken]
+        yield finding(
+            "warning",
+            f"{series.name} breaks off: at most {max(values[broken:]):.3g} from step {point.step} on, at least "
+            f"{min(values[:broken]):.3g} before",
+            point.where(series.name),
+            evidence=[series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}")],
+            cause="the judge changed or broke (a server that is down, a time-out scored 0), the weights did (a bad "
+            "synchronisation or checkpoint), or the prompts are others",
+            next_step=_RECORD,
+            steps=[p.step for p in series.points if p.step is not None and p.step >= (point.step or 0)],
+        )
+        return
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         yield finding(
             "warning",

@@ -145,6 +145,12 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
       for n in range(5)], None),
     ("a warm-up that moves nothing", verl,
      [{"actor/lr": 1e-8 * (n + 1), "actor/kl_loss": 2e-5} for n in range(12)], ("L07", "warning")),
+    ("one reward", trl, [{"reward": 0.0, "grad_norm": 0.3 + n / 9, "reward_std": None, "frac_reward_zero_std": None,
+                          "rewards/accuracy/std": None} for n in range(5)], ("L17", "error")),
+    ("a value loss that explodes", verl, [{"critic/vf_loss": 0.1 * 1.5**n} for n in range(9)], ("D45", "warning")),
+    ("a value loss that grows", verl, [{"critic/vf_loss": 0.1 * 1.2**n} for n in range(9)], None),
+    ("a judge that breaks", verl, [{"critic/score/mean": 0.4 + n / 99, "actor/grad_norm": 1 + n / 9} for n in range(10)]
+     + [{"critic/score/mean": 0.05, "actor/grad_norm": 2 + n / 9} for n in range(3)], ("L08", "warning")),
     ("clipped away", verl, [{"grad_norm_clipped": 1e-3}] * 3, ("L15", "warning")),
     ("clipped", verl, [{"grad_norm_clipped": 0.1}] * 3, None),
     ("hardly moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-8 * n} for n in range(8)], ("L14", "warning")),

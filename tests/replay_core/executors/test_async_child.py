@@ -119,6 +119,17 @@ async def test_a_job_that_will_not_stop_dies_with_its_child_and_the_next_job_get
         assert (await child.run(Job("pid")))["pid"] != pid
 
 
+async def test_a_job_asked_for_while_a_cancelled_one_does_not_stop_is_run_by_the_next_child(command: Command) -> None:
+    async with started(command, grace_s=0.3) as child:
+        seen = Seen()
+        deaf = asyncio.create_task(child.run(Job("deaf"), seen))
+        await seen.printed.wait()
+        pid = child.pid
+        deaf.cancel()
+        await asyncio.wait([deaf])
+        assert (await child.run(Job("pid")))["pid"] != pid
+
+
 async def test_cancelling_the_waiting_task_cancels_the_job(command: Command) -> None:
     async with started(command) as child:
         seen = Seen()

@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from replay_core.errors import ModelError
+from replay_core.errors import ModelError, UnavailableError
 from replay_core.pages import array
+from replay_core.replay import adapters
 from replay_core.replay.references import step_of
 from tests.builders import shards_of
 from tests.replay_core.replay.conftest import VOCABULARY
@@ -100,6 +101,32 @@ def test_another_kind_of_adapter_is_unavailable_and_not_half_computed(ask, adapt
     doc = ask(plan={"model": str(adapter), "capture": "none"})
     assert {cell["outcome"] for cell in doc["cells"]} == {"unavailable"}
     assert "merge it" in doc["cells"][0]["error"]["hint"]
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
+def test_an_adapter_that_changed_its_base_is_refused_by_the_name_of_its_start(adapter, start):
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "init_lora_weights": start}))
+    with pytest.raises(UnavailableError, match=f"initialised with {start}"):
+        adapters.settings(adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "init_lora_weights": "orthogonal"}))
+    assert adapters.settings(adapter)["init_lora_weights"] == "orthogonal"
+
+
+def test_an_adapter_on_the_embeddings_is_refused_for_what_it_is(adapter):
+    save_file({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 8)},
+              adapter / "adapter_model.safetensors")  # fmt: skip
+    with pytest.raises(UnavailableError, match="on the embeddings"):
+        adapters.attach(llama(), adapter, adapters.settings(adapter))
+
+
+def test_beside_an_adapter_the_base_is_frozen(adapter):
+    model = llama()
+    adapters.attach(model, adapter, adapters.settings(adapter))
+    names = adapters.trained(model)
+    assert len(names) == 8
+    assert all(".lora_" in name for name in names)
+    assert adapters.trained(llama()) is None
 
 
 def test_an_adapter_of_another_base_is_refused(ask, adapter):
