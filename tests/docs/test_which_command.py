@@ -16,7 +16,7 @@ TEXT = (DOCS / "which-command.md").read_text(encoding="utf-8")
 
 
 def test_every_command_of_it_is_understood_and_every_maker_of_answers_is_there():
-    lines = [line for line in re.findall(r"\| `(rldbg .*?)` \|", TEXT)]
+    lines = re.findall(r"\| `(rldbg .*?)` \|", TEXT)
     for line in lines:
         words = shlex.split(line)
         command: click.Command = import_module(COMMANDS[words[1]]).command
