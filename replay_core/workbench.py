@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from replay_core.documents.replay import ReplayDocument
     from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
+    from replay_core.documents.samples import SampleOrder, SamplesDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.documents.weights import WeightsDocument
     from replay_core.inspection.subject import Subject
@@ -359,6 +360,29 @@ def diagnose(
     found = judge(case, rules, on_event)
     found = chain().updated(Diagnosis.of(known), found) if known else found
     return diagnosis_document(run, found, series_block(case.signals))
+
+
+def samples(
+    path: Path,
+    *more: Path,
+    step: Selection | None = None,
+    by: SampleOrder = "order",
+    search: str | None = None,
+    shown: Sequence[int] = (),
+    most: int = 50,
+    tokenizer: Path | None = None,
+) -> SamplesDocument:
+    """A samples document: of the last step that holds any, or of the last that `step` leaves.
+
+    Raises:
+        DumpError: no record holds samples.
+        SelectionError: there is no such step or sample.
+        RequestError: nothing is recorded to put them in order by, or to search; or it is no tokenizer.
+    """
+    from replay_core.inspection.step_samples import step_samples
+
+    run = open_run(path, *more)
+    return step_samples(run, step, by=by, search=search, shown=shown, most=most, tokenizer=tokenizer)
 
 
 def dialects() -> list[str]:

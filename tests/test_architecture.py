@@ -87,6 +87,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "explanation",
             "weights",
             "ruling",
+            "samples",
             "mismatch",
         )
     },

@@ -32,6 +32,7 @@ COMMANDS = {
     "record": "tui_debugger.commands.record",
     "ls": "tui_debugger.commands.ls",
     "show": "tui_debugger.commands.show",
+    "samples": "tui_debugger.commands.samples",
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
     "referee": "tui_debugger.commands.referee",
@@ -43,6 +44,7 @@ COMMANDS = {
     "cache": "tui_debugger.commands.cache",
     "help": "tui_debugger.commands.help",
     "completion": "tui_debugger.commands.completion",
+    "skill": "tui_debugger.commands.skill",
 }
 
 HIDDEN = ("ui",)

@@ -16,6 +16,7 @@ from replay_core.documents.record import RecordDocument
 from replay_core.documents.replay import ReplayDocument
 from replay_core.documents.ruling import RulingDocument
 from replay_core.documents.run import RunDocument
+from replay_core.documents.samples import SamplesDocument
 from replay_core.documents.tensor import TensorDocument
 from replay_core.documents.weights import WeightsDocument
 
@@ -33,5 +34,6 @@ Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.1
     ExplanationDocument,
     WeightsDocument,
     RulingDocument,
+    SamplesDocument,
     MismatchDocument,
 ]

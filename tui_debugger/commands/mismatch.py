@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from replay_core import workbench
-from replay_core.export.outcome import exit_code
 from replay_core.replay.flags import FLAGS
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
 from tui_debugger.reports.mismatch import mismatch_report
@@ -56,5 +55,4 @@ def command(
         tokenizer=None if tokenizer is None else str(tokenizer), attention=attention, device=device, most=most,
     )  # fmt: skip
     progress.clear()
-    finish(doc, lambda one: mismatch_report(one, show_all=show_all), as_json=as_json, output=output)
-    return int(exit_code(doc))
+    return finish(doc, lambda one: mismatch_report(one, show_all=show_all), as_json=as_json, output=output)

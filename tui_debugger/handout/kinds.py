@@ -9,17 +9,21 @@ from tui_debugger.handout.blocks import Handout, Plain, Section
 from tui_debugger.handout.sheets.comparison import comparison_sheet
 from tui_debugger.handout.sheets.diagnosis import diagnosis_sheet
 from tui_debugger.handout.sheets.listing import info_sheet, record_sheet, run_sheet, tensor_sheet
+from tui_debugger.handout.sheets.mismatch import mismatch_sheet
 from tui_debugger.handout.sheets.parity import parity_sheet
 from tui_debugger.handout.sheets.replay import replay_sheet
 from tui_debugger.handout.sheets.ruling import ruling_sheet
+from tui_debugger.handout.sheets.samples import samples_sheet
 from tui_debugger.handout.sheets.weights import weights_sheet
 from tui_debugger.reports.comparison import comparison_report
 from tui_debugger.reports.diagnosis import diagnosis_report
+from tui_debugger.reports.mismatch import mismatch_report
 from tui_debugger.reports.parity import parity_report
 from tui_debugger.reports.record import record_report
 from tui_debugger.reports.replay import replay_report
 from tui_debugger.reports.ruling import ruling_report
 from tui_debugger.reports.run import run_report
+from tui_debugger.reports.samples import samples_report
 from tui_debugger.reports.tensor import tensor_report
 from tui_debugger.reports.weights import weights_report
 
@@ -33,6 +37,8 @@ KINDS: dict[str, tuple[Callable[[Any], Handout], Callable[[Any], str] | None]] =
     "diagnosis": (diagnosis_sheet, diagnosis_report),
     "parity": (parity_sheet, parity_report),
     "ruling": (ruling_sheet, ruling_report),
+    "mismatch": (mismatch_sheet, mismatch_report),
+    "samples": (samples_sheet, samples_report),
     "weights": (weights_sheet, weights_report),
     "run": (run_sheet, run_report),
     "record": (record_sheet, record_report),

@@ -53,6 +53,14 @@ def _words(document: Document) -> list[str]:
         return ["show", side["path"], "--tensor", side["name"], *_key(side["key"])]
     if document["kind"] == "parity":
         return _parity(document)
+    if document["kind"] == "mismatch":
+        step = [] if document["step"] is None else ["--step", str(document["step"])]
+        model = [] if document["model"] is None else ["--model", document["model"]]
+        return ["mismatch", document["path"], *step, *model]
+    if document["kind"] == "samples":
+        step = [] if document["step"] is None else ["--step", str(document["step"])]
+        search = [] if document["search"] is None else ["--search", document["search"]]
+        return ["samples", document["path"], *step, "--by", document["by"], *search]
     if document["kind"] == "weights":
         return _weights(document)
     if document["kind"] == "ruling":

@@ -39,6 +39,8 @@ def genuine() -> dict[str, Any]:
     )  # fmt: skip
     found = {name: json.loads((DOCUMENTS / f"{name}.json").read_text(encoding="utf-8")) for name in names}
     found["compared"] = workbench.compare_dumps(NEXRL / "self_hosted_fp32", NEXRL / "self_hosted_bf16")
+    found["mismatch"] = workbench.mismatch(DATA / "faults/temperature_mismatch")
+    found["samples"] = workbench.samples(DATA / "slime", by="mismatch", shown=(2, 3))
     found["run"] = workbench.open_dump(NEXRL / "self_hosted_fp32", headers=True)
     # Pages of a real ruling and of real weights: what is inside them is read as a colleague's rldbg reads it.
     return found | {name: workbench.reopen(Path(__file__).with_name(f"{name}.html")) for name in ("ruling", "weights")}
