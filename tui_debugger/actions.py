@@ -122,6 +122,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("finding", ("f",), "evidence", "a finding: evidence, cause, next step", WRONG, 1, "findings"),
     Action("finding", ("f",), "evidence", "the worst finding in full", WRONG, 3, screens=_TRENDS),
     Action("finding", ("f",), "evidence", "the worst finding in full", WRONG, screens=("matrix", "parity")),
+    Action("mismatch", ("W",), "engine", "why engine and trainer disagree, and what is left", WRONG, screens=_DIAG),
     Action("trends", ("C",), "trends", "what was logged, over the steps", WRONG, 7, screens=_DIAG),
     Action("diagnose", ("E",), "diagnose", "diagnose the whole run again", WRONG, screens=_DIAG),
     Action("follow", ("F",), "follow", "follow a run while it is written, or stop", WRONG, screens=_DIAG),

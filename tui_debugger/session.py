@@ -11,6 +11,7 @@ from tui_debugger.flows.diagnosing import Diagnosing
 from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.following import Following
 from tui_debugger.flows.looking import Looking
+from tui_debugger.flows.mismatching import Mismatching
 from tui_debugger.flows.opening import Opening
 from tui_debugger.flows.parities import Parities
 from tui_debugger.flows.replaying import Replaying
@@ -38,4 +39,5 @@ class Session:
         self.parities = Parities(self.errands, self.opening, self.looking)
         self.replaying = Replaying(self.errands, self.comparing, self.opening)
         self.ruling = Refereeing(self.errands)
+        self.mismatching = Mismatching(self.errands)
         self.following = Following(self.errands, self.looking, self.diagnosing)

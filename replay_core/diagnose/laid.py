@@ -70,6 +70,11 @@ class Laid:
             options = options.replace(f"--model {word}", f"--model {shlex.quote(noted)}")
         return f"rldbg replay {shlex.quote(str(self.path))}{chosen}{model} {options}"
 
+    def mismatch_command(self) -> str:
+        """The `rldbg mismatch` of the step: which setting closes the gap between engine and trainer."""
+        step = "" if self._step is None else f" --step {self._step}"
+        return f"rldbg mismatch {shlex.quote(str(self.path))}{step}"
+
     def _noted(self) -> dict[str, str]:
         """The weights that the dump notes for POLICY (of this step) and INITIAL (of its first), where they are two."""
         policy, initial = weights_noted(self._models, self._step), weights_noted(self._models, -1)

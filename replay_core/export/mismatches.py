@@ -51,7 +51,7 @@ def mismatch_document(found: Mismatch) -> MismatchDocument:
         "floor": _floor(found),
         "sequences": _sequences(found),
         "routing": None if found.rerouted is None else
-        {"tokens": found.rerouted[1], "observed": found.rerouted[0], "expected": None},
+        {"tokens": found.rerouted[1], "observed": found.rerouted[0], "expected": found.turned},
         "lacks": found.lacks,
         "next": _next(found),
         "notes": found.notes,
@@ -86,9 +86,11 @@ def _floor(found: Mismatch) -> MismatchFloor | None:
 
 def _agrees(found: Mismatch) -> bool | None:
     """Whether nothing is left to say; None where there was no answer."""
+    if any(one.is_fault for one in found.faults):
+        return False
     if found.lacks or found.gap is None:
         return None
-    if found.named or any(one.is_fault for one in found.faults):
+    if found.named:
         return False
     floor = _floor(found)
     if floor is not None:
@@ -99,11 +101,12 @@ def _agrees(found: Mismatch) -> bool | None:
 
 def _headline(found: Mismatch) -> str:
     gap, floor = found.gap, _floor(found)
+    fault = next((one for one in found.faults if one.is_fault), None)
     if found.lacks:
-        return f"not answered: lacks {found.lacks[0]}"
+        said = f"not answered: lacks {found.lacks[0]}"
+        return said if fault is None else f"tokens: {fault.what}; the gap is {said}"
     assert gap is not None
     said = f"engine and trainer are {gap.mean:.3g} nats apart (mean |d|, {gap.tokens} tokens)"
-    fault = next((one for one in found.faults if one.is_fault), None)
     if fault is not None:
         said += f"; tokens: {fault.what}"
     if found.named:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from replay_core.collecting import settled
 from replay_core.diagnose.rules.mismatch import stated_temperature
 from replay_core.errors import ModelError, RldbgError
 from replay_core.jobs import IMPORTING, OnEvent
@@ -17,7 +18,7 @@ from replay_core.mismatch.figures import Array, GapSize
 from replay_core.mismatch.setting import Asked, Grid, Layout, Setting
 from replay_core.mismatch.sides import Sides, Unanswered, sides_of
 from replay_core.mismatch.signatures import outliers, signatures
-from replay_core.mismatch.tokens import TokenFault, token_faults
+from replay_core.mismatch.tokens import TokenFault, token_faults, values_that_are_none
 from replay_core.records import Run
 from replay_core.replay.flags import settings_known
 from replay_core.replay.plan import ReplayPlan
@@ -105,6 +106,8 @@ class Mismatch:
     reproduced: tuple[float, float] | None = None
     floor: RoundingFloor | None = None
     rerouted: tuple[float, int] | None = None
+    #: Share of the live router's choices that rounding in the sides' dtype turns; None without a router.
+    turned: float | None = None
     spans: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
     outliers_B: Array | None = None
 
@@ -161,6 +164,7 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
         return answer
     answer = Mismatch(run, found.step, found)
     answer.faults, notes = token_faults(run, found.batch, tokenizer)
+    answer.faults += values_that_are_none(found.batch)
     answer.notes += notes
     answer.candidates = signatures(found)
     answer.outliers_B = outliers(found)
@@ -177,7 +181,8 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
             on_event(IMPORTING)
             from replay_core.mismatch.trials import Trials  # torch and transformers: 3.4 s
 
-            _Explaining(answer, found, Trials(found, asked, on_event), asked).run()
+            with settled():
+                _Explaining(answer, found, Trials(found, asked, on_event), asked).run()
         except ModelError:
             if asked.model is not None:
                 raise
@@ -194,7 +199,7 @@ class _Explaining:
 
     def __init__(self, answer: Mismatch, sides: Sides, trials: Trials, asked: Asked) -> None:
         self.answer, self.sides, self.trials, self.asked = answer, sides, trials, asked
-        self.base = Setting()
+        self.base = self.started = Setting()
         self.floor = RoundingFloor(0.0, 0)
         self.d = sides.d_M
         #: Why candidates could not be tried, by their names.
@@ -270,7 +275,7 @@ class _Explaining:
         nearer(heats)
         nearer([replace(best, dtype=dtype, attention=kernel)
                 for dtype in ("bfloat16", "float16") for kernel in ("sdpa", "eager")])  # fmt: skip
-        self.base = best
+        self.base, self.started = best, start
         if best.temperature != start.temperature:
             self.answer.notes.append(f"the trainer's own numbers are those of temperature {best.temperature:.3g}")
         self.floor = self._floor()
@@ -536,9 +541,15 @@ class _Explaining:
         answer.tried_on, answer.tried = list(rows), GapSize.of(self.d)
         answer.rerouted, answer.notes = self.trials.rerouted, [*answer.notes, *self.trials.notes]
         named = [one for one in tried if one.named]
+        for one in named:
+            self._turn(one)
         engine = next((one.setting.dtype for one in named if one.setting is not None and one.side == "engine" and
                        one.setting.dtype != self.base.dtype), self.floor.engine)  # fmt: skip
         answer.floor = replace(self.floor, engine=engine)
+        if self.trials.has_routing:
+            coarse = max((self.floor.trainer, engine), key=lambda dtype: -_FINER[dtype])
+            plain = replace(self.base, dtype="float32", routing="live")
+            answer.turned = self.trials.turned(plain, replace(plain, dtype=coarse))
         if self.floor.is_rough:
             answer.notes.append("the floor is the difference of two replays: this model's code does not run perturbed")
         if self._is_stranger(named):
@@ -564,6 +575,14 @@ class _Explaining:
         answer.candidates = [*shown, *answer.candidates, *told]
         if not any(one.family == "versions" and one.named for one in tried):
             answer.spans = {}
+
+    def _turn(self, one: Candidate) -> None:
+        """An engine at the stated temperature (else 1) beside a trainer that is not: the trainer differs."""
+        if one.setting is None or set(one.setting.changed(self.base)) != {"temperature"} or one.side != "engine":
+            return
+        stated, own = self.started.temperature, self.base.temperature
+        if own != stated and abs(one.setting.temperature / stated - 1) < 0.01:
+            one.side, one.name = "trainer", f"temperature {own:.3g} (against {stated:.3g})"
 
     def _is_stranger(self, named: Sequence[Candidate]) -> bool:
         """Whether the model is none of either side's: both are further from it than from each other."""

@@ -42,7 +42,7 @@ def token_faults(run: Run, batch: StepBatch, tokenizer: Sequence[str] = ()) -> t
     decoder, notes = _decoder(run, tokenizer)
     found = [
         *_drifted(batch, decoder), *_doubled_first(batch, rows), *_unsampled(batch), *_histories(batch, rows, decoder),
-        *_stops(batch), *_not_finite(batch),
+        *_stops(batch),
     ]  # fmt: skip
     if decoder is not None:
         try:
@@ -171,7 +171,7 @@ def _stops(batch: StepBatch) -> Iterator[TokenFault]:
         )  # fmt: skip
 
 
-def _not_finite(batch: StepBatch) -> Iterator[TokenFault]:
+def values_that_are_none(batch: StepBatch) -> Iterator[TokenFault]:
     """Counted tokens of which a side says -inf, or nothing that is a number."""
     counted_N = batch.trained_N if batch.trained_N is not None else batch.response_N
     for who, column in (("rollout", batch.columns.of("rollout_logprobs")), ("trainer", batch.trainer)):

@@ -29,7 +29,7 @@ from replay_core.replay.held import HOLDER
 from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import CHECKPOINT
-from replay_core.replay.routing import Imposed, Routing, by_token, routing_fields
+from replay_core.replay.routing import Imposed, Routing, by_token, routers, routing_fields
 
 #: Rows of logits that are held at once: sorted, they are four times as many bytes.
 _ROWS = 128
@@ -48,11 +48,13 @@ class Trials:
         #: Share of choices that the live router makes otherwise than was recorded, once it was tried; and their number.
         self.rerouted: tuple[float, int] | None = None
         self.notes: list[str] = []
+        #: The experts that the live routers chose, layer by layer, of the forwards that ran.
+        self._choices: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     def choose(self, rows: Sequence[int]) -> None:
         """Take these samples; what was said of others is forgotten."""
         self.rows = list(rows)
-        self._hidden, self._values = None, {}
+        self._hidden, self._values, self._choices = None, {}, {}
 
     @property
     def chosen_M(self) -> Array:
@@ -172,7 +174,7 @@ class Trials:
         imposed = (
             None if setting.routing == "live" else Imposed(self._routing(with_weights=setting.routing != "experts"))
         )
-        with torch.no_grad(), _changed(model.causal_lm, setting):
+        with torch.no_grad(), _changed(model.causal_lm, setting), _choosing(model.backbone) as chosen:
             cell = BatchReplay(plan, flags, batch, model, 1.0, self.on_event, routing=imposed)
             if setting.layout != "alone":
                 heads, pads = self._pads()
@@ -180,6 +182,10 @@ class Trials:
                 pad = model.config.pad_token_id if pad is None else pad
                 cell.arrangement = arranged(self._tokens, heads, pads, int(pad or 0), setting.layout, self.packs)
             made = cell.hidden()
+        if chosen and setting.routing == "live":
+            # A probe may have come before the pass itself.
+            tokens = cell.arrangement.slots
+            self._choices[setting.forward] = [torch.cat(layer)[-tokens:].sort(-1).values for layer in chosen]
         if imposed is not None:
             share = imposed.changed / imposed.tokens if imposed.tokens else 0.0
             self.rerouted = (share, imposed.tokens)
@@ -200,6 +206,15 @@ class Trials:
         return list(numbers.values())
 
     # ---- routing
+
+    def turned(self, a: Setting, b: Setting) -> float | None:
+        """The share of choices (token and layer) that the routers make otherwise under b than under a; None without a
+        router."""
+        self.values([a, b])
+        one, other = self._choices.get(a.forward), self._choices.get(b.forward)
+        if not one or not other:
+            return None
+        return float(torch.cat([(x != y).any(-1).float() for x, y in zip(one, other, strict=True)]).mean())
 
     @property
     def has_routing(self) -> bool:
@@ -299,6 +314,22 @@ def _truncated(logprob_N: torch.Tensor, sorted_NV: torch.Tensor, summed_NV: torc
     mass_N, least_N = summed_NV.gather(-1, last)[:, 0], sorted_NV.gather(-1, last)[:, 0]
     is_kept = logprob_N >= torch.log(least_N) - 1e-4
     return torch.where(is_kept, logprob_N - torch.log(mass_N), logprob_N)
+
+
+@contextmanager
+def _choosing(backbone: Any) -> Iterator[list[list[torch.Tensor]]]:
+    """The experts that every router chooses while the block runs, layer by layer, call by call."""
+    chosen: list[list[torch.Tensor]] = []
+    handles = []
+    for router in routers(backbone):
+        calls: list[torch.Tensor] = []
+        chosen.append(calls)
+        handles.append(router.register_forward_hook(lambda _m, _a, output, calls=calls: calls.append(output[2].cpu())))
+    try:
+        yield chosen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

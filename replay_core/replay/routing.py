@@ -129,16 +129,16 @@ class Imposed:
         Raises:
             UnavailableError: the model has no routers, or another number of them.
         """
-        routers = [(name, module) for name, module in backbone.named_modules() if _is_router(module)]
+        found = routers(backbone)
         recorded = self.routing.experts_TLK.shape[1]
-        self.layers = len(routers)
-        if len(routers) != recorded:
+        self.layers = len(found)
+        if len(found) != recorded:
             raise UnavailableError(
                 "the model's routers are not those of the recorded routing",
-                tensor=self.routing.name, expected=f"{recorded} layers with a router", found=f"{len(routers)}",
-                hint="routing=live" if routers else "routing=live: this model has no experts to choose from",
+                tensor=self.routing.name, expected=f"{recorded} layers with a router", found=f"{len(found)}",
+                hint="routing=live" if found else "routing=live: this model has no experts to choose from",
             )  # fmt: skip
-        handles = [module.register_forward_hook(self._hook(layer)) for layer, (_, module) in enumerate(routers)]
+        handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(found)]
         try:
             yield self
         finally:
@@ -191,6 +191,6 @@ class Imposed:
         )
 
 
-def _is_router(module: Any) -> bool:
-    """transformers' routers answer (logits, weights, experts) and are named so."""
-    return type(module).__name__.endswith("TopKRouter")
+def routers(backbone: Any) -> list[Any]:
+    """The routers of a model, in order: transformers' answer (logits, weights, experts) and are named so."""
+    return [module for module in backbone.modules() if type(module).__name__.endswith("TopKRouter")]

@@ -43,7 +43,9 @@ def mismatch_report(doc: MismatchDocument, *, show_all: bool = False) -> str:
         lines += ["", f"floor    {_n(floor['floor'])} nats of rounding ({floor['dtype']}); {stand}"]
     if doc["routing"] is not None:
         made = f"{_share(doc['routing']['observed'])} of {doc['routing']['tokens']} choices of experts"
-        lines.append(f"routing  {made} are not those of this model's live router")
+        expected = doc["routing"]["expected"]
+        by_rounding = "" if expected is None else f"; rounding alone turns {_share(expected)}"
+        lines.append(f"routing  {made} are not those of this model's live router{by_rounding}")
     lines += _sequences(doc["sequences"], show_all)
     lines += ["", *(f"note: {one}" for one in doc["notes"])] if doc["notes"] else []
     lines += ["", *(f"next: {one}" for one in doc["next"])]

@@ -85,6 +85,9 @@ class Examining:
         if verb == "compare" and len(words) > 1:
             self._stage.work(self._session.comparing.compare_with(Path(words[1]).expanduser()), "job")
             return True
+        if verb == "mismatch":
+            self._mismatch(int(options["step"]) if options.get("step", "").isdecimal() else None, again=False)
+            return True
         if verb != "replay":
             return False
         numbers = {name: int(options[name]) for name in ("step", "rank", "micro") if options.get(name, "").isdecimal()}
@@ -110,6 +113,45 @@ class Examining:
     def _replay_with(self, model: str) -> None:
         self._state.replay.model = model
         self._requests.do_replay()
+
+    # ── engine against trainer ───────────────────────────────────────────────────────────────────
+
+    def do_mismatch(self) -> None:
+        """Why engine and trainer disagree at the step that is looked at; it is asked once for each."""
+        self._mismatch(self._state.opened.scope.step, again=False)
+
+    def _mismatch(self, step: int | None, *, again: bool) -> None:
+        mismatching = self._session.mismatching
+        if self._state.opened.a is None:
+            self._stage.say(f"{NO_DUMP}: o opens one")
+        elif not again and mismatching.made(step) is not None:
+            self._show_mismatch(step)
+        elif self._state.job.busy is not None:
+            self._stage.say(f"{self._state.job.busy} · ctrl+c cancels")
+        else:
+            self._stage.come_to_front()
+            self._stage.work(self._explain_mismatch(step), "job")
+
+    async def _explain_mismatch(self, step: int | None) -> None:
+        if await self._session.mismatching.explain(step) is not None:
+            self._show_mismatch(step)
+
+    def _show_mismatch(self, step: int | None) -> None:
+        from tui_debugger.screens.mismatch import MismatchScreen  # as late as the others
+
+        made = self._session.mismatching.made(step)
+        if made is not None:
+            self._stage.put_on_top(MismatchScreen(self._stage, made, lambda: self._mismatch_with(step)))
+
+    def _mismatch_with(self, step: int | None) -> None:
+        """The same once more, with a model that is asked for."""
+
+        def go(model: str) -> None:
+            self._state.replay.model = model
+            self._stage.redraw(Part.FLAGS)
+            self._mismatch(step, again=True)
+
+        self._requests.ask_model(go, "The trainer's model of this step")
 
     # ── trends ───────────────────────────────────────────────────────────────────────────────────
 
@@ -180,5 +222,6 @@ def can_do(command: str) -> bool:
     asked = parsed(command)
     return asked is not None and (
         (asked[0] == "compare" and len(asked[1]) > 1)
+        or asked[0] == "mismatch"
         or (asked[0] == "replay" and "against" not in asked[2] and "backward" not in asked[2])
     )

@@ -21,7 +21,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import first_update_B
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, listed, look_at, share, shown
+from replay_core.diagnose.stating import finding, listed, share, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
 _TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
@@ -97,7 +97,7 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
         if gain < 1
         else f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw "
         f"log-probabilities; or the rollout was sampled at T = {gain:.2f}",
-        next_step=batch.laid.replay_command(place, f"--temperature {gain:.2f}"),
+        next_step=batch.laid.mismatch_command(),
     )
 
 
@@ -127,7 +127,7 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the engine returns log-probabilities of the truncated distribution (top-p, top-k, "
         "min-p), the trainer of the whole",
-        next_step=look_at(place) + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
+        next_step=batch.laid.mismatch_command() + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
     )
 
 
@@ -156,7 +156,7 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
         if between.is_shifted or between.is_tempered or between.is_truncated or between.leak:
             continue
         place = batch.laid.where("rollout_logprobs", at=_worst(between))
-        command = batch.laid.replay_command(place, "--model POLICY --model INITIAL --against rollout_logprobs")
+        command = batch.laid.mismatch_command()
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         yield _StepGap(batch.step, between.mean, between.from_reference, between.is_stale, version, place, command)
@@ -421,7 +421,7 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
             *told,
         ],
         cause=cause,
-        next_step=batch.laid.replay_command(place, "--matrix"),
+        next_step=batch.laid.mismatch_command(),
     )
 
 

@@ -88,6 +88,9 @@ def _compared(batch: StepBatch, recorded: list[tuple[Record, TensorRef]]) -> Ite
                     )
                 ],
                 cause="the trainer routes live where the engine routed otherwise: replay the recorded routing (R3)",
+                next_step=batch.laid.mismatch_command()
+                if batch.has("rollout_logprobs") and batch.trainer is not None
+                else None,
             )
             return
 

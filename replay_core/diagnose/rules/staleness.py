@@ -86,4 +86,7 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
         cause="asynchronous rollouts: the queue is longer than the trainer is fast"
         if lag > limit
         else "asynchronous rollouts",
+        next_step=batch.laid.mismatch_command()
+        if batch.has("rollout_logprobs") and batch.trainer is not None
+        else None,
     )

@@ -210,6 +210,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             batch.laid.where("input_ids", sample=mine),
             evidence=evidence,
             cause="responses are decoded to text and encoded again between engine and trainer",
+            next_step=batch.laid.mismatch_command(),
         )
         return
     if not looked and len(batch.columns.sheets) < 2:

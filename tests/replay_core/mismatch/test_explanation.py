@@ -59,6 +59,18 @@ def test_another_temperature_is_told_from_the_numbers_alone() -> None:
     assert doc["agrees"] is False
 
 
+def test_a_finding_leads_here_with_a_command_that_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from tui_debugger.cli import run
+
+    path = FIXTURES / "faults/temperature_mismatch/batch.pt"
+    (finding,) = [one for one in workbench.diagnose(path)["findings"] if one["id"] == "D10"]
+    assert finding["next_step"] == f"rldbg mismatch {path}"
+    assert run(finding["next_step"].split()[1:]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("MISMATCH  engine and trainer are ")
+    assert "temperature 0.6" in said
+
+
 # ---- bad input
 
 
