@@ -143,9 +143,21 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
         return None
     if "own_keys" in found and len(found) > 1:
         del found["own_keys"]
+    if {"padding", "future"} <= set(found) and _is_through_padding(evidence, by):
+        del found["future"]
     kinds = list(KINDS)
     kind = min(found, key=lambda one: (found[one][0], kinds.index(one)))
     return kind, found[kind][1]
+
+
+def _is_through_padding(evidence: Evidence, by: str) -> bool:
+    """Whether only samples with padding see the future: padding's own states may hold all there is."""
+    moved: dict[str, set[int]] = {"padding": set(), "token": set(), "other": set()}
+    for sight in evidence["visibility"]:
+        if sight["by"] == by and sight["what"] in moved:
+            moved[sight["what"]] |= {one["sample"] for one in sight["moved"]}
+    samples_there = {sight["sample"] for sight in evidence["visibility"] if sight["what"] == "other"}
+    return moved["token"] <= moved["padding"] and bool(samples_there - moved["padding"])
 
 
 def _shown(sight: Mapping[str, Any]) -> str | None:

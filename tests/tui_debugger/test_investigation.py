@@ -83,7 +83,7 @@ def test_from_the_pair_to_the_reopened_snapshot(
     pane.keys("Enter", "r")
     pane.wait_for("of 4 cells", "breaks agreement: packing=on block_mask=off", timeout=2 * _REPLAY_S)
     pane.keys("G")
-    pane.wait_for("leak: samples 1..")
+    pane.wait_for("other_samples: samples 1..")
     pane.keys("Enter")
     pane.wait_for("DIFF  first at", first, " of ", "in order of computation")  # judged to its end, not only found
     pane.keys("7")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from statistics import mean
+from statistics import mean, median
 
 import numpy as np
 
@@ -254,8 +254,9 @@ FAR, LEAPT = 1.0, 20.0
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Iterator[Finding]:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
-    more: a warning, over 3 an error. From below .2 to over 1 in one step, and staying there: an error, in 4 steps and
-    more. It rises in every run that learns; a run without a KL term may reach 0.5.
+    more: a warning, info while the reward rises with it, over 3 an error. From below .2 to over 1 in one step, and
+    staying there: an error, in 4 steps and more. It rises in every run that learns; a run without a KL term may reach
+    0.5.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
@@ -280,10 +281,14 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs the KL of 8 steps")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     if now > FAR and now > LEAPT * begun:
+        reward = log.get("reward")
+        told = reward.finite if reward is not None else []
+        learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
         mark = next(point for point in finite if abs(point.value) > FAR)
         yield finding(
-            "error" if now > 3 * FAR else "warning",
-            f"KL to the reference explodes: {series.name} goes from {begun:.3g} to {now:.3g} per token",
+            "error" if now > 3 * FAR else "info" if learns else "warning",
+            f"KL to the reference {'grows with the reward' if learns else 'explodes'}: {series.name} goes from "
+            f"{begun:.3g} to {now:.3g} per token",
             mark.where(series.name),
             evidence=[series.shown(now, f"< {FAR:g}"), shown("first step above it", mark.step)],
             cause="the learning rate is too high, the KL coefficient too low, or gradients are not clipped: the policy "

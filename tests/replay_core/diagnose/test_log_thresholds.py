@@ -167,6 +167,8 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
                                   for n in range(5)], ("D28", "warning")),
     ("torn away", verl, [{"actor/ppo_kl": 1.1}] + [{}] * 4, ("L16", "error")),
     ("near", verl, [{"actor/ppo_kl": 0.9}] + [{}] * 4, None),
+    ("KL grows with the reward", verl, [{"actor/kl_loss": 1e-3 * 1.7**n, "critic/score/mean": 0.1 + 0.05 * n,
+                                         "actor/grad_norm": 1 + n / 99} for n in range(16)], None),
     ("a leap away", verl, [{"actor/kl_loss": kl} for kl in (0.0, 0.1, 1.2, 1.1)], ("L10", "error")),
     ("a leap and back", verl, [{"actor/kl_loss": kl} for kl in (0.0, 0.1, 1.2, 0.1)], None),
     ("KL subtracted", trl, [{"loss": 0.01 * (-1) ** n - 2 * 0.02 * n, "kl": 0.02 * n, "grad_norm": 0.3 + n / 99}

@@ -54,6 +54,12 @@ def test_what_leaks_first_is_the_cause_of_what_follows():
     assert kind(sight("padding"), sight("token", relation="earlier")) == "future", "a dropped mask shows both at once"
 
 
+def test_the_future_that_only_padded_samples_see_comes_through_the_padding():
+    both = (sight("padding"), sight("token", relation="earlier"))
+    assert kind(*both, sight("other", moved=False)) == "padding", "sample 0 has no padding and sees nothing"
+    assert kind(*both) == "future"
+
+
 def test_where_every_token_sees_what_it_may_the_first_module_that_parts_tells():
     turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
     assert kind(first=turned) == "positions"
