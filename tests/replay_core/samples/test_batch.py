@@ -41,7 +41,10 @@ def test_padding_of_either_side_is_left_out() -> None:
 def test_logprobs_as_wide_as_the_tokens_stand_where_their_zeros_say() -> None:
     """Two samples of two and one prompt tokens, padded right; nothing says how the log-probabilities are aligned."""
     ids = ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 0]])
-    mask, generated = ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]]), ref("loss_mask", [[0, 0, 1, 1], [0, 1, 1, 0]])
+    mask, generated = (
+        ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]]),
+        ref("loss_mask", [[0, 0, 1, 1], [0, 1, 1, 0]]),
+    )
     own = ref("old_logprobs", [[0, 0, -1.0, -2.0], [0, -3.0, -4.0, 0]])
     before = ref("old_logprobs", [[0, -1.0, -2.0, 0], [-3.0, -4.0, 0, 0]])
     everywhere = ref("old_logprobs", [[-9.0, -1.0, -2.0, -9.0], [-3.0, -4.0, -9.0, -9.0]])
