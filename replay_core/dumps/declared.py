@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from replay_core.budget import BYTES_PER_BYTE, FLOOR_BYTES, OPTION, factor, is_walkable, stored_bytes
 from replay_core.dumps.containers.torch_rebuild import overlapping
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
+
+
+#: A file of at most so many bytes counts whole, its holes too.
+MOST_HOLES = 2 << 30
 
 
 def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
@@ -55,7 +60,10 @@ def _hint() -> str:
 
 
 def _limit(path: Path) -> int:
-    return int((FLOOR_BYTES + BYTES_PER_BYTE * stored_bytes(path)) * factor())
+    # The holes of a sparse file are zeros that somebody may want to see, as far as looking at them takes seconds.
+    size = os.path.getsize(path)
+    counted = size if size <= MOST_HOLES else stored_bytes(path)
+    return int((FLOOR_BYTES + BYTES_PER_BYTE * counted) * factor())
 
 
 def _unpayable(ref: TensorRef, walked: dict[Path, int]) -> str | None:

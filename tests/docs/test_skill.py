@@ -147,7 +147,13 @@ def test_an_agent_finds_the_setting_the_module_and_the_reason(
     packed = json.loads(capsys.readouterr().out)
     agent = Agent(capsys, DUMP=tmp_path / "demo/run", STEP="3")
     agent.follow("6")
-    assert agent.read("replay.matrix.breaking") == [{"dtype": "bfloat16"}]
+    cells = [cell for cell in agent.document["cells"] if cell["part"] == "cell"]
+    assert ([cell["agreement"]["agrees"] for cell in cells], agent.read("replay.matrix.breaking")) == (
+        [True] * len(cells),
+        [],
+    )
+    leaks = [cell for cell in packed["cells"] if cell["agreement"] and cell["agreement"]["agrees"] is False]
+    assert [cell["cause"]["kind"] for cell in leaks] == ["other_samples"]
     a, b = (packed["cells"][number]["dump"] for number in (0, 2))
     agent = Agent(capsys, A=a, B=b, WEIGHTS=tmp_path / "demo/run/checkpoints/step_000011")
     agent.follow("4")

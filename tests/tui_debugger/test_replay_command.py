@@ -29,7 +29,7 @@ def document(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert result.exception is None, result.output
     assert result.return_value == 1
     loaded: Any = json.loads((out / "replay.json").read_text())
-    return {**loaded, "text": result.output}
+    return {**loaded, "text": result.stdout}
 
 
 @pytest.mark.long
@@ -60,7 +60,7 @@ def test_seed_spellings_reach_the_flags(small_dump: Path, tmp_path: Path) -> Non
         "--packing", "--capture", "none", "--warm", "--json", "--out", tmp_path / "cells",
     )  # fmt: skip
     assert result.exception is None, result.output
-    flags = json.loads(result.output)["plan"]["flags"]
+    flags = json.loads(result.stdout)["plan"]["flags"]
     assert (flags["attention"], flags["compile"], flags["packing"]) == ("flash", "aot_eager", True)
 
 

@@ -108,7 +108,7 @@ def test_the_temperature_is_the_inverse_of_the_slope(tmp_path: Path) -> None:
     assert finding is not None
     evidence = {piece.name: piece.value for piece in finding.evidence}
     assert evidence["temperature that explains it"] == pytest.approx(0.8, abs=1e-3)
-    assert "--temperature 0.80" in finding.next_step
+    assert finding.next_step == f"rldbg mismatch {tmp_path / 'batch.pt'}"
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.8, None), (1.0, "error")])
