@@ -10,7 +10,6 @@ from replay_core.budget import BYTES_PER_BYTE, FLOOR_BYTES, OPTION, factor, is_w
 from replay_core.dumps.containers.torch_rebuild import overlapping
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
-
 #: A file of at most so many bytes counts whole, its holes too.
 MOST_HOLES = 2 << 30
 
