@@ -11,7 +11,7 @@ from replay_core.dumps.containers.torch_rebuild import overlapping
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
 #: A file of at most so many bytes counts whole, its holes too.
-MOST_HOLES = 2 << 30
+MOST_HOLES = 5 << 30
 
 
 def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
