@@ -95,6 +95,9 @@ class StepsPane(Rows):
         self._lines: list[Spot] = []
         self._peeked: list[int] = []
         self._open: set[Scope] = set()
+        #: The step that the cursor was put on last for what is looked at, and those that the keys came by since.
+        self._followed: int | None = None
+        self._asked: set[int | None] = set()
 
     def show(self, state: State) -> None:
         """Draw the run; what is open stays open while only verdicts change."""
@@ -168,7 +171,12 @@ class StepsPane(Rows):
         """Put the cursor on the step that is looked at, without telling anybody."""
         here = self.here
         if here is not None and here.scope.step == scope.step:
+            self._followed = scope.step
+            self._asked.clear()
             return
+        if self.has_focus and (scope.step == self._followed or scope.step in self._asked):
+            return  # the keys went on while a step they had passed was read
+        self._followed = scope.step
         row = self._row_of(scope.step)
         if row is not None:
             self.move_cursor(row)
@@ -272,6 +280,7 @@ class StepsPane(Rows):
         if isinstance(event, Rows.Chosen):
             self._chosen(spot)
         elif self.has_focus:
+            self._asked.add(spot.scope.step)
             # Of a step or micro-batch of several records the first is looked at.
             self.post_message(RecordHighlighted(spot.records[0], spot.scope))
 
