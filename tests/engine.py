@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
 #: Adds what the ranks computed.
 AllReduce = Callable[[Tensor], Tensor]
@@ -155,3 +157,15 @@ class Engine(nn.Module):
     def forward(self, *args: Any) -> Tensor:
         out: Tensor = self.model(*args)
         return out
+
+
+def tiny_llama(folder: Path) -> Path:
+    """Random weights of two layers, as a trainer saves them: what the engine is made of."""
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

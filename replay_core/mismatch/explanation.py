@@ -11,7 +11,7 @@ import numpy as np
 
 from replay_core.collecting import settled
 from replay_core.diagnose.rules.mismatch import stated_temperature
-from replay_core.errors import ModelError, RldbgError
+from replay_core.errors import JobCancelledError, ModelError, RldbgError
 from replay_core.jobs import IMPORTING, OnEvent
 from replay_core.mismatch.candidate import LITTLE, PART, WHOLE, Candidate, Side
 from replay_core.mismatch.figures import Array, GapSize
@@ -310,6 +310,8 @@ class _Explaining:
                                      self.base.temperature)  # fmt: skip
             HOLDER.drop()
             return float(noise_N.mean()), FLOOR_RUNS, False
+        except JobCancelledError:
+            raise
         except (RldbgError, RuntimeError, NotImplementedError, StopIteration, ValueError):
             a, b = replace(self.base, dtype="float32"), replace(self.base, dtype="bfloat16")
             values = self.trials.values([a, b])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from replay_core.errors import CellError, RldbgError, UnavailableError
+from replay_core.errors import CellError, JobCancelledError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
 from replay_core.mismatch.figures import Array
 from replay_core.mismatch.layouts import arranged
@@ -81,6 +81,8 @@ class Trials:
                     read = _read(_headed(head, which), hidden_ND, targets_N, same)
                     for one, values_N in zip(same, read, strict=True):
                         self._values[one] = self._compared(values_N, one.shift)
+            except JobCancelledError:
+                raise
             except RldbgError as error:
                 found |= dict.fromkeys(group, error)
             except (RuntimeError, ValueError, NotImplementedError) as error:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from replay_core import workbench
-from replay_core.errors import ModelError, RequestError, SelectionError
+from replay_core.errors import JobCancelledError, ModelError, RequestError, SelectionError
+from replay_core.jobs import LogLine
 from tests.builders import write_dump
 from tests.fixtures import FIXTURES
 
@@ -234,3 +235,13 @@ def test_a_shift_is_named_and_what_it_leaves_is_nothing(tmp_path: Path) -> None:
     assert named["family"] == "shift"
     assert named["share"] == pytest.approx(1.0, abs=1e-3)
     assert np.isclose(float(named["left"]["mean"]), 0.0, atol=1e-6)
+
+
+@pytest.mark.long
+def test_a_cancel_while_a_model_is_loaded_ends_it_and_is_no_candidate_that_cannot_be_had(tmp_path: Path) -> None:
+    def cancel(event: object) -> None:
+        if isinstance(event, LogLine) and event.text.endswith(" loaded in bfloat16"):
+            raise JobCancelledError("cancelled")
+
+    with pytest.raises(JobCancelledError):
+        workbench.mismatch(written(tmp_path / "dump"), model="random:qwen2-tiny", on_event=cancel)

@@ -7,28 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from replay_core import workbench
 from replay_core.compare import compare_runs
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
-from tests.engine import Engine
+from tests.engine import Engine, tiny_llama
 
 LENGTHS = (14, 9, 17)
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = LlamaConfig(
-        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, pad_token_id=0,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("weights") / "model"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return tiny_llama(tmp_path_factory.mktemp("weights") / "model")
 
 
 def _rows() -> list[Tensor]:
