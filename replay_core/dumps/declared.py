@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from operator import attrgetter
 from pathlib import Path
 
 from replay_core.budget import BYTES_PER_BYTE, FLOOR_BYTES, OPTION, factor, is_walkable, stored_bytes
 from replay_core.dumps.containers.torch_rebuild import overlapping
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
-_SHAPE = attrgetter("shape")
 #: A file of at most so many bytes counts whole, its holes too.
 MOST_HOLES = 5 << 30
 
@@ -22,8 +20,16 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
     A thousand names for one tensor, a column that lays it end to end a thousand times, rows without an element: a few
     bytes each, and whoever looks at all of them would look for ever.
     """
-    if not any(map(_SHAPE, fields)):
-        return fields
+    declared = 0
+    for ref in fields:
+        source = ref.source
+        if type(source) is FileBytes and source.nbytes:
+            declared += source.nbytes
+        elif ref.shape:
+            break
+    else:
+        if declared <= FLOOR_BYTES:
+            return fields
     walked: dict[Path, int] = {}
     here: Path | None = None
     nbytes, odd = 0, []
