@@ -267,7 +267,7 @@ class ProgressLine:
         self._verbose = verbose
         self._began = time.monotonic()
         self._width = 0
-        self._busy = Busy("", began=time.monotonic(), far=Progress(0, None, first))
+        self._busy = Busy("", began=self._began, far=Progress(0, None, first))
         self._ended, self._drawing = threading.Event(), threading.Lock()
         if first:
             threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
@@ -279,8 +279,10 @@ class ProgressLine:
             self._erase()
             click.echo(safe(event.text, lines=True), err=True)
         if isinstance(event, Progress):
-            self._busy.take(event, time.monotonic())
-            self._draw()
+            now = time.monotonic()
+            self._busy.take(event, now)
+            if now - self._began >= self._next_s:
+                self._draw()
 
     def note(self, text: str) -> None:
         """A line of its own, at once."""
