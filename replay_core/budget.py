@@ -155,7 +155,8 @@ class reading:  # noqa: N801 - reads as the words of a `with`
             return
         self._began, self._took = time.thread_time(), _took.get(self._file, 0.0)
         budget = Budget(self._file, self._took)
-        budget.spend_seconds(0.0)
+        if budget.seconds < 0:
+            budget.spend_seconds(0.0)
         budget.seconds += self._began
         self._budget = _now.budget = budget
         if self._file not in _took:

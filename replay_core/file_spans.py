@@ -50,6 +50,10 @@ class Stream:
             done += count
 
 
+#: Without waiting, where a system knows that; bytes as they are, where it knows another way.
+_READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
 def open_regular(path: Path | str) -> tuple[int, int]:
     """A descriptor of a regular file, which the caller closes, and the file's size in bytes.
 
@@ -59,7 +63,7 @@ def open_regular(path: Path | str) -> tuple[int, int]:
         DumpError: it cannot be opened, or is no file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        fd = os.open(path, _READ)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise DumpError(f"cannot open the file: {why}", file=str(path)) from None

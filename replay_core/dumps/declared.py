@@ -20,8 +20,16 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
     A thousand names for one tensor, a column that lays it end to end a thousand times, rows without an element: a few
     bytes each, and whoever looks at all of them would look for ever.
     """
-    if not any(ref.shape for ref in fields):
-        return fields
+    declared = 0
+    for ref in fields:
+        source = ref.source
+        if type(source) is FileBytes and source.nbytes:
+            declared += source.nbytes
+        elif ref.shape:
+            break
+    else:
+        if declared <= FLOOR_BYTES:
+            return fields
     walked: dict[Path, int] = {}
     here: Path | None = None
     nbytes, odd = 0, []

@@ -42,18 +42,16 @@ def flatten(tree: Any) -> list[TensorRef]:
     """
     seen: dict[str, int] = {}
     fields: list[TensorRef] = []
-    for ref in _walk(tree, "", 0):
+    for order, ref in enumerate(_walk(tree, "", 0)):
         # Made by the walk and held by nobody else: it may be finished in place.
-        asked = ref.name or "value"
-        name = asked
+        name = asked = ref.name or "value"
         while name in seen:
             seen[asked] += 1
             name = f"{asked}#{seen[asked]}"
         seen[name] = 1
-        ref.name = name
-        ref.order = len(fields)
+        ref.name, ref.order = name, order
         fields.append(ref)
-        if len(fields) > MAX_FIELDS:
+        if order == MAX_FIELDS:
             raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=name)
     return fields
 
@@ -66,16 +64,16 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
     """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
     general table takes the word for a sample's, and `uid` is the group where nothing else is.
     """
-    shapes = {ref.shape for ref in fields if ref.canonical in _PER_TOKEN and len(ref.shape) == 2}
-    has_group = any(ref.canonical == "group_id" for ref in fields)
-    found = []
-    for ref in fields:
-        if ref.canonical == "reward" and ref.shape in shapes:
-            ref = ref.with_(canonical="token_rewards")
-        elif ref.name in ("uid", "uids") and not has_group:
-            ref = ref.with_(canonical="group_id")
-        found.append(ref)
-    return found
+    meanings = {ref.canonical for ref in fields}
+    if "reward" in meanings:
+        shapes = {ref.shape for ref in fields if ref.canonical in _PER_TOKEN and len(ref.shape) == 2}
+        fields = [
+            ref.with_(canonical="token_rewards") if ref.canonical == "reward" and ref.shape in shapes else ref
+            for ref in fields
+        ]
+    if "group_id" not in meanings:
+        fields = [ref.with_(canonical="group_id") if ref.name in ("uid", "uids") else ref for ref in fields]
+    return fields
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:

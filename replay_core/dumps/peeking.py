@@ -79,7 +79,7 @@ def content_of(path: Path) -> Content:
 
 def said_of(path: Path) -> tuple[str, ...]:
     """What the container of the file that `content_of` read last says is wrong with it; asked once."""
-    return _said.pop(path, ())
+    return _said.pop(path, ()) if _said else ()
 
 
 def look(path: Path) -> Content:

@@ -171,6 +171,13 @@ class Machine:
         except (ValueError, TypeError, IndexError, AttributeError, KeyError, OverflowError) as error:
             raise self.loading.malformed(f"`{function.name}` with the wrong arguments: {error}") from None
 
+    def persistent(self, pid: Any) -> Any:
+        """BINPERSID: what the container keeps under that id."""
+        resolve = self.loading.persistent
+        if resolve is None:
+            raise self.loading.malformed("a persistent id in a file that has nothing it could name")
+        return resolve(pid)
+
     def run(self, offset: int) -> Any:
         """Read the stream at `offset` up to its STOP.
 
@@ -279,6 +286,12 @@ class Machine:
                 function = stack[-1]
                 stack[-1] = self.reduce(function, args)
                 after_tensor = usual and function is _REBUILD_V2
+            elif op == 0x63:  # GLOBAL
+                self.pos = pos
+                stack.append(_global_line(self))
+                pos = self.pos
+            elif op == 0x51:  # BINPERSID
+                stack[-1] = self.persistent(stack[-1])
             elif op == 0x65:  # APPENDS
                 appended = stack
                 stack = self.marks.pop()
@@ -506,16 +519,8 @@ def _build(machine: Machine) -> None:
         raise machine.loading.malformed(f"the pickle sets the state of a {type(target).__name__}")
 
 
-def _persistent(machine: Machine) -> None:
-    resolve = machine.loading.persistent
-    if resolve is None:
-        raise machine.loading.malformed("a persistent id in a file that has nothing it could name")
-    machine.stack.append(resolve(machine.stack.pop()))
-
-
 def _text_persistent(machine: Machine) -> None:
-    machine.stack.append(_line(machine).decode("ascii"))
-    _persistent(machine)
+    machine.stack.append(machine.persistent(_line(machine).decode("ascii")))
 
 
 def _extension(machine: Machine) -> None:
@@ -540,7 +545,6 @@ RARE: dict[int, Callable[[Machine], object]] = {
     0x67: _get, 0x70: lambda machine: machine.memo.update({int(_line(machine)): machine.stack[-1]}),
     0x30: _pop, 0x31: lambda machine: machine.pop_mark(), 0x32: lambda machine: machine.stack.append(machine.stack[-1]),
     0x64: _dict, 0x6C: _list, 0x8F: _empty_set, 0x90: _add_items, 0x91: _frozenset,
-    0x63: lambda machine: machine.stack.append(_global_line(machine)), 0x69: _inst, 0x6F: _obj, 0x81: _newobj,
-    0x92: _newobj_ex, 0x62: _build, 0x51: _persistent, 0x50: _text_persistent,
+    0x69: _inst, 0x6F: _obj, 0x81: _newobj, 0x92: _newobj_ex, 0x62: _build, 0x50: _text_persistent,
     0x82: _extension, 0x83: _extension, 0x84: _extension, 0x97: _out_of_band, 0x98: _out_of_band,
 }  # fmt: skip

@@ -57,7 +57,11 @@ class Region:
             raise self.truncated(offset + nbytes)
         if self.memory is not None:
             return self.memory[offset : offset + nbytes]
-        data = self.peek(offset, nbytes)
+        if self._held is not None:
+            start, held = self._held
+            data = held[offset - start : offset - start + nbytes]
+        else:
+            data = os.pread(self.fd, nbytes, offset)
         if len(data) != nbytes:
             raise self.truncated(offset + nbytes, offset + len(data))
         return data

@@ -28,6 +28,8 @@ _LOCAL = struct.Struct("<4s22xHH")
 #: Enough for the end record and, in most files, the directory; a comment can be sixteen times as long.
 _TAIL = 1 << 12
 _LONGEST_TAIL = 1 << 17
+#: Headers that lie at most so many bytes apart are read with what lies between: a call costs more.
+_NEAR = 1 << 11
 
 
 class ZipRecord(NamedTuple):
@@ -68,7 +70,7 @@ def read_torch_zip(loading: Loading) -> Any:
             if record is None:
                 what = f"the zip has no record data/{key.decode('utf-8', 'replace'):.40}"
                 raise loading.malformed(what, expected="the storage that a tensor views")
-            known = places[key] = (_usual_offset(region, record) or _data_offset(loading, record), record[3])
+            known = places[key] = _data_offset(loading, record), record[3]
         return known
 
     def look_up(keys: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -97,14 +99,15 @@ def read_torch_zip(loading: Loading) -> Any:
     loading.persistent, loading.zip_storage = persistent, storage
     loading.zip_place, loading.zip_look_up = place, look_up
     loading.big_endian = big_endian
-    start, nbytes = _data_offset(loading, records[name]), records[name].nbytes
+    _, _, crc, nbytes, _ = records[name]
+    start = _data_offset(loading, records[name])
     machine = Machine(loading, region.part(start, nbytes))
     value = machine.run(start)
     loading.refuse_strangers()
     if machine.end < start + nbytes:
         # No checksum of what nobody reads: a sparse file has gigabytes of it.
         loading.problems.append(f"data.pkl goes on for {start + nbytes - machine.end:,} bytes behind its end")
-    elif not _checksum_holds(region, start, nbytes, records[name].crc):
+    elif not _checksum_holds(region, start, nbytes, crc):
         loading.problems.append("data.pkl does not match its checksum: damaged, or saved with crc32 turned off")
     return settle(loading, value)
 
@@ -121,7 +124,7 @@ def _checksum_holds(region: Region, start: int, nbytes: int, expected: int) -> b
 
 
 def _usual_offset(region: Region, record: ZipRecord) -> int:
-    """`_data_offset` of a stored record that lies in the file as torch lays it; 0 where anything is else."""
+    """Where a stored record starts that lies in the file as torch lays it; 0 where anything is else."""
     flags, method, _, nbytes, header = record
     if method or flags & 1 or region.memory is not None:
         return 0
@@ -137,13 +140,23 @@ def _usual_offset(region: Region, record: ZipRecord) -> int:
 def _usual_places(region: Region, asked: list[tuple[bytes, ZipRecord]]) -> dict[bytes, tuple[int, int]]:
     """`_usual_offset` of many records and their sizes, those left out that lie otherwise. A fifth of the time each."""
     plain = [entry for entry in asked if not entry[1].method and not entry[1].flags & 1]
-    start, size, peek = region.start, _LOCAL.size, region.peek
-    heads = b"".join([peek(start + record[4], size) for _, record in plain])
+    if not plain:
+        return {}
+    start, size = region.start, _LOCAL.size
+    offsets = [start + record[4] for _, record in plain]
+    first, last = min(offsets), max(offsets)
+    if last - first <= _NEAR * len(plain):
+        near = region.peek(first, last - first + size)
+        heads = b"".join([near[at - first : at - first + size] for at in offsets])
+    else:
+        heads = b"".join([region.peek(at, size) for at in offsets])
     if len(heads) != size * len(plain):
         return {}
     found = {}
-    for (key, record), (magic, name_length, extra_length) in zip(plain, _LOCAL.iter_unpack(heads), strict=True):
-        offset = start + record[4] + size + name_length + extra_length
+    for (key, record), at, (magic, name_length, extra_length) in zip(
+        plain, offsets, _LOCAL.iter_unpack(heads), strict=True
+    ):
+        offset = at + size + name_length + extra_length
         if magic == b"PK\x03\x04" and offset + record[3] <= region.end:
             found[key] = offset, record[3]
     return found
@@ -151,6 +164,9 @@ def _usual_places(region: Region, asked: list[tuple[bytes, ZipRecord]]) -> dict[
 
 def _data_offset(loading: Loading, record: ZipRecord) -> int:
     """Where a stored record's bytes start."""
+    usual = _usual_offset(loading.region, record)
+    if usual:
+        return usual
     if record.method or record.flags & 1:
         raise loading.malformed("a compressed or encrypted zip record", expected="stored, as torch.save writes")
     offset = record_start(loading, record)
