@@ -533,6 +533,13 @@ def capsule(
     return {**made, "capsule": entry}
 
 
+def is_capsule(path: Path) -> bool:
+    """Whether a file begins as a capsule does."""
+    from replay_core.replay import capsule as capsules
+
+    return capsules.is_capsule(path)
+
+
 def open_capsule(file: Path, out: Path, runner: Runner, on_event: OnEvent = ignore) -> ReplayDocument:
     """Run again what a capsule shows; the replay document, and how far it is from what was seen where it was made.
 

@@ -11,7 +11,6 @@ from replay_core.documents.replay import ReplayDocument
 from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from replay_core.export.documents import check_place
-from replay_core.replay.capsule import is_capsule
 from tui_debugger import paths
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
 from tui_debugger.commands.sections import Sectioned
@@ -55,7 +54,7 @@ def command(
 
     Exit 1: the difference shows, in the capsule made or opened. Exit 0: an opened one agrees here. Exit 4: cannot run.
     """
-    if is_capsule(replay):
+    if workbench.is_capsule(replay):
         return finish(opened(replay, out, time_limit), replay_report, as_json=as_json, output=output)
     if file is None:
         raise RequestError("where the capsule goes is not said", hint=f"rldbg capsule {replay} bug.capsule")
