@@ -191,7 +191,8 @@ def compare_dumps(
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
-    run_a, run_b = open_run(a, *more_a, on_event=on_event), open_run(b, *more_b, on_event=on_event)
+    run_a = open_run(a, *more_a, on_event=on_event)
+    run_b = run_a if (a, *more_a) == (b, *more_b) else open_run(b, *more_b, on_event=on_event)
     chosen = {part: value for part, value in selection.items() if value is not None}
     records_a = _chosen(run_a, chosen)
     beside = {part: chosen.get(part) for part in scope_b or {}}
