@@ -1,8 +1,9 @@
-"""The arithmetic of one chunk of a pair: sums and maxima per row and per column, in two buffers that are reused.
+"""The arithmetic of one chunk of a pair: sums and maxima per row and per column.
 
-Most of the speed is what is left out: nothing is allocated per chunk, both buffers and the bytes they were made from
-stay in the processor's cache, and what a figure needs last is computed over what no figure needs any more. Sums within
-a chunk run in the buffers' own type, sums over chunks in float64.
+The kernel of `native.c` does it in one pass, where it was built and knows the dtype. Else numpy does, in two buffers
+that are reused: most of the speed is what is left out. Nothing is allocated per chunk, both buffers and the bytes they
+were made from stay in the processor's cache, and what a figure needs last is computed over what no figure needs any
+more. Sums within a chunk run in the buffers' own type, sums over chunks in float64.
 
 A buffer is [P, R, C]: a row's columns lie in P planes, column c in plane c % P at c // P. bf16 is read two at a time,
 so it has two planes; everything else has one.
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from replay_core.measure.native import pair_lines
 
 if TYPE_CHECKING:
     from replay_core.measure.figures import PairFigures
@@ -146,15 +149,39 @@ def massive_columns(a_RC: Rows) -> Columns:
 def smooth_sums(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None] | None:
     """Sums of two chunks of floats; None when something in them is not finite or too small or large to be squared."""
     with np.errstate(all="ignore"):
-        x, y = _converted(a_RC, b_RC)
-        d = np.subtract(y, x, out=y)
-        mismatched = int(np.count_nonzero(np.not_equal(d, 0, out=_buffers.take("differs", d.shape, np.bool_))))
-        total, rest = _measured(x, d, massive)
+        total, rest = _natively(a_RC, b_RC, massive) or _by_numpy(a_RC, b_RC, massive)
         if not math.isfinite(total.lines[_A4].sum() + total.lines[_D2].sum()):
             return None
-    if x.dtype == np.float32 and _vanishes((total if rest is None else rest).lines, a_RC, massive):
+    in_single = a_RC.dtype.itemsize == b_RC.dtype.itemsize == 2
+    if in_single and _vanishes((total if rest is None else rest).lines, a_RC, massive):
         return None
+    return total, rest
+
+
+def _by_numpy(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
+    x, y = _converted(a_RC, b_RC)
+    d = np.subtract(y, x, out=y)
+    mismatched = int(np.count_nonzero(np.not_equal(d, 0, out=_buffers.take("differs", d.shape, np.bool_))))
+    total, rest = _measured(x, d, massive)
     total.mismatched = mismatched
+    return total, rest
+
+
+def _natively(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None] | None:
+    """The same by the kernel, four times as fast; None where there is none for these."""
+    edges = np.concatenate(([-1], massive, [a_RC.shape[1]]))
+    found = pair_lines(a_RC, b_RC, np.stack((edges[:-1] + 1, edges[1:]), axis=1).astype(np.int64))
+    if found is None:
+        return None
+    mismatched, *parts = found
+    rest = Sums(*parts, mismatched)
+    if not massive.size:
+        return rest, None
+    x, y = (side[:, massive].astype(np.float64)[None] for side in (a_RC, b_RC))
+    d = y - x
+    differ = int(np.count_nonzero(d))
+    total = _joined(rest, _plain(x, d), massive)
+    total.mismatched = mismatched + differ
     return total, rest
 
 
@@ -215,10 +242,15 @@ def _measured(x: Rows, d: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
     for side in (x, d):
         side[plane, :, place] = 0
     rest = _plain(x, d)
+    return _joined(rest, heavy, massive), rest
+
+
+def _joined(rest: Sums, heavy: Sums, massive: Columns) -> Sums:
+    """Sums of all columns, of those of the massive ones and of the others."""
     lines = np.concatenate((rest.lines[:_MAX] + heavy.lines[:_MAX], np.maximum(rest.lines, heavy.lines)[_MAX:]))
     total = Sums(lines, rest.col_d2.copy(), rest.col_a2.copy())
     total.col_d2[massive], total.col_a2[massive] = heavy.col_d2, heavy.col_a2
-    return total, rest
+    return total
 
 
 def _plain(x: Rows, d: Rows) -> Sums:

@@ -1,0 +1,85 @@
+// The figures of two chunks of rows in one pass over their bytes: what measure/sums.py does with numpy, four times as
+// fast. d = b - a. Sums of a row run in the numbers' own width over SEGMENT columns and in double beyond; sums of
+// columns run over the rows of the chunk. What is not finite makes a sum that is not: the caller looks.
+#include <stdint.h>
+#include <string.h>
+
+#define SEGMENT 512
+
+// GCC on glibc picks the widest vectors that the processor has when the library is loaded.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#if __GNUC__ >= 12
+#define WIDEST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#else
+#define WIDEST
+#endif
+
+static inline float of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float from_bfloat16(uint16_t half) { return of_bits((uint32_t)half << 16); }
+
+// The exponent is put right by a product, which is exact for subnormals too; infinities and NaN keep all its bits.
+static inline float from_float16(uint16_t half) {
+    float size = of_bits((uint32_t)(half & 0x7fff) << 13) * 0x1p112f;
+    uint32_t bits;
+    memcpy(&bits, &size, sizeof bits);
+    bits |= (half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
+    return of_bits(bits | (uint32_t)(half & 0x8000) << 16);
+}
+
+static inline double same(double value) { return value; }
+
+#define SIMD                                                                                                           \
+    _Pragma("omp simd reduction(+ : part_d, part_ad, part_a2, part_a4, part_d2, differ) reduction(max : most, most_relative)")
+
+// spans: `count` pairs of first column and the one behind the last; columns between them are left out.
+// lines [7, rows]: sums of d, a d, a^2, a^4, d^2; the greatest |d| and |d| / |a| (0 / 0 is passed over).
+// columns_d2, columns_a2 [columns]: added to. Returns the number of elements that differ.
+#define PAIR(NAME, STORED, REAL, LOAD, SIZE)                                                                           \
+    WIDEST int64_t NAME(const STORED *restrict a, const STORED *restrict b, int64_t rows, int64_t columns,             \
+                        const int64_t *restrict spans, int64_t count, double *restrict lines,                          \
+                        REAL *restrict columns_d2, REAL *restrict columns_a2) {                                        \
+        int64_t unequal = 0;                                                                                           \
+        for (int64_t row = 0; row < rows; row++) {                                                                     \
+            double sum_d = 0, sum_ad = 0, sum_a2 = 0, sum_a4 = 0, sum_d2 = 0;                                          \
+            REAL most = 0, most_relative = 0;                                                                          \
+            for (int64_t span = 0; span < count; span++)                                                               \
+                for (int64_t start = spans[2 * span]; start < spans[2 * span + 1]; start += SEGMENT) {                 \
+                    int64_t end = spans[2 * span + 1] - start < SEGMENT ? spans[2 * span + 1] : start + SEGMENT;       \
+                    REAL part_d = 0, part_ad = 0, part_a2 = 0, part_a4 = 0, part_d2 = 0;                               \
+                    int32_t differ = 0;                                                                                \
+                    SIMD                                                                                               \
+                    for (int64_t column = start; column < end; column++) {                                             \
+                        REAL x = LOAD(a[row * columns + column]), d = LOAD(b[row * columns + column]) - x;             \
+                        REAL x2 = x * x, d2 = d * d, size = SIZE(d), relative = size / SIZE(x);                        \
+                        part_d += d;                                                                                   \
+                        part_ad += x * d;                                                                              \
+                        part_a2 += x2;                                                                                 \
+                        part_a4 += x2 * x2;                                                                            \
+                        part_d2 += d2;                                                                                 \
+                        differ += d != 0;                                                                              \
+                        most = size > most ? size : most;                                                              \
+                        most_relative = relative > most_relative ? relative : most_relative;                           \
+                        columns_d2[column] += d2;                                                                      \
+                        columns_a2[column] += x2;                                                                      \
+                    }                                                                                                  \
+                    sum_d += part_d, sum_ad += part_ad, sum_a2 += part_a2, sum_a4 += part_a4, sum_d2 += part_d2;       \
+                    unequal += differ;                                                                                 \
+                }                                                                                                      \
+            double found[7] = {sum_d, sum_ad, sum_a2, sum_a4, sum_d2, most, most_relative};                            \
+            for (int line = 0; line < 7; line++) lines[line * rows + row] = found[line];                               \
+        }                                                                                                              \
+        return unequal;                                                                                                \
+    }
+
+PAIR(pair_bfloat16, uint16_t, float, from_bfloat16, __builtin_fabsf)
+PAIR(pair_float16, uint16_t, float, from_float16, __builtin_fabsf)
+PAIR(pair_float32, float, double, same, __builtin_fabs)
+PAIR(pair_float64, double, double, same, __builtin_fabs)
