@@ -32,7 +32,7 @@ class Busy:
     told: float = 0.0
     part_began: float = 0.0
     imported_s: float = 0.0
-    """What its first part waited for torch: the others need not."""
+    """What its first part waited for torch, where the others need not: a child of their own imports it again."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.how_far}" if self.how_far else self.what
@@ -50,6 +50,8 @@ class Busy:
             self.part_began = now
         if far.part == 0 and self.far is not None and self.far.what == IMPORTING.what:
             self.imported_s = now - self.began
+        elif far.part and far.what == IMPORTING.what:
+            self.imported_s = 0.0
         self.far, self.told = far, now
 
     @property
