@@ -18,7 +18,19 @@ REDUCTIONS = ("token_mean", "sequence_mean", "sequence_sum", "token_sum")
 VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)
 _NUMBERS = {
     **dict.fromkeys(
-        ("clip_low", "clip_high", "kl", "value_clip", "dual_clip", "divisor", "tokens", "beta", "entropy", "tis", "mis"),
+        (
+            "clip_low",
+            "clip_high",
+            "kl",
+            "value_clip",
+            "dual_clip",
+            "divisor",
+            "tokens",
+            "beta",
+            "entropy",
+            "tis",
+            "mis",
+        ),
         float,
     )
 }
@@ -63,7 +75,12 @@ class Loss:
 
     def __post_init__(self) -> None:
         reductions_ = VALUE_REDUCTIONS if self.kind == "value" else REDUCTIONS
-        for name, choices in (("kind", KINDS), ("kl_estimator", tuple(KL_ESTIMATORS)), ("reduction", reductions_), ("rollout_level", ("token", "sequence"))):
+        for name, choices in (
+            ("kind", KINDS),
+            ("kl_estimator", tuple(KL_ESTIMATORS)),
+            ("reduction", reductions_),
+            ("rollout_level", ("token", "sequence")),
+        ):
             if getattr(self, name) not in choices:
                 raise RequestError(
                     f"a loss has no {name} {getattr(self, name)!r}", expected=" | ".join(choices),
@@ -136,7 +153,7 @@ class Loss:
         self, logprobs_BT: Any, old_BT: Any, ref_BT: Any, advantages_BT: Any, mask_BT: Any, rollout_BT: Any = None,
         entropy_BT: Any = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """prob_ratio and token_loss [B, T] (0 outside the mask), pg_loss, kl_loss and entropy (where there is one), loss.
+        """prob_ratio and token_loss [B, T] (0 outside the mask), pg_loss, kl_loss and entropy where there are, loss.
 
         Raises:
             RequestError: a term without what it is made of, or a sum without its divisor.

@@ -218,7 +218,9 @@ def _micro(
     if at_logits is not None:
         cell = _cell(plan, flags, run, recorded, model, temperature, on_event)
         return _Micro(plan.rank, plan.micro, recorded, cell, {}, None, at_logits=at_logits)
-    names = ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    names = (
+        ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    )
     fields: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     single: dict[str, float] = {}
     labels, width = None, None

@@ -60,7 +60,7 @@ def test_dpos_loss_is_of_pairs_chosen_first():
 
 
 def torch_case():
-    """Log-probabilities with a gradient, old ones, the engine's, advantages and a mask with a hole, of two responses."""
+    """Log-probabilities with a gradient, old ones, the engine's, advantages, a mask with a hole; two responses."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -122,5 +122,5 @@ def test_a_loss_and_its_gradient_are_those_of_its_formula_written_out(text):
 
 @pytest.mark.parametrize("text", ["grpo,tis=2", "grpo,entropy=0.1"])
 def test_a_term_without_what_it_is_made_of_is_refused(text):
-    with pytest.raises(RequestError, match="no (rollout_logprobs|logits)"):
+    with pytest.raises(RequestError, match=r"no (rollout_logprobs|logits)"):
         Loss.from_mapping(Loss.parse(text)).value(-ONES, -ONES, None, ONES, ONES)
