@@ -41,7 +41,7 @@ class Loss:
     """The clipped policy-gradient loss of GRPO and PPO and its KL term; what the labels leave of the likelihood; DPO's
     loss of pairs; or PPO's value loss, of a critic.
 
-    kind: grpo and ppo are one formula; gspo has the response's ratio for each token's, cispo clips the ratio as a weight
+    kind: grpo and ppo are one formula; gspo has the response's ratio for each token's, cispo clips it as a weight
         that has no gradient; nll is the negative log-likelihood of the labels; dpo is of rows of which the
         first half was chosen and the second rejected, pair by pair; value is the critic's.
     beta: how far DPO's policy may leave its reference.
