@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core.decoding import Decoder, find_tokenizer
-from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import DumpError, RequestError, SelectionError
@@ -215,9 +214,9 @@ class StepSamples:
 
     def _tokens(self, sample: int) -> SampleTokens:
         said = (self.prompts, self.responses) if self.conversations is None else (self.conversations, None)
-        texts = [None if rows is None else rows[sample] for rows in said]
+        prompt, response = (None if rows is None else rows[sample] for rows in said)
         entry: SampleTokens = {
-            "sample": sample, "begin": 0, "texts": turns.spoken(*texts, MAX_TEXT), "turns": [], "ids": [],
+            "sample": sample, "begin": 0, "texts": turns.spoken(prompt, response, MAX_TEXT), "turns": [], "ids": [],
             "pieces": None, "left_out": 0, "columns": [],
         }  # fmt: skip
         if not self.batch.spine.has_tokens:

@@ -1,4 +1,4 @@
-"""Who speaks in a sample: turns of recorded messages, of a chat template's marks, and of the mask where nothing is said."""
+"""Who speaks in a sample: turns of recorded messages, a chat template's marks, else of the mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,5 +120,5 @@ def of_tokens(pieces: Sequence[str] | None, begin: int, counted_T: Array | None,
     return [
         {"role": roles[place], "begin": place, "end": end,
          "counted": None if counted_T is None else int(counted_T[place:end].sum())}
-        for place, end in zip(cuts, cuts[1:], strict=False) if end > place
+        for place, end in pairwise(cuts) if end > place
     ]  # fmt: skip

@@ -53,8 +53,10 @@ def command(
         others = (b, *more)
         if one_run or more or _belong_together(a, b):
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
-    if a is not None and snapshot.is_document(a) and (
-        not _has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS)
+    if (
+        a is not None
+        and snapshot.is_document(a)
+        and (not _has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS))
     ):
         return _printed(a)
     peeked = steps_in(a) if a is not None and a.is_dir() else []

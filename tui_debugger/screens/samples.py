@@ -1,4 +1,4 @@
-"""`I`: the samples of a step as a person reads them: a list, and one of them, its group or the worst tokens beside it."""
+"""`I`: the samples of a step as a person reads them: a list, and beside it one, its group or the worst tokens."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
         for place, one in enumerate(samples[first : first + lines - 1], first):
             cells = [
                 str(one["sample"]), fmt.number(one["group"]), fmt.number(one["tokens"]),
-                *(fmt.number(one[name], 3) for name in ("reward", "advantage", "mismatch", "clipped")),
+                *(fmt.number(value, 3) for value in (one["reward"], one["advantage"], one["mismatch"], one["clipped"])),
             ]  # fmt: skip
             here = place == self._at
             line = "".join(f"{cell:>{size}}" for cell, size in zip(cells, sizes, strict=True))
@@ -147,8 +147,9 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
     def _heading(self, sample: SampleEntry) -> list[Text]:
         """What the sample was worth."""
         parts = [f"{part['name']} {fmt.number(part['value'])}" for part in sample["reward_parts"]]
-        named = (("reward", "reward"), ("advantage", "advantage"), ("|d logprob|", "mismatch"), ("clipped", "clipped"))
-        figures = [f"{said} {fmt.number(sample[name])}" for said, name in named if sample[name] is not None]
+        named = (("reward", sample["reward"]), ("advantage", sample["advantage"]),
+                 ("|d logprob|", sample["mismatch"]), ("clipped", sample["clipped"]))  # fmt: skip
+        figures = [f"{said} {fmt.number(value)}" for said, value in named if value is not None]
         group = [] if sample["group"] is None else [f"group {sample['group']}"]
         cut = ["cut off"] if sample["truncated"] else []
         width = self._room()[0]
@@ -323,7 +324,9 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
             self._search = None if text == "*" else text
             self._first_of_them()
 
-        self._stage.ask("Search", "samples whose prompt, response or messages hold it; * is all", go, self._search or "")
+        self._stage.ask(
+            "Search", "samples whose prompt, response or messages hold it; * is all", go, self._search or ""
+        )
 
     def action_tokenizer(self) -> None:
         def go(text: str) -> None:
@@ -355,7 +358,11 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
                 self._text.go(worst["position"])
                 self._top = self._text.seen(self._top)
 
-        self._ask(there) if self._tokens is None else (there(), self._draw())
+        if self._tokens is None:
+            self._ask(there)
+        else:
+            there()
+            self._draw()
 
     def action_leave(self) -> None:
         if self._view == "sample":

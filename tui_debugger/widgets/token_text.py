@@ -1,4 +1,4 @@
-"""A sample's tokens as lines of text: whose turn, and before each token a bar and a colour for how large its number is."""
+"""A sample's tokens as text: whose turn, and before each token a bar and a colour for how large its number is."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class TokenText:
     def _laid(self) -> list[Text]:
         entry, lines = self.entry, list[Text]()
         if not entry["ids"] or entry["pieces"] is None:
-            for turn in entry["texts"]:
-                lines.append(self._rule(turn["role"], ""))
-                lines += [Text(line) for line in wrapped_lines(fmt.safe(turn["text"], lines=True), self._width)]
+            for said in entry["texts"]:
+                lines.append(self._rule(said["role"], ""))
+                lines += [Text(line) for line in wrapped_lines(fmt.safe(said["text"], lines=True), self._width)]
         for turn in entry["turns"]:
             counted = "" if turn["counted"] is None else f", {turn['counted']:,} count"
             lines.append(self._rule(turn["role"], f"tokens {turn['begin']:,} to {turn['end'] - 1:,}{counted}"))
@@ -60,17 +60,20 @@ class TokenText:
             for place in places:
                 if place in skipped:
                     if place == skipped[0]:
-                        lines += [*([line] if used else []), Text(f"… {len(skipped):,} tokens of it …", paint(self._widget, "muted"))]
+                        lines += [
+                            *([line] if used else []),
+                            Text(f"… {len(skipped):,} tokens of it …", paint(self._widget, "muted")),
+                        ]
                         line, used = Text(no_wrap=True), 0
                     continue
-                said, breaks = self._said(place)
-                if used and used + cell_len(said) > self._width:
+                drawn, breaks = self._said(place)
+                if used and used + cell_len(drawn) > self._width:
                     lines.append(line)
                     line, used = Text(no_wrap=True), 0
                 self._line_of[place] = len(lines)
-                self._place_of[place] = (len(line), len(line) + len(said))
-                line.append(said, paint(self._widget, _TOKENS[self._levels[place] or 0]))
-                used += cell_len(said)
+                self._place_of[place] = (len(line), len(line) + len(drawn))
+                line.append(drawn, paint(self._widget, _TOKENS[self._levels[place] or 0]))
+                used += cell_len(drawn)
                 if breaks:
                     lines.append(line)
                     line, used = Text(no_wrap=True), 0
@@ -82,7 +85,7 @@ class TokenText:
     def _rule(self, role: str, said: str) -> Text:
         line = Text(no_wrap=True)
         line.append(f"── {fmt.end(fmt.safe(role), 32)} ", paint(self._widget, "key"))
-        line.append(said, paint(self._widget, "muted"))
+        line.append(drawn, paint(self._widget, "muted"))
         return line
 
     def _said(self, place: int) -> tuple[str, bool]:

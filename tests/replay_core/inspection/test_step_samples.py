@@ -97,7 +97,10 @@ def test_turns_are_those_of_the_recorded_messages_with_their_tools():
 
 def test_a_prompt_that_ends_on_the_mark_of_the_answer_gives_its_role_to_the_answer():
     (entry,) = workbench.samples(SLIME)["tokens"]
-    assert [(turn["role"], turn["text"][:9]) for turn in entry["texts"]] == [("user", "What is 4"), ("assistant", entry["texts"][1]["text"][:9])]
+    assert [(turn["role"], turn["text"][:9]) for turn in entry["texts"]] == [
+        ("user", "What is 4"),
+        ("assistant", entry["texts"][1]["text"][:9]),
+    ]
     (swift,) = workbench.samples(FIXTURES / "ms_swift/grpo")["tokens"]
     assert [tuple(turn.values()) for turn in swift["texts"]] == [("user", "1+1="), ("response", "2")]
 
