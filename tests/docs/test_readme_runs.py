@@ -119,7 +119,9 @@ def test_a_line_of_the_papers_runs(line: str, ground: Path) -> None:
     if opens_the_screen:
         printed = words[1].endswith((".json", ".html"))  # a document is printed where there is no terminal
         refused = "the screen needs a terminal" in answer.stderr
-        assert (answer.returncode in (0, 1) if printed else answer.returncode == 2, refused) == (True, not printed), said
+        assert (answer.returncode in (0, 1) if printed else answer.returncode == 2, refused) == (True, not printed), (
+            said
+        )
     elif "parity" in words and "--recorded" not in words and importlib.util.find_spec("megatron") is None:
         assert answer.returncode == 4, said
         assert "pip install 'rldbg[parity]'" in said

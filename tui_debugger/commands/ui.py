@@ -59,6 +59,8 @@ def command(
         and (not _has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS))
     ):
         return _printed(a)
+    if a is not None and b is None and a.is_file() and _is_capsule(a):
+        return _open_capsule(a, ascii_only, no_mouse, theme)
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:
@@ -87,6 +89,30 @@ def _printed(path: Path) -> int:
         raise RequestError("the document is for programs", file=str(path), found=document["kind"],
                            hint=f"python -m json.tool {path}")  # fmt: skip
     return finish(document, report, as_json=False, output=None)
+
+
+def _is_capsule(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.read(4).startswith(b"PK"):
+            return False
+    from replay_core.workbench import is_capsule  # every dialect comes with it, which no other file pays here
+
+    return is_capsule(path)
+
+
+def _open_capsule(file: Path, ascii_only: bool, no_mouse: bool, theme: str | None) -> int:
+    """Run a capsule again and say what came out; then the screen on its two sides, where there is one."""
+    from tui_debugger.commands.capsule import opened
+    from tui_debugger.reports.replay import replay_report
+
+    doc = opened(file)
+    code = finish(doc, replay_report, as_json=False, output=None)
+    alone, cell = doc["cells"][doc["baseline"]]["dump"], doc["cells"][-1]["dump"]
+    if not _has_terminal() or alone is None or cell is None:
+        return code
+    from tui_debugger.app import run_ui  # as above
+
+    return run_ui(Path(alone), Path(cell), ascii=ascii_only, mouse=not no_mouse, theme=theme)
 
 
 def _belong_together(a: Path, b: Path) -> bool:
