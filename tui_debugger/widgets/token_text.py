@@ -85,7 +85,7 @@ class TokenText:
     def _rule(self, role: str, said: str) -> Text:
         line = Text(no_wrap=True)
         line.append(f"── {fmt.end(fmt.safe(role), 32)} ", paint(self._widget, "key"))
-        line.append(drawn, paint(self._widget, "muted"))
+        line.append(said, paint(self._widget, "muted"))
         return line
 
     def _said(self, place: int) -> tuple[str, bool]:
