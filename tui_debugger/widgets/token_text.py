@@ -35,7 +35,10 @@ class TokenText:
     def __init__(self, widget: Widget, entry: SampleTokens, name: str | None, width: int, at: int | None) -> None:
         self._widget, self.entry, self.name, self._width = widget, entry, name, width
         column = next((one for one in entry["columns"] if one["name"] == name), None)
-        self._levels, self.most = levels(column) if column is not None else ([None] * len(entry["ids"]), "")
+        self._levels: list[int | None] = [None] * len(entry["ids"])
+        self.most = ""
+        if column is not None:
+            self._levels, self.most = levels(column)
         last = max(0, len(entry["ids"]) - 1)
         self.at = min(entry["begin"] if at is None else at, last)
         self._line_of: dict[int, int] = {}
