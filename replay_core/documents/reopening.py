@@ -52,9 +52,9 @@ def read_document(path: Path) -> Document:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_BYTES:
                 raise DumpError("the document is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
-            data: bytes | bytearray = file.read(size)
-        if is_page(data):
-            data = extracted(data, path)
+            stored = file.read(size)
+        data: bytes | bytearray = extracted(stored, path) if is_page(stored) else stored
+        del stored
         try:
             text = data.decode()
             del data  # of a large one there is no room for both

@@ -80,11 +80,11 @@ def decode_rows(text: bytes, count: int) -> list[Any] | None:
         pass  # a bare NaN, as a rule
     try:
         for line in filter(None, map(str.strip, text.decode().split("\n"))):
-            value, end = _own.scan(line, 0)
+            value, end = _own.scan(line)
             if end != len(line):
                 return None
             values.append(value)
-    except (RecursionError, StopIteration, ValueError):
+    except (RecursionError, ValueError):
         return None
     return values if len(values) == count else None
 
@@ -95,7 +95,7 @@ class _Tolerant(threading.local):
     def __init__(self) -> None:
         self.constants = 0
         self.decoder = json.JSONDecoder(parse_constant=self._constant)
-        self.scan = json.JSONDecoder().scan_once
+        self.scan = json.JSONDecoder().raw_decode
 
     def _constant(self, word: str) -> float:
         self.constants += 1
