@@ -36,8 +36,8 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[int, F64, F64, F64] | None:
-    """Of two chunks: how many elements differ; `sums.LINES` [7, R]; sums of d^2 and of a^2 per column [C].
+def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[F64, F64, F64, int] | None:
+    """Of two chunks: `sums.LINES` [7, R]; sums of d^2 and of a^2 per column [C]; how many elements differ.
 
     spans: first column and the one behind the last, of each stretch that is looked at [N, 2].
 
@@ -55,7 +55,7 @@ def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[int, F
     pointers = [ctypes.c_void_p(one.ctypes.data) for one in (a_RC, b_RC, spans, lines, *found)]
     size = [ctypes.c_int64(one) for one in (rows, columns, len(spans))]
     differ = getattr(kernel, f"pair_{name}")(*pointers[:2], *size[:2], pointers[2], size[2], *pointers[3:])
-    return int(differ), lines, found[0].astype(np.float64), found[1].astype(np.float64)
+    return lines, found[0].astype(np.float64), found[1].astype(np.float64), int(differ)
 
 
 def _is_plain(values: Rows) -> bool:

@@ -173,8 +173,7 @@ def _natively(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | No
     found = pair_lines(a_RC, b_RC, np.stack((edges[:-1] + 1, edges[1:]), axis=1).astype(np.int64))
     if found is None:
         return None
-    mismatched, *parts = found
-    rest = Sums(*parts, mismatched)
+    rest = Sums(*found)
     if not massive.size:
         return rest, None
     x, y = (side[:, massive].astype(np.float64)[None] for side in (a_RC, b_RC))

@@ -78,7 +78,7 @@ def test_every_number_of_two_bytes_is_read_right_and_what_is_not_finite_is_left_
             one = finite[at : at + 1][None]
             found = native.pair_lines(np.zeros_like(one), one, np.array([[0, 1]], np.int64))
             assert found is not None
-            assert found[1][0, 0] == float(one[0, 0])
+            assert found[0][0, 0] == float(one[0, 0])
     for odd in (np.nan, np.inf, -np.inf):
         a = np.ones((2, 3), DTYPES[dtype])
         b = a.copy()
