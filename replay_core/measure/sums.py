@@ -180,7 +180,7 @@ def _natively(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | No
     d = y - x
     differ = int(np.count_nonzero(d))
     total = _joined(rest, _plain(x, d), massive)
-    total.mismatched = mismatched + differ
+    total.mismatched = rest.mismatched + differ
     return total, rest
 
 
