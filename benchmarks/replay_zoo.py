@@ -28,7 +28,8 @@ Tensor = torch.Tensor
 LEFT = ((9, 17, 0), (0, 26, 0), (15, 11, 0), (3, 23, 0))
 BOTH = ((4, 17, 5), (0, 24, 2), (12, 11, 3))
 RIGHT = ((0, 26, 0), (0, 13, 13))
-LAYOUTS = {"left": LEFT, "both": BOTH, "right": RIGHT}
+LONG = ((61, 50, 0), (0, 111, 0))
+LAYOUTS = {"left": LEFT, "both": BOTH, "right": RIGHT, "long": LONG}
 VOCABULARY = 128
 
 OTHERS, PADDING, FUTURE, OWN = "other_samples", "padding", "future", "own_keys"
@@ -70,6 +71,16 @@ def configurations() -> dict[str, Callable[[], Any]]:
             linear_value_head_dim=12, shared_expert_intermediate_size=48, layer_types=["linear_attention",
             "full_attention"],
         ),
+        "gemma3": lambda: hf.Gemma3TextConfig(
+            **grouped, head_dim=12, query_pre_attn_scalar=12, sliding_window=8, sliding_window_pattern=2
+        ),
+        "olmo2": lambda: hf.Olmo2Config(**grouped),
+        "phi3": lambda: hf.Phi3Config(**grouped),
+        "deepseek_v3": lambda: hf.DeepseekV3Config(
+            **common, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+            v_head_dim=12, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
+            moe_intermediate_size=48, first_k_dense_replace=1,
+        ),
     }  # fmt: skip
 
 
@@ -78,6 +89,8 @@ MIXTURES = ("mixtral", "qwen3_moe")
 ATTENDING = (*DENSE, *MIXTURES)
 ROTATING = tuple(name for name in ATTENDING if name != "gpt2")
 HYBRID = ("falcon_h1", "lfm2", "qwen3_next")
+#: Replayed as they are alone: no fault is planted in them.
+UNTOUCHED = ("gemma3", "olmo2", "phi3", "deepseek_v3")
 
 
 @dataclass
@@ -683,11 +696,14 @@ def run_healthy(folder: Path, dtypes: tuple[str, ...], part: slice) -> None:
     false = cells_seen = cleared = 0
     grid = [
         (architecture, std, trained, layout, flags, dtype)
-        for architecture in ATTENDING
-        for std, trained in ((0.02, False), (0.08, False), (0.2, False), (0.08, True))
-        for layout, flags in (("right", PAD), ("both", PACK), ("left", f"{PAD} attention=eager"))
+        for architecture in (*ATTENDING, *UNTOUCHED, *HYBRID)
+        for std, trained in ((0.02, False), (0.05, False), (0.08, False), (0.2, False), (0.08, True))
+        for layout, flags in (
+            ("right", PAD), ("long", PAD), ("both", PACK), ("long", PACK), ("left", f"{PAD} attention=eager")
+        )
+        if flags != PACK or architecture not in HYBRID
         for dtype in dtypes
-    ]
+    ]  # fmt: skip
     for architecture, std, trained, layout, flags, dtype in grid[part]:
         doc = replayed(folder, layout, f"{flags} dtype={dtype}", architecture, std, trained, None)
         for cell in doc["cells"]:

@@ -55,6 +55,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "replay_why": _replay_why_job,
+        "replay_slice": _replay_slice_job,
         "demo_train": _demo_train_job,
         "critic": _critic_job,
         "parity": _parity_job,
@@ -278,6 +279,17 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
     always = bool(params.get("always"))
     return explain(plan, reference, params["dumps"], params["final_hidden"], on_event, always=always)
+
+
+def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
+    from replay_core.replay.flags import Flags
+    from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
+    from replay_core.replay.slicing import cut  # torch and transformers: 3.4 s
+
+    plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
+    return cut(plan, reference, Path(plan.out), str(params["said"]), on_event)
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:

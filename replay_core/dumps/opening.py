@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from errno import EACCES
+from functools import partial
 from pathlib import Path
 
 from replay_core import budget
@@ -311,7 +312,7 @@ class _Shelf:
     def loader(self, key: RecordKey) -> Callable[[], Sequence[TensorRef]]:
         number = len(self._keys)
         self._keys.append(key)
-        return lambda: self._load(number)
+        return partial(self._load, number)
 
     def _load(self, number: int) -> Sequence[TensorRef]:
         waiting = self._waiting

@@ -266,7 +266,7 @@ class ProgressLine:
         self._verbose = verbose
         self._began = time.monotonic()
         self._width = 0
-        self._said = first
+        self._said = Progress(0, None, first)
         self._ended, self._drawing = threading.Event(), threading.Lock()
         if first:
             threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
@@ -278,9 +278,9 @@ class ProgressLine:
             self._erase()
             click.echo(safe(event.text, lines=True), err=True)
         if isinstance(event, Progress):
-            count = f"{event.done}/{event.total} " if event.total else f"{event.done} " if event.done else ""
-            self._said = f"{count}{safe(event.what)}"
-            self._draw()
+            self._said = event
+            if time.monotonic() - self._began >= self._next_s:
+                self._draw()
 
     def note(self, text: str) -> None:
         """A line of its own, at once."""
@@ -297,13 +297,15 @@ class ProgressLine:
             if spent < self._next_s or self._ended.is_set():
                 return
             self._next_s = spent + 0.1 if self._watched else 2 * spent
-            tail = f"  {spent:.0f} s"
+            done, total = self._said.done, self._said.total
+            count = f"{done}/{total} " if total else f"{done} " if done else ""
+            said, tail = f"{count}{safe(self._said.what)}", f"  {spent:.0f} s"
             if self._watched:
-                text = self._said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
+                text = said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
                 sys.stderr.write("\r" + text.ljust(self._width))
                 self._width = len(text)
             else:
-                sys.stderr.write(f"{self._said}{tail}\n")
+                sys.stderr.write(f"{said}{tail}\n")
             sys.stderr.flush()
 
     def _erase(self) -> None:

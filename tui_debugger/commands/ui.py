@@ -55,6 +55,8 @@ def command(
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
     if a is not None and snapshot.is_document(a):
         snapshot.check_kind(a)
+    if a is not None and b is None and a.is_file() and _is_capsule(a):
+        return _open_capsule(a, ascii_only, no_mouse, theme)
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:
@@ -70,6 +72,31 @@ def command(
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
+
+
+def _is_capsule(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.read(4).startswith(b"PK"):
+            return False
+    from replay_core.workbench import is_capsule  # every dialect comes with it, which no other file pays here
+
+    return is_capsule(path)
+
+
+def _open_capsule(file: Path, ascii_only: bool, no_mouse: bool, theme: str | None) -> int:
+    """Run a capsule again and say what came out; then the screen on its two sides, where there is one."""
+    from tui_debugger.commands import finish
+    from tui_debugger.commands.capsule import opened
+    from tui_debugger.reports.replay import replay_report
+
+    doc = opened(file)
+    code = finish(doc, replay_report, as_json=False, output=None)
+    alone, cell = doc["cells"][doc["baseline"]]["dump"], doc["cells"][-1]["dump"]
+    if not _has_terminal() or alone is None or cell is None:
+        return code
+    from tui_debugger.app import run_ui  # as above
+
+    return run_ui(Path(alone), Path(cell), ascii=ascii_only, mouse=not no_mouse, theme=theme)
 
 
 def _belong_together(a: Path, b: Path) -> bool:
