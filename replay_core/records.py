@@ -339,6 +339,8 @@ class Run:
     models: dict[int | None, str] = field(default_factory=dict)
     #: What the trainer noted of the run: its configuration, seeds, tokenizer.
     facts: dict[str, Any] = field(default_factory=dict)
+    #: The folders that are runs of their own, where the path is a folder of runs that repeat each other's steps.
+    inside: list[Path] = field(default_factory=list)
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))

@@ -49,13 +49,15 @@ def open_dump(
 ) -> RunDocument:
     """A run document. `headers` also reads every record's header: field names, and which records are unreadable.
 
-    Several paths are one run; `step` leaves only the records of those steps.
+    Several paths are one run; `step` leaves only the records of those steps. Of a folder of runs no header is read:
+    each is opened for itself, and there may be thousands.
     """
     run = open_run(path, *more, on_event=on_event)
     if step is not None:
         run.records = run.select(step=step)
     unreadable: list[Problem] = []
     found: list[Problem] = []
+    headers = headers and not run.inside
     if headers:
         for done, record in enumerate(run.records):
             on_event(Progress(done, len(run.records), record.path.name))
@@ -347,14 +349,13 @@ def diagnose(
     from replay_core.diagnose.merging import together
     from replay_core.diagnose.series import series_block
     from replay_core.diagnose.signals import Signals
-    from replay_core.dumps.several import runs_inside
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more, on_event=on_event)
-    if inside := [] if more else runs_inside(run.path, run.records):
+    if run.inside:
         step = None if known else step  # several runs are told apart by what stands in a claim: they are made anew
-        runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
+        runs = [(str(one.relative_to(path)), open_run(one)) for one in run.inside]
         cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
         return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
     case = Case(run, Signals.of(run, step), step)

@@ -53,6 +53,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("tensor_list",),
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "slow_link", "settings", "collecting"),
+    ("busy",),  # a job that runs, for the screen and for the command line
     ("format", "paths", "actions"),
 )
 

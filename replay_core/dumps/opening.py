@@ -91,9 +91,8 @@ def open_run(path: Path | str, *more: Path | str, on_event: OnEvent = ignore) ->
     try:
         parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one, on_event)]
         run = parts[0] if len(parts) == 1 else _joined(Path(path), parts)
-        inside = [] if more else runs_inside(run.path, run.records)
-        if inside:
-            run.problems = said_once(run.path, inside, run.problems)
+        if not more and (inside := runs_inside(run.path, run.records)):
+            run.inside, run.problems = inside, said_once(run.path, inside, run.problems)
         return run
     finally:
         if was_collecting:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
     from replay_core.documents.parts import ProblemEntry, Stamp
     from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
-    from replay_core.documents.run import RunDocument
+    from replay_core.documents.run import RunDocument, SeveralRuns
     from replay_core.dumps.following import Pulse
     from replay_core.measure.figures import PairFigures
     from replay_core.measure.statistics import Statistics
@@ -59,10 +59,12 @@ def run_document(
     """
     marked = marks(run)
     listed = None if only is None else {id(record) for record in only}
+    several: SeveralRuns = {"inside": [str(one) for one in run.inside]} if run.inside else {}
     doc: RunDocument = {
         "schema_version": SCHEMA_VERSION,
         "kind": "run",
         **stamp(),
+        **several,
         "path": str(run.path),
         "dialect": run.dialect,
         "steps": run.steps(),

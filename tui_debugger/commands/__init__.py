@@ -20,6 +20,7 @@ import click
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, LogLine, Progress
+from tui_debugger.busy import Busy
 from tui_debugger.format import safe
 
 D = TypeVar("D", bound="Document")
@@ -266,7 +267,7 @@ class ProgressLine:
         self._verbose = verbose
         self._began = time.monotonic()
         self._width = 0
-        self._said = Progress(0, None, first)
+        self._busy = Busy("", began=self._began, far=Progress(0, None, first))
         self._ended, self._drawing = threading.Event(), threading.Lock()
         if first:
             threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
@@ -278,8 +279,9 @@ class ProgressLine:
             self._erase()
             click.echo(safe(event.text, lines=True), err=True)
         if isinstance(event, Progress):
-            self._said = event
-            if time.monotonic() - self._began >= self._next_s:
+            now = time.monotonic()
+            self._busy.take(event, now)
+            if now - self._began >= self._next_s:
                 self._draw()
 
     def note(self, text: str) -> None:
@@ -293,13 +295,12 @@ class ProgressLine:
 
     def _draw(self) -> None:
         with self._drawing:
-            spent = time.monotonic() - self._began
+            self._busy.now = time.monotonic()
+            spent = self._busy.spent_s
             if spent < self._next_s or self._ended.is_set():
                 return
             self._next_s = spent + 0.1 if self._watched else 2 * spent
-            done, total = self._said.done, self._said.total
-            count = f"{done}/{total} " if total else f"{done} " if done else ""
-            said, tail = f"{count}{safe(self._said.what)}", f"  {spent:.0f} s"
+            said, tail = self._busy.how_far, f"  {spent:.0f} s{self._busy.cost}"
             if self._watched:
                 text = said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
                 sys.stderr.write("\r" + text.ljust(self._width))
