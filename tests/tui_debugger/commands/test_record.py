@@ -309,7 +309,9 @@ def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
     answer = record(tmp_path, TRL.format(root=str(ROOT)), cold=True)
     assert answer.returncode == 0, answer.stderr
     assert "GRPOTrainer was recorded with its rollouts" in answer.stderr
-    assert f"rldbg replay {tmp_path / 'dump'} --step 1 --backward runs a step again, with the weights of" in answer.stderr
+    assert (
+        f"rldbg replay {tmp_path / 'dump'} --step 1 --backward runs a step again, with the weights of" in answer.stderr
+    )
     run = open_run(tmp_path / "dump")
     stages = {record.key.stage for record in run.records}
     assert stages == {"trajectory", "forward_data", "loss", "gradient", "optimizer", "training_metrics"}
