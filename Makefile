@@ -59,7 +59,7 @@ docs: $(STAMP)  ## the pages and pictures that are made from the code
 tolerances: $(STAMP)  ## docs/tolerances.md: the limits, and what was measured against them (two minutes)
 	$(BIN)/python -m benchmarks.tolerances > docs/tolerances.md.new && mv docs/tolerances.md.new docs/tolerances.md
 
-frameworks: $(STAMP)  ## docs/frameworks.md: real trainers recorded, unrecorded and replayed (ten minutes)
+frameworks: $(STAMP)  ## docs/frameworks.md: real trainers recorded, unrecorded and replayed (half an hour; goes on where it was)
 	$(BIN)/python -m benchmarks.frameworks
 
 integrations: $(STAMP)  ## the signatures of what is hooked, against the frameworks' packages (fetches them)

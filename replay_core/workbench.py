@@ -381,10 +381,9 @@ def samples(
         SelectionError: there is no such step or sample.
         RequestError: nothing is recorded to put them in order by, or to search; or it is no tokenizer.
     """
-    from replay_core.inspection.step_samples import step_samples
+    from replay_core.inspection.step_samples import StepSamples
 
-    run = open_run(path, *more)
-    return step_samples(run, step, by=by, search=search, shown=shown, most=most, tokenizer=tokenizer)
+    return StepSamples(open_run(path, *more), step, tokenizer).document(by=by, search=search, shown=shown, most=most)
 
 
 def dialects() -> list[str]:

@@ -54,7 +54,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "slow_link", "settings", "collecting"),
     ("busy",),  # a job that runs, for the screen and for the command line
-    ("format", "paths", "actions"),
+    ("format", "paths", "actions", "token_colours"),
 )
 
 #: What the front end may open of the core: a module, or only these names of it. And why.

@@ -11,7 +11,7 @@ import click
 
 from replay_core.errors import NotADumpError, RequestError
 from tui_debugger import snapshot
-from tui_debugger.commands import DumpPath, ProgressLine
+from tui_debugger.commands import DumpPath, ProgressLine, finish
 from tui_debugger.peek import steps_in
 
 if TYPE_CHECKING:
@@ -53,8 +53,12 @@ def command(
         others = (b, *more)
         if one_run or more or _belong_together(a, b):
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
-    if a is not None and snapshot.is_document(a):
-        snapshot.check_kind(a)
+    if (
+        a is not None
+        and snapshot.is_document(a)
+        and (not _has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS))
+    ):
+        return _printed(a)
     if a is not None and b is None and a.is_file() and _is_capsule(a):
         return _open_capsule(a, ascii_only, no_mouse, theme)
     peeked = steps_in(a) if a is not None and a.is_dir() else []
@@ -74,6 +78,19 @@ def command(
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
 
 
+def _printed(path: Path) -> int:
+    """A document where there is no terminal, or no pane for it: what the command that made it printed."""
+    from replay_core import workbench
+    from tui_debugger.handout.kinds import KINDS
+
+    document = workbench.reopen(path)
+    _, report = KINDS.get(document["kind"], (None, None))
+    if report is None:
+        raise RequestError("the document is for programs", file=str(path), found=document["kind"],
+                           hint=f"python -m json.tool {path}")  # fmt: skip
+    return finish(document, report, as_json=False, output=None)
+
+
 def _is_capsule(path: Path) -> bool:
     with path.open("rb") as file:
         if not file.read(4).startswith(b"PK"):
@@ -85,7 +102,6 @@ def _is_capsule(path: Path) -> bool:
 
 def _open_capsule(file: Path, ascii_only: bool, no_mouse: bool, theme: str | None) -> int:
     """Run a capsule again and say what came out; then the screen on its two sides, where there is one."""
-    from tui_debugger.commands import finish
     from tui_debugger.commands.capsule import opened
     from tui_debugger.reports.replay import replay_report
 
@@ -164,8 +180,6 @@ def require_terminal(a: Path | None, b: Path | None) -> None:
         return
     if a is not None and b is not None:
         hint = f"rldbg compare {a} {b}"
-    elif a is not None and snapshot.is_document(a):
-        hint = snapshot.without_a_screen(a)
     else:
         hint = f"rldbg ls {a}" if a is not None else "rldbg --help"
     raise RequestError("the screen needs a terminal", found="standard input or output is none", hint=hint)
