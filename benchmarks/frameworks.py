@@ -1,18 +1,18 @@
-"""Real trainers, driven for real as a stranger would: recorded without an edit, beside the same run unrecorded, then the
-line that the recording ended with.
+"""Real trainers, driven as a stranger would: recorded without an edit, beside the same run unrecorded, then the line
+that the recording ended with.
 
     python -m benchmarks.frameworks [NAME | hooks ...]      # or: make frameworks; writes docs/frameworks.md
 
-Each row's packages and this tree's wheel are installed into an environment of their own, under RLDBG_ENVIRONMENTS (by
-default build/frameworks). A row is kept in benchmarks/frameworks.json as soon as it is there, and is not driven again by
-the same sources: what was interrupted is resumed. Named rows are driven again.
+Each row's packages and this tree's wheel are installed into an environment of their own, under RLDBG_ENVIRONMENTS
+(by default build/frameworks). A row is kept in benchmarks/frameworks.json as soon as it is there, and is not driven
+again by the same sources: what was interrupted goes on. Rows that are named are driven again.
 """
 
 from __future__ import annotations
 
+import ast
 import datetime
 import hashlib
-import inspect
 import json
 import os
 import re
@@ -26,14 +26,22 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs.signatures import SIGNATURES, checked
-from tests.replay_core.recorder.test_trl import model, reward, tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "frameworks.md"
 RESULTS = ROOT / "benchmarks" / "frameworks.json"
 DATA = ROOT / "tests" / "data"
 
-HEAD = "\n".join(["from typing import Any", "import sys", "import torch", *map(inspect.getsource, (tokenizer, model, reward))])
+#: What makes the tiny model, its tokenizer and its reward, as the tests have it.
+_MADE = (ROOT / "tests" / "replay_core" / "recorder" / "test_trl.py").read_text(encoding="utf-8")
+HEAD = "\n".join(
+    ["from typing import Any", "import sys", "import torch"]
+    + [
+        ast.get_source_segment(_MADE, part) or ""
+        for part in ast.parse(_MADE).body
+        if isinstance(part, ast.FunctionDef) and part.name in ("tokenizer", "model", "reward")
+    ]
+)
 HEAD += """
 tok = tokenizer(); tok.padding_side = "right"
 sums = [f"{a}+{a * 7}={a * 8}" for a in range(16)]
@@ -146,6 +154,11 @@ class Drive:
     script: str
     ranks: int = 1
 
+    @property
+    def row(self) -> str:
+        """Its two first cells."""
+        return f"{self.name} | {', '.join(self.needs).replace('==', ' ')}"
+
 
 _TORCH = "torch==2.13.0"
 _TRANSFORMERS = (_TORCH, "transformers==5.23.0", "accelerate==1.15.0")
@@ -179,10 +192,11 @@ TEXT = """# Trainers that were driven
 Each trainer's own code on a tiny model on a CPU, three optimizer steps, unchanged, in an environment that `pip install`
 made of its packages and rldbg's wheel: once under `rldbg record --gradients '*' -- python train.py`, once without. Then
 the line that the recording ended with.
-*Unmodified*: every weight after training is bitwise equal with and without recording. *Replays*: how far, in nats, the
-recorded logits or log-probabilities are from the replay's. *Backward*: losses and gradients against the recorded.
+*Opens*: without a problem. *Unmodified*: every weight after training is bitwise equal with and without recording.
+*Replays*: how far, in nats, the recorded logits or log-probabilities are from the replay's. *Backward*: losses and
+gradients against the recorded.
 
-| trainer | packages | records, opens without a problem | unmodified | the line it ended with, its exit code | replays (greatest) | backward | driven |
+| trainer | packages | records, opens | unmodified | its last line, exit code | replays (greatest) | backward | driven |
 |---|---|---|---|---|---|---|---|
 """
 REST = """
@@ -323,28 +337,31 @@ def _hooked() -> list[str]:
 
 def main() -> None:
     wanted = sys.argv[1:]
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"trainers": {}, "hooks": []}
     code = sources()
     for one in DRIVES:
-        row = f"{one.name} | {', '.join(one.needs).replace('==', ' ')}"
-        known = results["trainers"].get(row)
-        if not any(word in row for word in wanted) if wanted else known is not None and known["sources"] == code:
+        known = _kept_results()["trainers"].get(one.row)
+        if not any(word in one.row for word in wanted) if wanted else known is not None and known["sources"] == code:
             continue
         with tempfile.TemporaryDirectory(prefix="rldbg-frameworks-") as folder:
             cells = drive(one, environment(one.needs, code), Path(folder))
-        results["trainers"][row] = {"cells": cells, "driven": _today(), "sources": code}
-        sys.stderr.write(f"{row} | {' | '.join(cells)}\n")
+        sys.stderr.write(f"{one.row} | {' | '.join(cells)}\n")
+        # Read anew: rows may be driven side by side.
+        results = _kept_results()
+        results["trainers"][one.row] = {"cells": cells, "driven": _today(), "sources": code}
         _write(results)
-    if not wanted or "hooks" in wanted:
-        results["hooks"] = _hooked()
-    _write(results)
+    results = _kept_results()
+    _write({**results, "hooks": _hooked()} if not wanted or "hooks" in wanted else results)
+
+
+def _kept_results() -> dict[str, Any]:
+    found: dict[str, Any] = {"trainers": {}, "hooks": []}
+    return {**found, **json.loads(RESULTS.read_text(encoding="utf-8"))} if RESULTS.exists() else found
 
 
 def _write(results: dict[str, Any]) -> None:
-    rows = [f"{one.name} | {', '.join(one.needs).replace('==', ' ')}" for one in DRIVES]
-    results["trainers"] = {row: results["trainers"][row] for row in rows if row in results["trainers"]}
+    results["trainers"] = {one.row: results["trainers"][one.row] for one in DRIVES if one.row in results["trainers"]}
     for file, text in ((RESULTS, json.dumps(results, indent=1) + "\n"), (PAGE, page(results))):
-        new = file.with_suffix(".new")
+        new = file.with_suffix(f".{os.getpid()}.new")
         new.write_text(text, encoding="utf-8")
         new.replace(file)
 
