@@ -12,6 +12,7 @@ import argparse
 import random
 import sys
 import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -665,9 +666,11 @@ def cases(names: tuple[str, ...] | None = None) -> Iterator[tuple[Fault, str, st
                 yield one, architecture, dtype
 
 
-def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]]) -> None:
+def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]], most_s: float) -> None:
     counts: Counter[str] = Counter()
     for one, architecture, dtype in chosen:
+        if time.process_time() > most_s:
+            break
         chance = random.Random(zlib.crc32(f"{one.name}{architecture}{dtype}".encode()))
         std, trained = chance.choice((0.05, 0.1, 0.2)), chance.random() < 0.4
         attention = chance.choice(("sdpa", "eager"))
@@ -733,6 +736,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take one case of so many")
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", default=None)
+    parser.add_argument("--cpu-s", type=float, default=1e9, help="begin no further fault after so many CPU seconds")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     part = slice(asked.start, None, asked.every)
@@ -744,7 +748,7 @@ def main() -> None:
         names = tuple(one.name for one in FAULTS if (one.name in HELD_BACK) == back)
         if asked.only:
             names = tuple(asked.only.split(","))
-        run_faults(Path(folder), list(cases(names))[part])
+        run_faults(Path(folder), list(cases(names))[part], asked.cpu_s)
 
 
 if __name__ == "__main__":

@@ -624,13 +624,14 @@ def compare_weights(
     """
     from replay_core.export.weights import weights_document
     from replay_core.weight_sync.arrival import judge
+    from replay_core.weight_sync.megatron import joined
     from replay_core.weight_sync.state import states_of
     from replay_core.weight_sync.suspects import Known
 
-    sender = _only_one(states_of(sent, step=step), sent)
+    sender = _only_one(joined(states_of(sent, step=step)), sent)
     others = [one for one in states_of(sent, every_step=True) if one.step not in (None, sender.step)]
-    others += [one for path in older for one in states_of(path, every_step=True)]
-    earlier = None if before is None else _only_one(states_of(before), before)
+    others += [one for path in older for one in joined(states_of(path, every_step=True))]
+    earlier = None if before is None else _only_one(joined(states_of(before)), before)
     known = Known(sender, earlier, tuple(others))
     states = [state for path in received for state in states_of(path)]
     return weights_document(judge(known, states, parallel=parallel, names=name, on_event=on_event), allowed)

@@ -271,7 +271,7 @@ class SightEntry(TypedDict):
 
     by: Literal["cell", "reference", "eager"]
     what: Literal["again", "other", "padding", "token"]
-    """Nothing (run once more), all tokens of `sample`, the padding, or token `token` of every sample."""
+    """Nothing (run again after other tokens), all tokens of `sample`, the padding, or token `token` of every sample."""
     sample: Count | None
     token: Count | None
     moved: list[MovedTokens]

@@ -181,7 +181,7 @@ def _shown(sight: Mapping[str, Any]) -> str | None:
 def line(sight: Mapping[str, Any]) -> str:
     """A line of the table: what was changed, and who moved."""
     changed = {
-        "again": "nothing (run once more)", "other": f"sample {sight['sample']}", "padding": "the padding",
+        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}", "padding": "the padding",
         "token": f"token {sight['token']} of every sample",
     }[sight["what"]]  # fmt: skip
     if not sight["moved"]:
