@@ -1,4 +1,4 @@
-"""The tutorials: every command is run as it stands and says what its page shows; the pages made of the code; the site."""
+"""Each tutorial: its commands are run as they stand and say what the page shows; the pages made of the code; the site."""
 
 from __future__ import annotations
 
