@@ -1,4 +1,4 @@
-"""Each tutorial: its commands are run as they stand and say what the page shows; the pages made of the code; the site."""
+"""Tutorials: their commands run as they stand and say what the page shows; pages made of the code; the site."""
 
 from __future__ import annotations
 
