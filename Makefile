@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fmt docs tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-diagnose bench-ui install clean
+.PHONY: help demo test test-all fuzz check fmt docs site tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-diagnose bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +55,10 @@ docs: $(STAMP)  ## the pages and pictures that are made from the code
 	$(BIN)/python -c "from replay_core.replay.flags import page; print(page(), end='')" > docs/flags.md
 	$(BIN)/python -m replay_core.documents.schema > replay_core/documents/schema.json
 	$(BIN)/python docs/pictures.py
+
+site: $(STAMP)  ## the documentation as a site, in build/site; a broken link stops it
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build
 
 tolerances: $(STAMP)  ## docs/tolerances.md: the limits, and what was measured against them (two minutes)
 	$(BIN)/python -m benchmarks.tolerances > docs/tolerances.md.new && mv docs/tolerances.md.new docs/tolerances.md

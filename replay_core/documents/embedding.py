@@ -9,6 +9,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING
 
+from replay_core.budget import spend_bytes
 from replay_core.errors import DumpError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BEGINNING = '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="generator" content="rldbg">\n'
 #: Bytes of a page that rldbg reads, and of the document in one: a thousandfold of base64 is no document.
 MAX_PAGE, MAX_DOCUMENT = 1 << 22, 1 << 27
+_AT_ONCE = 1 << 20
 
 _OPEN, _CLOSE = '<template id="rldbg-document" data-encoding="deflate base64">', "</template>"
 
@@ -42,10 +44,11 @@ def is_page(head: bytes) -> bool:
     return head.startswith(BEGINNING.encode())
 
 
-def extracted(page: bytes, path: Path) -> bytes:
+def extracted(page: bytes, path: Path) -> bytearray:
     """The JSON of the document in a page.
 
     Raises:
+        BudgetError: it is larger than what a page of that size may hold.
         DumpError: the page holds none, or one that is damaged or too large.
     """
     if len(page) > MAX_PAGE:
@@ -56,9 +59,14 @@ def extracted(page: bytes, path: Path) -> bytes:
             "the page holds no document", file=str(path), expected="a page with its document",
             found="one whose document was too large for it, or was cut off", hint="the JSON, which --output writes",
         )  # fmt: skip
-    machine = zlib.decompressobj()
+    machine, data = zlib.decompressobj(), bytearray()
     try:
-        data = machine.decompress(base64.b64decode(found[1], validate=True), MAX_DOCUMENT)
+        packed = base64.b64decode(found[1], validate=True)
+        while packed and not machine.eof and len(data) < MAX_DOCUMENT:
+            some = machine.decompress(packed, _AT_ONCE)
+            spend_bytes(len(some), "the document in the page")
+            data += some
+            packed = machine.unconsumed_tail
     except (zlib.error, binascii.Error) as error:
         raise DumpError(f"the document in the page is damaged: {error}", file=str(path)) from None
     if not machine.eof:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from replay_core.budget import reading
 from replay_core.documents.embedding import extracted, is_page
 from replay_core.documents.kinds import Document
 from replay_core.documents.version import SCHEMA_VERSION
@@ -45,21 +47,25 @@ def read_document(path: Path) -> Document:
     Raises:
         DumpError: it cannot be read, is not JSON, is of another schema, or lacks what its kind must have.
     """
-    with regular(path) as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise DumpError("the document is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
-    if is_page(data):
-        data = extracted(data, path)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise DumpError("the document is not UTF-8", file=str(path)) from None
-    try:
-        document = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise DumpError(f"the document is not JSON: {error}", file=str(path), hint="was it written whole?") from None
-    return checked(document, path)
+    with reading(path):
+        with regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise DumpError("the document is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
+            stored = file.read(size)
+        data: bytes | bytearray = extracted(stored, path) if is_page(stored) else stored
+        del stored
+        try:
+            text = data.decode()
+            del data  # of a large one there is no room for both
+        except UnicodeDecodeError:
+            raise DumpError("the document is not UTF-8", file=str(path)) from None
+        try:
+            document = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            hint = "was it written whole?"
+            raise DumpError(f"the document is not JSON: {error}", file=str(path), hint=hint) from None
+        return checked(document, path)
 
 
 def _refuse(word: str) -> NoReturn:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from replay_core import workbench
+from replay_core import budget, workbench
 from replay_core.documents.embedding import BEGINNING, embedded, kind_mark
-from replay_core.errors import DumpError
+from replay_core.errors import BudgetError, DumpError
 from tests.tui_debugger.handout.documents import HOSTILE, genuine, spoilt
 from tui_debugger.handout.html_page import LARGEST, page
 from tui_debugger.handout.kinds import KINDS, sheet_of
@@ -159,3 +159,17 @@ def test_a_page_that_was_damaged_or_blown_up_is_refused(tmp_path: Path, monkeypa
     file.write_text(frame % base64.b64encode(zlib.compress(b'{"schema_version": 1, "kind": "record"}')).decode())
     with pytest.raises(DumpError, match="damaged"):
         workbench.reopen(file)
+
+
+def test_a_small_page_of_a_huge_document_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FLOOR_BYTES", 1 << 16)
+    budget.forget()
+    text = b'{"schema_version": 1, "kind": "comparison", "a": [' + b"[]," * 300_000 + b"1]}"
+    path = tmp_path / "x.html"
+    packed = base64.b64encode(zlib.compress(text)).decode()
+    element = f'<template id="rldbg-document" data-encoding="deflate base64">{packed}</template>'
+    path.write_text(BEGINNING + kind_mark("comparison") + element)
+    with pytest.raises(BudgetError, match="more than what is stored"):
+        workbench.reopen(path)
