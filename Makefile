@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fmt docs tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-diagnose bench-ui install clean
+.PHONY: help demo test test-all fuzz check fmt docs site tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-diagnose bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,10 +56,14 @@ docs: $(STAMP)  ## the pages and pictures that are made from the code
 	$(BIN)/python -m replay_core.documents.schema > replay_core/documents/schema.json
 	$(BIN)/python docs/pictures.py
 
+site: $(STAMP)  ## the documentation as a site, in build/site; a broken link stops it
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build
+
 tolerances: $(STAMP)  ## docs/tolerances.md: the limits, and what was measured against them (two minutes)
 	$(BIN)/python -m benchmarks.tolerances > docs/tolerances.md.new && mv docs/tolerances.md.new docs/tolerances.md
 
-frameworks: $(STAMP)  ## docs/frameworks.md: real trainers recorded, unrecorded and replayed (ten minutes)
+frameworks: $(STAMP)  ## docs/frameworks.md: real trainers recorded, unrecorded and replayed (half an hour; goes on where it was)
 	$(BIN)/python -m benchmarks.frameworks
 
 integrations: $(STAMP)  ## the signatures of what is hooked, against the frameworks' packages (fetches them)

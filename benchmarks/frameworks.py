@@ -1,19 +1,26 @@
-"""Real trainers, driven for real: recorded without an edit, beside the same run unrecorded, then replayed.
+"""Real trainers, driven as a stranger would: recorded without an edit, beside the same run unrecorded, then the line
+that the recording ended with.
 
     python -m benchmarks.frameworks [NAME | hooks ...]      # or: make frameworks; writes docs/frameworks.md
 
-A line per trainer: whether recording changed a weight, what opened, and how far a replay with backward is from it. With
-RLDBG_PYTHON=DIR/bin/python the trainers run in another environment, of older versions. Rows of other versions are kept.
+Each row's packages and this tree's wheel are installed into an environment of their own, under RLDBG_ENVIRONMENTS
+(by default build/frameworks). A row is kept in benchmarks/frameworks.json as soon as it is there, and is not driven
+again by the same sources: what was interrupted goes on. Rows that are named are driven again.
 """
 
 from __future__ import annotations
 
+import ast
 import datetime
+import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +29,20 @@ from tests.docs.signatures import SIGNATURES, checked
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "frameworks.md"
+RESULTS = ROOT / "benchmarks" / "frameworks.json"
 DATA = ROOT / "tests" / "data"
-STEP = 2
-#: Of a line about a trainer.
-CELLS = 7
-#: Of a line about what is hooked.
-HOOK_CELLS = 4
 
-HEAD = """
-import sys; sys.path.insert(0, ROOT)
-import torch
-from tests.replay_core.recorder.test_trl import model, reward, tokenizer
+#: What makes the tiny model, its tokenizer and its reward, as the tests have it.
+_MADE = (ROOT / "tests" / "replay_core" / "recorder" / "test_trl.py").read_text(encoding="utf-8")
+HEAD = "\n".join(
+    ["from typing import Any", "import sys", "import torch"]
+    + [
+        ast.get_source_segment(_MADE, part) or ""
+        for part in ast.parse(_MADE).body
+        if isinstance(part, ast.FunctionDef) and part.name in ("tokenizer", "model", "reward")
+    ]
+)
+HEAD += """
 tok = tokenizer(); tok.padding_side = "right"
 sums = [f"{a}+{a * 7}={a * 8}" for a in range(16)]
 def batch(texts):
@@ -41,7 +51,7 @@ def batch(texts):
 plain = dict(output_dir="out", max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2,
              logging_steps=1, save_strategy="no",
              report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-2, bf16=False)
-""".replace("ROOT", repr(str(ROOT)))
+"""
 TAIL = """
 import os
 whole = {n.removeprefix("module."): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
@@ -137,37 +147,57 @@ for step in range(3):
 
 @dataclass(frozen=True)
 class Drive:
-    """A trainer's own code: what it is called, the packages whose versions count, its script, how many processes."""
+    """A trainer's own code: what it is called, the packages of its environment, its script, how many processes."""
 
     name: str
-    packages: tuple[str, ...]
+    needs: tuple[str, ...]
     script: str
     ranks: int = 1
 
+    @property
+    def row(self) -> str:
+        """Its two first cells."""
+        return f"{self.name} | {', '.join(self.needs).replace('==', ' ')}"
 
+
+_TORCH = "torch==2.13.0"
+_TRANSFORMERS = (_TORCH, "transformers==5.23.0", "accelerate==1.15.0")
+_OLD_TRANSFORMERS = (_TORCH, "transformers==4.51.3", "accelerate==1.15.0")
+_TRL = (_TORCH, "trl==1.16.0", "transformers==5.23.0")
+_OLD_TRL = (_TORCH, "trl==0.29.0", "transformers==5.23.0")
 DRIVES = (
-    Drive("TRL GRPOTrainer", ("trl", "transformers"), GRPO),
-    Drive("TRL SFTTrainer", ("trl", "transformers"), SFT),
-    Drive("TRL DPOTrainer", ("trl", "transformers"), DPO),
-    Drive("transformers Trainer", ("transformers",), TRAINER),
-    Drive("accelerate, one process", ("accelerate",), ACCELERATE),
-    Drive("accelerate, two ranks", ("accelerate",), ACCELERATE, 2),
-    Drive("DistributedDataParallel, two ranks", ("torch",), DDP, 2),
-    Drive("FSDP2 (fully_shard), two ranks", ("torch",), FSDP2, 2),
-    Drive("a PPO loop, actor and critic", ("torch", "transformers"), PPO),
+    *(
+        Drive(name, needs, script, ranks)
+        for needs in (_TRL, _OLD_TRL)
+        for name, script, ranks in (
+            ("TRL GRPOTrainer", GRPO, 1),
+            ("TRL GRPOTrainer, two ranks", GRPO, 2),
+            ("TRL SFTTrainer", SFT, 1),
+            ("TRL DPOTrainer", DPO, 1),
+        )
+    ),
+    Drive("transformers Trainer", _TRANSFORMERS, TRAINER),
+    Drive("transformers Trainer", _OLD_TRANSFORMERS, TRAINER),
+    Drive("accelerate, one process", _TRANSFORMERS, ACCELERATE),
+    Drive("accelerate, two ranks", _TRANSFORMERS, ACCELERATE, 2),
+    Drive("DistributedDataParallel, two ranks", _TRANSFORMERS, DDP, 2),
+    Drive("FSDP2 (fully_shard), two ranks", _TRANSFORMERS, FSDP2, 2),
+    Drive("a PPO loop, actor and critic", _TRANSFORMERS, PPO),
 )
 
-TEXT = f"""# Trainers that were driven
+TEXT = """# Trainers that were driven
 
-<!-- Made by `python -m benchmarks.frameworks` (`make frameworks`). -->
+<!-- Made by `python -m benchmarks.frameworks` (`make frameworks`) of benchmarks/frameworks.json. -->
 
-Each trainer's own code on a tiny model on a CPU, three optimizer steps, unchanged: once under `rldbg record
---gradients '*' -- python train.py`, once without. Then `rldbg replay rldbg-dump --step {STEP} --backward`.
-*Unmodified*: every weight after training is bitwise equal with and without recording. *Replays*: how far, in nats, the
-recorded logits or log-probabilities are from the replay's. *Backward*: losses and gradients against the recorded.
+Each trainer's own code on a tiny model on a CPU, three optimizer steps, unchanged, in an environment that `pip install`
+made of its packages and rldbg's wheel: once under `rldbg record --gradients '*' -- python train.py`, once without. Then
+the line that the recording ended with.
+*Opens*: without a problem. *Unmodified*: every weight after training is bitwise equal with and without recording.
+*Replays*: how far, in nats, the recorded logits or log-probabilities are from the replay's. *Backward*: losses and
+gradients against the recorded.
 
-| trainer | version | records, opens without a problem | unmodified | replays (greatest) | backward | driven |
-|---|---|---|---|---|---|---|
+| trainer | packages | records, opens | unmodified | its last line, exit code | replays (greatest) | backward | driven |
+|---|---|---|---|---|---|---|---|
 """
 REST = """
 The gradient of several ranks is held to the mean of all ranks' replays. A loss that is a plain function of the script
@@ -206,49 +236,72 @@ torch.distributed.checkpoint's.
 """
 
 
-def drive(one: Drive, python: str, folder: Path) -> str:
-    """The line of one trainer."""
+_LINE = re.compile(r"^rldbg: rldbg (replay .*? --step \d+(?: --backward)?) ", re.MULTILINE)
+
+
+def environment(needs: tuple[str, ...], sources: str) -> str:
+    """The Python of an environment of these packages and of this tree's wheel."""
+    within = Path(os.environ.get("RLDBG_ENVIRONMENTS", ROOT / "build" / "frameworks"))
+    folder = within / "-".join(needs).replace("==", "-")
+    python, wheel = folder / "bin" / "python", folder / "rldbg-sources"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
+    if not python.exists():
+        venv.create(folder, symlinks=True)
+    if not wheel.exists():
+        subprocess.run([*pip, *shlex.split(os.environ.get("PIP_FLAGS", "")), *needs, str(ROOT)], check=True)
+    elif wheel.read_text() != sources:
+        subprocess.run([*pip, "--no-deps", "--force-reinstall", str(ROOT)], check=True)
+    wheel.write_text(sources)
+    return str(python)
+
+
+def sources() -> str:
+    """A digest of what is installed of this tree."""
+    files = sorted(file for package in ("replay_core", "tui_debugger") for file in (ROOT / package).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def drive(one: Drive, python: str, folder: Path) -> list[str]:
+    """What driving a trainer showed: the cells of its row after its name and packages."""
     (folder / "train.py").write_text(HEAD + one.script + TAIL)
     launch = [python, *(["-m", "torch.distributed.run", "--nproc_per_node", str(one.ranks), "--standalone"]
                         if one.ranks > 1 else []), "train.py"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    cleared = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RLDBG"))}
+    cleared |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(folder / "cache")}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(words, cwd=folder, env=cleared, capture_output=True, text=True, check=False)
 
-    versions = run(python, "-c", "import importlib.metadata as m, sys; "
-                   "print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))", *one.packages)  # fmt: skip
-    rldbg = (sys.executable, "-m", "tui_debugger")
+    rldbg = (python, "-m", "tui_debugger")
     recorded = run(*rldbg, "record", "--gradients", "*", "--", *launch, "recorded.pt")
     alone = run(*launch, "alone.pt")
-    cells = [one.name, versions.stdout.strip()]
     if recorded.returncode or alone.returncode:
         sys.stderr.write(recorded.stderr[-2000:] + alone.stderr[-2000:])
-        said = f"did not run (exit {recorded.returncode} recorded, {alone.returncode} alone)"
-        return _line([*cells, said, "", "", "", _today()])
+        return [f"did not run (exit {recorded.returncode} recorded, {alone.returncode} alone)", "", "", "", ""]
     listed = json.loads(run(*rldbg, "ls", "rldbg-dump", "--json").stdout)
-    replay = run(*rldbg, "replay", "rldbg-dump", "--step", str(STEP), "--backward", "--json")
-    backward, held = _answered(replay)
-    if held is None:
-        _, held = _answered(run(*rldbg, "replay", "rldbg-dump", "--step", str(STEP), "--json"))
     problems = len(listed["problems"])
     opens = f"{len(listed['records'])}, {'yes' if not problems else f'{problems} problems'}"
-    return _line([*cells, opens, _unmodified(folder), held or "", backward, _today()])
+    found = _LINE.search(recorded.stderr)
+    if found is None:
+        return [opens, _unmodified(folder), "none", "", ""]
+    words = shlex.split(found[1])
+    replay = run(*rldbg, *words, "--json")
+    line = f"`rldbg {shlex.join([Path(word).name for word in words])}`, {replay.returncode}"
+    return [opens, _unmodified(folder), line, *_answered(replay)]
 
 
-def _answered(replay: subprocess.CompletedProcess[str]) -> tuple[str, str | None]:
+def _answered(replay: subprocess.CompletedProcess[str]) -> tuple[str, str]:
     try:
         cell: dict[str, Any] = json.loads(replay.stdout)["cells"][-1]
     except (ValueError, LookupError):
         said = replay.stderr.strip().splitlines()
-        return (said[0].removeprefix("error: ") if said else f"exit {replay.returncode}"), None
+        return (said[0] if said else "nothing was said"), ""
     values, training = cell["recorded"], cell["recorded_training"]
     held = f"{values[0]['verdict']}, {values[0]['max_abs']:.1e}" if values else "nothing recorded to hold it to"
     if training is None:
-        return "", held
-    word = "bitwise" if training["bitwise"] else "within tolerance" if training["agrees"] else "DIFFERS"
+        return held, "not asked for"
     what = f"{training['losses']} losses, {training['gradients']} gradients"
-    return f"{word} ({what})" + (f": {training['sentence']}" if word == "DIFFERS" else ""), held
+    return held, f"bitwise ({what})" if training["bitwise"] else training["sentence"].removeprefix("recording: ")
 
 
 def _unmodified(folder: Path) -> str:
@@ -265,13 +318,6 @@ def _line(cells: list[str]) -> str:
 
 def _today() -> str:
     return datetime.date.today().isoformat()
-
-
-def _known(cells: int) -> list[str]:
-    """The lines of the page's table that has so many cells."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
-    heads = ("| trainer |", "| framework |", "|-")
-    return [line for line in lines if line.count("|") == cells + 1 and not line.startswith(heads)]
 
 
 def _hooked() -> list[str]:
@@ -291,38 +337,40 @@ def _hooked() -> list[str]:
 
 def main() -> None:
     wanted = sys.argv[1:]
-    python = os.environ.get("RLDBG_PYTHON", sys.executable)
-    lines = _known(CELLS)
-    hooked = _hooked() if not wanted or "hooks" in wanted else _known(HOOK_CELLS)
+    code = sources()
     for one in DRIVES:
-        if wanted and not any(word in one.name for word in wanted):
+        known = _kept_results()["trainers"].get(one.row)
+        if not any(word in one.row for word in wanted) if wanted else known is not None and known["sources"] == code:
             continue
         with tempfile.TemporaryDirectory(prefix="rldbg-frameworks-") as folder:
-            line = drive(one, python, Path(folder))
-        sys.stderr.write(line + "\n")
-        same = [known for known in lines if known.split("|")[1:3] == line.split("|")[1:3]]
-        lines = [line if known in same else known for known in lines] + ([] if same else [line])
-        PAGE.write_text(page(lines, hooked), encoding="utf-8")
-    PAGE.write_text(page(lines, hooked), encoding="utf-8")
+            cells = drive(one, environment(one.needs, code), Path(folder))
+        sys.stderr.write(f"{one.row} | {' | '.join(cells)}\n")
+        # Read anew: rows may be driven side by side.
+        results = _kept_results()
+        results["trainers"][one.row] = {"cells": cells, "driven": _today(), "sources": code}
+        _write(results)
+    results = _kept_results()
+    _write({**results, "hooks": _hooked()} if not wanted or "hooks" in wanted else results)
 
 
-def page(lines: list[str], hooked: list[str]) -> str:
-    """The page: the trainers' lines, the writers' as their files open now, and the hooks'."""
-    rows = "\n".join(_writers())
-    today = _today()
-    return (
-        TEXT
-        + "\n".join(lines)
-        + "\n"
-        + REST
-        + WRITERS.replace("DATE", today)
-        + rows
-        + "\n"
-        + UNDRIVEN
-        + HOOKED
-        + "\n".join(hooked)
-        + "\n"
-    )
+def _kept_results() -> dict[str, Any]:
+    found: dict[str, Any] = {"trainers": {}, "hooks": []}
+    return {**found, **json.loads(RESULTS.read_text(encoding="utf-8"))} if RESULTS.exists() else found
+
+
+def _write(results: dict[str, Any]) -> None:
+    results["trainers"] = {one.row: results["trainers"][one.row] for one in DRIVES if one.row in results["trainers"]}
+    for file, text in ((RESULTS, json.dumps(results, indent=1) + "\n"), (PAGE, page(results))):
+        new = file.with_suffix(f".{os.getpid()}.new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(file)
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page: the trainers' rows, the writers' as their files open now, and the hooks'."""
+    rows = [_line([*row.split(" | "), *kept["cells"], kept["driven"]]) for row, kept in results["trainers"].items()]
+    tables = (TEXT, rows), (REST + WRITERS.replace("DATE", _today()), _writers()), (UNDRIVEN + HOOKED, results["hooks"])
+    return "".join(text + "\n".join(lines) + "\n" for text, lines in tables)
 
 
 #: Where a number of the file is no number of a tensor: an index with digests, a graph's labels, parts of several ranks.

@@ -65,7 +65,7 @@ def declared() -> dict[str, set[str]]:
     for extra, requirements in groups.items():
         for requirement in requirements:
             name = re.split(r"[\s<>=!~;\[]", requirement, maxsplit=1)[0]
-            if name != "rldbg" and extra not in ("test",):
+            if name != "rldbg" and extra not in ("test", "docs"):
                 found.setdefault(name, set()).add(extra)
     return found
 

@@ -312,6 +312,8 @@ class Recorder:
         self.black_box = black_box
         #: The step being recorded, of the innermost open `step`.
         self.current: StepRecorder | None = None
+        #: The last recorded step that ended; until one has, the first.
+        self.newest: int | None = None
         #: Records given up while `on_error` is "warn".
         self.lost: list[Lost] = []
         self._claims: dict[tuple[str, int | None], RankClaim] = {}
@@ -389,6 +391,7 @@ class Recorder:
         with self.guarded({"step": step, "rank": rank, "role": role}):
             wanted = self.settings.wants_step(number("step", step))
             self.current = StepRecorder(self, step, rank, role, active=wanted)
+            self.newest = step if wanted and self.newest is None else self.newest
         return self.current
 
     def end_step(self, step: StepRecorder, failure: BaseException | None = None) -> None:
@@ -397,6 +400,7 @@ class Recorder:
             self.current = None
         if not step.active:
             return
+        self.newest = step.step
         if self.black_box is not None:
             # A trigger of the user's own may fail.
             with self.guarded({"step": step.step, "part": "black box"}):

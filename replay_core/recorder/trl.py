@@ -54,7 +54,7 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
             self._rldbg.watch_clipping()
             model = self.accelerator.unwrap_model(self.model)
             held = _forward(trainer_class)
-            flags = {**computed_as(model, _mixed(self.args), **held), "loss": _loss(self)}
+            flags = {**computed_as(model, _mixed(self.args), **held), "loss": clipped_loss(self)}
             recorder.note(model=model, trainer=trainer_class.__qualname__, seed=self.args.seed, flags=flags)
             self._rollouts = rollouts
             if rollouts is not None and rollouts.rank is None:
@@ -225,8 +225,8 @@ def _forward(trainer_class: Any) -> dict[str, str]:
     return {**found, "logits": "fused"} if "fused_lm_head=True" in source else found
 
 
-def _loss(trainer: Any) -> dict[str, Any]:
-    """The loss as a replay forms it; of one that it cannot form, the name alone."""
+def clipped_loss(trainer: Any) -> dict[str, Any]:
+    """GRPOTrainer's loss as a replay forms it; of one that it cannot form, the name alone."""
     kind = getattr(trainer, "loss_type", "grpo")
     odd = [
         name

@@ -19,6 +19,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import weakref
 from collections import Counter
@@ -183,6 +184,7 @@ class _Watch:
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 watch._trainer = original.__qualname__
                 super().__init__(*args, **kwargs)
+                watch._guard(watch._told_trainer, self.accelerator.unwrap_model(self.model), trl.clipped_loss(self))
 
         Announced.__name__ = Announced.__qualname__ = original.__name__
         late = cast(Recorder, _Late(self._open))
@@ -220,6 +222,11 @@ class _Watch:
 
     def _told_preference(self, described: Callable[[Any], dict[str, Any]], trainer: Any, inputs: Any) -> None:
         self._loss_flags, self._completions = described(trainer), inputs.get("completion_mask")
+
+    def _told_trainer(self, model: Any, loss: dict[str, Any]) -> None:
+        self._weighed(model)
+        self._loss_flags = loss
+        self._trained_on.add("input_ids")
 
     def _told_tokens(self, trainer: Any, number: Any) -> None:
         if number is not None:
@@ -357,8 +364,7 @@ class _Watch:
         recorder = self._open()
         model = hooks.bare(module)
         if self._roots[module] == "actor":
-            size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
-            self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
+            self._weighed(model)
             said: dict[str, Any] = {} if self._loss_flags is None else {"loss": self._loss_flags}
             if hooks.is_averaged(module):
                 said["gradients"] = MEAN_OVER_RANKS
@@ -377,6 +383,10 @@ class _Watch:
             if trained and self._params is not None:
                 each["param"] = [*_matching(self._params, named).values()]
             _say(f"{Forecast.of_records(self._settings, recorder.directory, each)}")
+
+    def _weighed(self, model: Any) -> None:
+        size = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**30
+        self._actor = getattr(getattr(model, "config", None), "_name_or_path", None), size
 
     def _keep_weights(self, module: Any, role: str, step: StepRecorder) -> None:
         """Keep the weights that compute a step, at its first call. Every rank comes here: shards are gathered."""
@@ -538,6 +548,7 @@ class _Watch:
     def _report_seen(self) -> None:
         if self._trainer is not None and self._recorder is not None:
             _say(f"{self._trainer} was recorded with its rollouts into {self._directory}")
+            self._report_replay(self._recorder)
         elif self._seen["model calls"]:
             counts = ", ".join(f"{count} {what}" for what, count in self._seen.items())
             _say(f"saw {counts}; the records are in {self._directory}")
@@ -549,26 +560,30 @@ class _Watch:
                 unseen.append("updates (no torch optimizer stepped)")
             unseen.append("rewards, advantages, ratios, masks applied outside the model: plain functions leave no hook")
             _say("not seen: " + "; ".join(unseen))
-            self._report_replay()
+            if self._recorder is not None:
+                self._report_replay(self._recorder)
         elif self._refused is None and not os.path.exists(os.path.join(self._directory, "manifest.json")):
             # A launcher calls no model; the processes it started recorded theirs.
             hidden = ", or inside what torch.compile was given" if _compiled_graphs() else ""
             _say(f"no model was recorded: no torch module with parameters was called outside sampling{hidden}")
 
-    def _report_replay(self) -> None:
+    def _report_replay(self, recorder: Recorder) -> None:
         """What a replay of the recording can show, and what it cannot."""
+        if recorder.newest is None:
+            _say("a replay needs a recorded step, and --steps and --every left out every one")
+            return
         if "input_ids" not in self._trained_on:
             _say("a replay needs token ids, and no call of a trained model was given input_ids")
             return
         name, size = self._actor
         weights = (
             "with the weights of every step"
-            if self._seen["checkpoints"]
+            if recorder.nearest_checkpoint(recorder.newest)
             else f"with the weights training began from ({name}); --checkpoints keeps each step's ({size:.1f} GiB)"
             if name
             else f"with weights you name (--model); --checkpoints keeps each step's ({size:.1f} GiB)"
         )
-        line = f"rldbg replay {self._directory} --step {self._number - 1}"
+        line = f"rldbg replay {shlex.quote(self._directory)} --step {recorder.newest}"
         foreign = self._foreign_loss()
         formed = "labels" in self._trained_on and foreign is None
         if self._loss_flags is not None:

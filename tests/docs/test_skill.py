@@ -35,7 +35,7 @@ def test_the_command_prints_where_it_lies(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_command_of_it_is_understood():
-    assert len(STEPS) == 8
+    assert len(STEPS) == 9
     for line in STEPS.values():
         words = shlex.split(line)
         command: click.Command = import_module(COMMANDS[words[1]]).command

@@ -285,6 +285,7 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     folder = options[options.index("--dir") + 1] if "--dir" in options else "dump"
     run = open_run(tmp_path / folder)
     step = run.steps()[-1]
+    assert f"rldbg replay {run.path} --step {step} --backward " in answer.stderr
     plan = {"dump": str(run.path), "step": step, "micro": 0, "micros": [0], "backward": True, "model": "checkpoint"}
     cell = workbench.replay({**plan, "flags": {}}, tmp_path / "out", Here())["cells"][-1]
     training = there(cell["recorded_training"])
@@ -308,6 +309,9 @@ def test_a_trl_script_is_recorded_with_its_rollouts(tmp_path: Path) -> None:
     answer = record(tmp_path, TRL.format(root=str(ROOT)), cold=True)
     assert answer.returncode == 0, answer.stderr
     assert "GRPOTrainer was recorded with its rollouts" in answer.stderr
+    assert (
+        f"rldbg replay {tmp_path / 'dump'} --step 1 --backward runs a step again, with the weights of" in answer.stderr
+    )
     run = open_run(tmp_path / "dump")
     stages = {record.key.stage for record in run.records}
     assert stages == {"trajectory", "forward_data", "loss", "gradient", "optimizer", "training_metrics"}
