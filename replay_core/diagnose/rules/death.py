@@ -60,7 +60,14 @@ def died(log: RunLog) -> Iterator[Finding]:
 
 def _is_preempted(one: Told) -> bool:
     """Whether a scheduler ended it: a run that goes on from its checkpoint after that is as it should be."""
-    return one.kind == "killed" and _SIGTERM.search(one.text) is not None and _SIGKILL.search(one.text) is None
+    text = one.text
+    # A launcher ends its processes because one of them failed.
+    return (
+        one.kind == "killed"
+        and _SIGTERM.search(text) is not None
+        and _SIGKILL.search(text) is None
+        and "Sending process" not in text
+    )
 
 
 def _dead(every: list[Told], *, went_on: bool) -> Finding:

@@ -141,7 +141,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             next_step="rldbg diagnose --explain D28",
         )
         return
-    if not exact:
+    if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
     yield finding(

@@ -122,6 +122,7 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     responses differ between groups and are improbable (mean log-probability of a response below -1): an error. A policy
     that is sure of its answer writes it again and again.
     """
+    batch = batch.once  # the epochs of a batch are one drawing
     group_B, response_N = given(batch.group_B), given(batch.response_N)
     said = batch.columns.of("rollout_logprobs") or given(batch.trainer)
     heads_B = batch.flat.first(response_N)

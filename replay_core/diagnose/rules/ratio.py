@@ -21,9 +21,9 @@ from replay_core.objectives import policy_loss
 #: |ratio - 1| that two forwards of one model explain, by the precision they ran in.
 SAME_FP32, SAME_BF16 = 1e-3, 0.02
 #: verl and miles: largest ratio, share of clipped tokens, effective sample size.
-LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.3
+LARGEST, CLIPPED, MOSTLY_CLIPPED, EFFECTIVE = 10.0, 0.2, 0.5, 0.5
 #: Of a batch: the share of ratios that are extreme, and of those outside of clipping that no epochs explain.
-EXTREME, FAR_GONE = 0.02, 0.8
+EXTREME, FAR_GONE, FEW_EFFECTIVE = 0.02, 0.8, 0.3
 
 
 def _pair(batch: StepBatch) -> tuple[Column, Column, Array]:
@@ -162,7 +162,7 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     extreme = float(((weights > LARGEST) | (weights < 1 / LARGEST)).mean())
     squares = float((weights * weights).sum())
     effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
-    if extreme <= EXTREME and outside <= MOSTLY_CLIPPED and effective >= EFFECTIVE:
+    if extreme <= EXTREME and outside <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
         return
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
     place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
@@ -174,7 +174,7 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
             shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
             shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
             shown("largest ratio", largest),
-            shown("effective sample size", effective, f">= {EFFECTIVE}"),
+            shown("effective sample size", effective, f">= {FEW_EFFECTIVE}"),
         ],
         cause="the learning rate is too high, a batch is used for too many updates, or it is too old",
     )
