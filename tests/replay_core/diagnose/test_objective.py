@@ -27,7 +27,7 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
     }  # fmt: skip
     table = torch.nn.Parameter(torch.randn(VOCAB, VOCAB) * 0.5)
     reference = table.detach().clone()
-    optimizer = torch.optim.Adam([table], lr=0.1)
+    optimizer = torch.optim.Adam([table], lr=0.3)
     recorder = Recorder(path, flags=facts)
     rows, width = PROMPTS * N, LENGTH + 2
 
@@ -41,10 +41,11 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
         with torch.no_grad():
             for at in range(2, width):
                 ids[:, at] = torch.multinomial(table[ids[:, at - 1]].softmax(-1), 1)[:, 0]
-        mask = torch.zeros(rows, width - 1)
+        mask, attention = torch.zeros(rows, width - 1), torch.ones(rows, width, dtype=torch.long)
         mask[:, 1:] = 1
         for row in range(rows):
-            mask[row, width - 1 - row % 3 :] = 0
+            end = width - 1 - row % 3
+            mask[row, end:], attention[row, end + 1 :], ids[row, end:] = 0, 0, 0
         reward = ((ids[:, 2:] % 2 == 0).float() * mask[:, 1:]).sum(1) / LENGTH + 0.01 * torch.arange(rows)
         group = reward.view(PROMPTS, N)
         advantage = ((group - group.mean(1, keepdim=True)) / (group.std(1, keepdim=True) + 1e-6)).reshape(-1)
@@ -56,7 +57,7 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
             old, ref = score(table, ids), score(reference, ids)
         uid = [f"{step}-{row // N}" for row in range(rows)]
         opened = recorder.open_step(step, rank=0)
-        common = {"attention_mask": torch.ones(rows, width, dtype=torch.long), "response_mask": mask, "uid": uid}
+        common = {"attention_mask": attention, "response_mask": mask, "uid": uid}
         opened("trajectory", input_ids=ids, rewards=reward, old_log_probs=old, ref_log_probs=ref,
                advantages=advantage[:, None] * mask, **common)  # fmt: skip
         number = 0
@@ -74,7 +75,7 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
                 d = ref[ix] - new
                 kl = ((-d if fault == "k1" else d.exp() - d - 1) * m).sum() / m.sum()
                 (pg + 0.01 * kl).backward()
-                opened("forward_data", input_ids=ids[ix], attention_mask=torch.ones(len(ix), width, dtype=torch.long),
+                opened("forward_data", input_ids=ids[ix], attention_mask=attention[ix],
                        response_mask=m, uid=[uid[i] for i in ix.tolist()], old_log_probs=before, log_probs=new.detach(),
                        ref_log_probs=ref[ix], advantages=a * m, micro=number)  # fmt: skip
                 opened("loss", pg_loss=pg.detach(), kl_loss=kl.detach(), prob_ratio=ratio.detach(), micro=number)
