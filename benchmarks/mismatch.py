@@ -6,7 +6,7 @@
 
 The engine writes token by token with a cache, left-padded, in eager attention; the trainer scores the finished samples
 in one right-padded batch through sdpa. Each plant must be named (family and side) with 90 % explained; the healthy ones
-must name nothing, at most 2 x the floor.
+must name nothing, at most 2 x the floor; another dtype is no cause, but must be told.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ VOCABULARY, END, PAD, SAMPLES, LIMIT = 96, 2, 0, 32, 40
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault: what differs on either side, the family and side that must be named, and the half it is in."""
+    """A fault: what differs on either side, the family and side that must be named, words that the cause must hold,
+    and the half it is in."""
 
     name: str
     family: tuple[str, ...]
@@ -37,6 +38,7 @@ class Plant:
     side: str = "engine"
     archs: tuple[str, ...] = ("qwen2", "moe")
     aside: bool = False
+    says: tuple[str, ...] = ()
 
 
 def plants() -> list[Plant]:
@@ -79,8 +81,42 @@ def plants() -> list[Plant]:
         Plant("padding seen by the engine", ("positions",), {"sees_padding": True}),
         Plant("padding seen by the trainer", ("positions",), {}, {"sees_padding": True}, side="trainer", aside=True),
         Plant("positions anew", ("positions",), {}, {"anew": True}, side="trainer"),
+        Plant("first token twice", ("positions",), {"twice": True}),
+        Plant("prompt unseen", ("positions",), {}, {"cut": True}, side="trainer", aside=True),
+        Plant("head in float32", ("precision",), {"dtype": "bfloat16", "head": True}, {"dtype": "bfloat16"}),
         Plant("trainer divides by 0.6", ("temperature",), {}, {"temperature": 0.6}, side="trainer", aside=True),
     ]  # fmt: skip
+    return found + several()
+
+
+def several() -> list[Plant]:
+    """Two and three causes at once: each of them must be said, and nothing beside."""
+    warm, old = ("temperature 0.9 (", {"temperature": 0.9}), ("weights of step 2", {"step": 2})
+    cold, cut_p = ("temperature 1.2 (", {"temperature": 1.2}), ("top-p 0.9,", {"top_p": 0.9})
+    cut_k, int8 = ("top-k 20,", {"top_k": 20}), ("int8 per row", {"grid": "int8 row"})
+    fp8, late = ("fp8 per tensor", {"grid": "fp8 tensor"}), ("1 token late", {"shift": 1})
+    padded, plain = ("left padding is attended", {"sees_padding": True}), ("without the adapter", {"adapter": 0.0})
+    half, oldest = ("", {"dtype": "bfloat16"}), ("weights of step 0", {"step": 0})
+    found = []
+    for number, one in enumerate([
+        (old, warm), (old, cut_p), (int8, cold), (int8, old), (fp8, cut_k), (plain, warm), (padded, cold),
+        (padded, old),
+        (late, cold), (warm, cut_p), (cold, cut_k), (warm, half), (oldest, half), (int8, warm, half),
+        (old, warm, cut_p), (int8, cold, cut_k), (old, int8, cold),
+    ]):  # fmt: skip
+        words = tuple(word for word, _ in one if word)
+        given = {name: value for _, each in one for name, value in each.items()}
+        family = (
+            "adapter"
+            if plain in one
+            else ("several" if len(words) > 1 else "weights" if oldest in one else "temperature")
+        )
+        found.append(Plant("joint: " + " + ".join(word.strip(" (,") or "bfloat16" for word, _ in one),
+                           (family, "several", "truncation"), given, says=words, aside=number % 2 == 1))  # fmt: skip
+    trainer = {"trainer older": ({"step": 2}, "weights of step 2"), "trainer anew": ({"anew": True}, "begin")}
+    for name, (given, word) in trainer.items():
+        found.append(Plant(f"joint: {name} + engine 0.8", ("several",), {"temperature": 0.8}, given, "both",
+                           aside=name == "trainer anew", says=(word, "temperature 0.8 (")))  # fmt: skip
     return found
 
 
@@ -185,7 +221,10 @@ def loaded(folder: Path, given: dict[str, Any], attention: str, scale: float | N
                 weight.data = torch.round(weight.data * 127 / top) * top / 127
             else:
                 weight.data = (weight.data / (top / 448)).to(torch.float8_e4m3fn).float() * (top / 448)
-    return model.to(getattr(torch, given.get("dtype", "float32"))).eval()
+    model = model.to(getattr(torch, given.get("dtype", "float32"))).eval()
+    if given.get("head"):
+        model.lm_head.float().register_forward_pre_hook(lambda _module, args: (args[0].float(),))
+    return model
 
 
 # ---- the engine
@@ -217,6 +256,9 @@ def written(
     draw = torch.Generator().manual_seed(7)
     sizes = torch.randint(3, 14, (SAMPLES,), generator=draw).tolist()
     prompts = [torch.randint(3, VOCABULARY, (size,), generator=draw) for size in sizes]
+    more = int(given.get("twice", False))
+    sizes = [size + more for size in sizes]
+    prompts = [torch.cat([prompt[:more], prompt]) for prompt in prompts]
     width = max(sizes)
     ids = torch.full((SAMPLES, width), PAD)
     for row, prompt in enumerate(prompts):
@@ -254,7 +296,7 @@ def written(
     samples, values = [], []
     for row, size in enumerate(sizes):
         count = int(said_BR[row].isfinite().sum())
-        samples.append(ids[row, width - size : width + count])
+        samples.append(ids[row, width - size + more : width + count])
         values.append(said_BR[row, :count].tolist())
     chosen = None
     if experts:
@@ -267,7 +309,7 @@ def written(
             whole[row, width - size : width + len(said) - 1]
             for row, (size, said) in enumerate(zip(sizes, values, strict=True))
         ]
-    return samples, sizes, values, chosen
+    return samples, [size - more for size in sizes], values, chosen
 
 
 def _rerouted(model: Any, noise: float, experts: list[list[Tensor]]) -> list[Any]:
@@ -310,6 +352,9 @@ def scored(model: Any, given: dict[str, Any], samples: list[Tensor], sizes: list
         places[row, pad : pad + len(sample)] = counted + (pad if is_left else 0)
         places[row, :pad] = torch.arange(pad)
     logits = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False).logits.float()
+    for row, (sample, size) in enumerate(zip(samples, sizes, strict=True) if given.get("cut") else ()):
+        for part in (slice(0, size), slice(size, len(sample))):
+            logits[row, part] = model(input_ids=sample[None, part], use_cache=False).logits[0].float()
     logprobs = (logits / given.get("temperature", 1.0)).log_softmax(-1)
     found = []
     for row, (sample, pad, size) in enumerate(zip(samples, pads, sizes, strict=True)):
@@ -367,6 +412,7 @@ class Outcome:
     plant: Plant
     arch: str
     named: list[Any]
+    dtypes: str
     observed: float
     ratio: float
     seconds: float
@@ -374,8 +420,16 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        if not self.plant.family:
-            return not self.named and self.ratio <= 2
+        if not self.plant.family or self.plant.family == ("precision",):
+            dtypes = [one.get("dtype", "float32") for one in (self.plant.engine, self.plant.trainer)]
+            is_told = not self.plant.family or self.dtypes == "engine {}, trainer {}".format(*dtypes)
+            return not self.named and self.ratio <= 2 and is_told
+        if self.plant.says:
+            said = "; ".join(one["name"] for one in self.named)
+            # Nothing beside: as many commas outside of brackets as changes.
+            parts = [one for one in said.replace(", normalised", "").split(", ") if one]
+            if not all(word in said for word in self.plant.says) or len(parts) != len(self.plant.says):
+                return False
         return any(one["family"] in self.plant.family and one["side"] == self.plant.side and one["share"] >= 0.9
                    for one in self.named)  # fmt: skip
 
@@ -394,7 +448,8 @@ def run(arch: str, plant: Plant, folder: Path) -> Outcome:
     named = [one for one in doc["causes"] if one["named"]]
     observed = float(doc["gap"]["mean"]) if doc["gap"] else float("nan")
     ratio = float(floor["ratio"]) if floor else float("nan")
-    return Outcome(plant, arch, named, observed, ratio, time.process_time() - began, doc["headline"])
+    dtypes = floor["dtype"] if floor else ""
+    return Outcome(plant, arch, named, dtypes, observed, ratio, time.process_time() - began, doc["headline"])
 
 
 def outcomes(asked: argparse.Namespace) -> Iterator[Outcome]:

@@ -12,6 +12,7 @@ import argparse
 import random
 import sys
 import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ Tensor = torch.Tensor
 LEFT = ((9, 17, 0), (0, 26, 0), (15, 11, 0), (3, 23, 0))
 BOTH = ((4, 17, 5), (0, 24, 2), (12, 11, 3))
 RIGHT = ((0, 26, 0), (0, 13, 13))
-LAYOUTS = {"left": LEFT, "both": BOTH, "right": RIGHT}
+LONG = ((61, 50, 0), (0, 111, 0))
+LAYOUTS = {"left": LEFT, "both": BOTH, "right": RIGHT, "long": LONG}
 VOCABULARY = 128
 
 OTHERS, PADDING, FUTURE, OWN = "other_samples", "padding", "future", "own_keys"
@@ -70,6 +72,16 @@ def configurations() -> dict[str, Callable[[], Any]]:
             linear_value_head_dim=12, shared_expert_intermediate_size=48, layer_types=["linear_attention",
             "full_attention"],
         ),
+        "gemma3": lambda: hf.Gemma3TextConfig(
+            **grouped, head_dim=12, query_pre_attn_scalar=12, sliding_window=8, sliding_window_pattern=2
+        ),
+        "olmo2": lambda: hf.Olmo2Config(**grouped),
+        "phi3": lambda: hf.Phi3Config(**grouped),
+        "deepseek_v3": lambda: hf.DeepseekV3Config(
+            **common, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+            v_head_dim=12, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
+            moe_intermediate_size=48, first_k_dense_replace=1,
+        ),
     }  # fmt: skip
 
 
@@ -78,6 +90,8 @@ MIXTURES = ("mixtral", "qwen3_moe")
 ATTENDING = (*DENSE, *MIXTURES)
 ROTATING = tuple(name for name in ATTENDING if name != "gpt2")
 HYBRID = ("falcon_h1", "lfm2", "qwen3_next")
+#: Replayed as they are alone: no fault is planted in them.
+UNTOUCHED = ("gemma3", "olmo2", "phi3", "deepseek_v3")
 
 
 @dataclass
@@ -652,9 +666,11 @@ def cases(names: tuple[str, ...] | None = None) -> Iterator[tuple[Fault, str, st
                 yield one, architecture, dtype
 
 
-def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]]) -> None:
+def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]], most_s: float) -> None:
     counts: Counter[str] = Counter()
     for one, architecture, dtype in chosen:
+        if time.process_time() > most_s:
+            break
         chance = random.Random(zlib.crc32(f"{one.name}{architecture}{dtype}".encode()))
         std, trained = chance.choice((0.05, 0.1, 0.2)), chance.random() < 0.4
         attention = chance.choice(("sdpa", "eager"))
@@ -683,11 +699,14 @@ def run_healthy(folder: Path, dtypes: tuple[str, ...], part: slice) -> None:
     false = cells_seen = cleared = 0
     grid = [
         (architecture, std, trained, layout, flags, dtype)
-        for architecture in ATTENDING
-        for std, trained in ((0.02, False), (0.08, False), (0.2, False), (0.08, True))
-        for layout, flags in (("right", PAD), ("both", PACK), ("left", f"{PAD} attention=eager"))
+        for architecture in (*ATTENDING, *UNTOUCHED, *HYBRID)
+        for std, trained in ((0.02, False), (0.05, False), (0.08, False), (0.2, False), (0.08, True))
+        for layout, flags in (
+            ("right", PAD), ("long", PAD), ("both", PACK), ("long", PACK), ("left", f"{PAD} attention=eager")
+        )
+        if flags != PACK or architecture not in HYBRID
         for dtype in dtypes
-    ]
+    ]  # fmt: skip
     for architecture, std, trained, layout, flags, dtype in grid[part]:
         doc = replayed(folder, layout, f"{flags} dtype={dtype}", architecture, std, trained, None)
         for cell in doc["cells"]:
@@ -717,6 +736,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take one case of so many")
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", default=None)
+    parser.add_argument("--cpu-s", type=float, default=1e9, help="begin no further fault after so many CPU seconds")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     part = slice(asked.start, None, asked.every)
@@ -728,7 +748,7 @@ def main() -> None:
         names = tuple(one.name for one in FAULTS if (one.name in HELD_BACK) == back)
         if asked.only:
             names = tuple(asked.only.split(","))
-        run_faults(Path(folder), list(cases(names))[part])
+        run_faults(Path(folder), list(cases(names))[part], asked.cpu_s)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
 from replay_core.documents.version import SCHEMA_VERSION
+from replay_core.dumps import open_run
 from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from replay_core.documents.replay import ReplayDocument
     from replay_core.documents.ruling import RulingDocument
     from replay_core.documents.run import RunDocument
+    from replay_core.documents.samples import SamplesDocument
     from replay_core.documents.tensor import PointedTensor, TensorDocument
+    from replay_core.inspection.step_samples import StepSamples
     from replay_core.parity.sides import CriticAnswer
 
 
@@ -55,12 +58,14 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "replay_why": _replay_why_job,
+        "replay_slice": _replay_slice_job,
         "demo_train": _demo_train_job,
         "critic": _critic_job,
         "parity": _parity_job,
         "recorded_parity": _recorded_parity_job,
         "referee": _referee_job,
         "mismatch": _mismatch_job,
+        "samples": _samples_job,
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
@@ -210,6 +215,25 @@ def _follow_job(params: dict[str, Any], _on_event: OnEvent) -> FollowingDocument
     return documents.following_document(follower.run, came, follower.pulse(), changed=is_news or whole, whole=whole)
 
 
+#: The samples that are looked through: who goes from one to the next must not have all read again.
+_read: list[tuple[Any, StepSamples]] = []
+
+
+def _samples_job(params: dict[str, Any], _on_event: OnEvent) -> SamplesDocument:
+    """Samples of a step in some order; `anew` reads them again, as they lie there now."""
+    from replay_core.inspection.step_samples import StepSamples
+
+    step = params.get("step")
+    asked = (params["path"], tuple(params.get("more") or ()), step, params.get("tokenizer"))
+    if params.get("anew") or not _read or _read[0][0] != asked:
+        _read.clear()
+        run = open_run(Path(params["path"]), *_more(params))
+        tokenizer = Path(params["tokenizer"]) if params.get("tokenizer") else None
+        _read.append((asked, StepSamples(run, None if step is None else Selection.parse(str(step)), tokenizer)))
+    options = {name: params[name] for name in ("by", "search", "shown", "most") if params.get(name) is not None}
+    return _read[0][1].document(**options)
+
+
 class _RowStream:
     """Sends a comparison's entries in small pieces: as they fall (`rows`), and the whole list at the end (`tensors`).
 
@@ -278,6 +302,17 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
     always = bool(params.get("always"))
     return explain(plan, reference, params["dumps"], params["final_hidden"], on_event, always=always)
+
+
+def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
+    from replay_core.replay.flags import Flags
+    from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
+    from replay_core.replay.slicing import cut  # torch and transformers: 3.4 s
+
+    plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
+    return cut(plan, reference, Path(plan.out), str(params["said"]), on_event)
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:

@@ -9,7 +9,7 @@ command line and the screen speak one language.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = (
     "open", "record", "inspect", "difference", "compare", "compare_step", "rejudge", "reopen", "diagnose", "explain",
-    "follow", "recorded_parity",
+    "follow", "recorded_parity", "samples",
 )  # fmt: skip
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
 BACKGROUND_JOBS = ("compare_step", "diagnose", "explain")
 REPLAYER_JOBS = (
-    "replay_cell", "replay_why", "demo_train", "replay", "critic", "parity", "referee", "mismatch",
+    "replay_cell", "replay_why", "replay_slice", "demo_train", "replay", "critic", "parity", "referee", "mismatch",
 )  # fmt: skip
 
 
@@ -48,11 +48,13 @@ def is_coordinating(job: Job) -> bool:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Progress:
-    """How far a job is: `done` of `total` (None when unknown) of the thing `what` names."""
+    """How far a job is: `done` of `total` (None when unknown) of the thing `what` names, in `part` of its `parts`."""
 
     done: int
     total: int | None
     what: str
+    part: int = 0
+    parts: int = 1
 
 
 #: What a job says before it imports torch: on a busy machine that takes longer than many a replay.
@@ -109,8 +111,9 @@ def event_to_mapping(event: Event) -> dict[str, Any]:
 #: What stands in an event's fields.
 _NUMBER, _NONE = (int, float), type(None)
 _TYPES: dict[str, tuple[type, ...]] = {
-    "done": (int,), "total": (int, _NONE), "what": (str,), "text": (str,), "document": (dict,), "elapsed_s": _NUMBER,
-    "host_mib": _NUMBER, "gpu_mib": (*_NUMBER, _NONE), "cpu_percent": _NUMBER,
+    "done": (int,), "total": (int, _NONE), "what": (str,), "part": (int,), "parts": (int,), "text": (str,),
+    "document": (dict,), "elapsed_s": _NUMBER, "host_mib": _NUMBER, "gpu_mib": (*_NUMBER, _NONE),
+    "cpu_percent": _NUMBER,
 }  # fmt: skip
 
 
@@ -126,6 +129,15 @@ def event_from_mapping(mapping: Mapping[str, Any]) -> Event:
     if kind is None or not all(one in mapping and isinstance(mapping[one], _TYPES[one]) for one in fields):
         raise ValueError(f"no event: {name!r:.40}")
     return kind(**{field: mapping[field] for field in kind.__slots__})
+
+
+def in_part(on_event: OnEvent, part: int, parts: int) -> OnEvent:
+    """Hears one of several parts of a job that cost about as much as each other: cells of a replay, two critics."""
+
+    def heard(event: Event) -> None:
+        on_event(replace(event, part=part, parts=parts) if isinstance(event, Progress) else event)
+
+    return heard
 
 
 def ignore(_event: Event) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,6 +263,8 @@ class Record:
         self.problems: tuple[Problem, ...] = ()
         #: Whether every field is a single value, which holds no samples; None until somebody looks.
         self.is_flat: bool | None = None
+        #: Whether every field is what a line of a text says; None until somebody looks.
+        self.is_told: bool | None = None
         self._load = load
         self._tensors: tuple[TensorRef, ...] | None = None
 
@@ -271,7 +274,7 @@ class Record:
     def tensors(self) -> tuple[TensorRef, ...]:
         """The record's fields in file order. Reads headers, never tensor bytes.
 
-        What a log of ten thousand steps is asked for lies in it: `names` and `is_flat` outlive `release`.
+        What a log of ten thousand steps is asked for lies in it: `names`, `is_flat` and `is_told` outlive `release`.
 
         Raises:
             DumpError: the file cannot be read, or asks to run code.
@@ -281,7 +284,8 @@ class Record:
             self._tensors = tuple(loaded)
             self.problems = loaded.problems if isinstance(loaded, Fields) else ()
             self.names = tuple([ref.name for ref in self._tensors])
-            self.is_flat = not any(ref.shape for ref in self._tensors)
+            self.is_flat = not any(map(attrgetter("shape"), self._tensors))
+            self.is_told = None not in map(attrgetter("line"), self._tensors)
         return self._tensors
 
     @property
@@ -335,6 +339,8 @@ class Run:
     models: dict[int | None, str] = field(default_factory=dict)
     #: What the trainer noted of the run: its configuration, seeds, tokenizer.
     facts: dict[str, Any] = field(default_factory=dict)
+    #: The folders that are runs of their own, where the path is a folder of runs that repeat each other's steps.
+    inside: list[Path] = field(default_factory=list)
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))

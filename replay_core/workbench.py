@@ -6,7 +6,7 @@ Imports of what a job does not need are left to the job: a reader child never pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import IMPORTING, OnEvent, Partial, Progress, Runner, ignore
+from replay_core.jobs import IMPORTING, Job, OnEvent, Partial, Progress, Runner, ignore
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -49,13 +49,15 @@ def open_dump(
 ) -> RunDocument:
     """A run document. `headers` also reads every record's header: field names, and which records are unreadable.
 
-    Several paths are one run; `step` leaves only the records of those steps.
+    Several paths are one run; `step` leaves only the records of those steps. Of a folder of runs no header is read:
+    each is opened for itself, and there may be thousands.
     """
     run = open_run(path, *more, on_event=on_event)
     if step is not None:
         run.records = run.select(step=step)
     unreadable: list[Problem] = []
     found: list[Problem] = []
+    headers = headers and not run.inside
     if headers:
         for done, record in enumerate(run.records):
             on_event(Progress(done, len(run.records), record.path.name))
@@ -191,7 +193,8 @@ def compare_dumps(
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
-    run_a, run_b = open_run(a, *more_a, on_event=on_event), open_run(b, *more_b, on_event=on_event)
+    run_a = open_run(a, *more_a, on_event=on_event)
+    run_b = run_a if (a, *more_a) == (b, *more_b) else open_run(b, *more_b, on_event=on_event)
     chosen = {part: value for part, value in selection.items() if value is not None}
     records_a = _chosen(run_a, chosen)
     beside = {part: chosen.get(part) for part in scope_b or {}}
@@ -346,14 +349,13 @@ def diagnose(
     from replay_core.diagnose.merging import together
     from replay_core.diagnose.series import series_block
     from replay_core.diagnose.signals import Signals
-    from replay_core.dumps.several import runs_inside
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
     run = open_run(path, *more, on_event=on_event)
-    if inside := [] if more else runs_inside(run.path, run.records):
+    if run.inside:
         step = None if known else step  # several runs are told apart by what stands in a claim: they are made anew
-        runs = [(str(one.relative_to(path)), open_run(one)) for one in inside]
+        runs = [(str(one.relative_to(path)), open_run(one)) for one in run.inside]
         cases = [(name, Case(one, Signals.of(one, step), step)) for name, one in runs]
         return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
     case = Case(run, Signals.of(run, step), step)
@@ -379,10 +381,9 @@ def samples(
         SelectionError: there is no such step or sample.
         RequestError: nothing is recorded to put them in order by, or to search; or it is no tokenizer.
     """
-    from replay_core.inspection.step_samples import step_samples
+    from replay_core.inspection.step_samples import StepSamples
 
-    run = open_run(path, *more)
-    return step_samples(run, step, by=by, search=search, shown=shown, most=most, tokenizer=tokenizer)
+    return StepSamples(open_run(path, *more), step, tokenizer).document(by=by, search=search, shown=shown, most=most)
 
 
 def dialects() -> list[str]:
@@ -471,7 +472,100 @@ def replay(
     made = [result.comparison for result in replayed.results if result.comparison is not None]
     _replayed.clear()
     _replayed.update({(Path(one.a.path), Path(one.b.path)): one for one in made})
-    return replay_document(whole, replayed)
+    doc = replay_document(whole, replayed)
+    # Beside the cells' logs: what `capsule` is made from.
+    documents.write_document(doc, out / "logs" / REPLAY_JSON)
+    return doc
+
+
+#: Where a replay's document lies below its directory, in `logs`.
+REPLAY_JSON = "replay.json"
+
+
+def capsule(
+    doc: ReplayDocument, file: Path, out: Path, runner: Runner, on_event: OnEvent = ignore, *,
+    cell: int | None = None, script: Path | None = None,
+) -> ReplayDocument:  # fmt: skip
+    """Write one file that shows what a replay found by itself; the replay document of that file.
+
+    Args:
+        doc: the replay; cell: which of its cells, the first that disagrees where None.
+        out: a directory for what is made on the way; script: where the standalone script goes, if anywhere.
+
+    Raises:
+        RequestError: no cell disagrees, or nothing that fits in a capsule shows it.
+        RldbgError: the model cannot be run.
+    """
+    from replay_core.replay import capsule as capsules
+    from replay_core.replay.plan import ReplayPlan
+
+    wrong = [number for number, one in enumerate(doc["cells"]) if one["agreement"]["agrees"] is False and one["dump"]]
+    number = cell if cell is not None else next((one for one in wrong if doc["cells"][one]["part"] != "reference"), -1)
+    if number not in wrong or number == doc["baseline"]:
+        raise RequestError(
+            "a capsule shows a cell that disagrees with each row alone",
+            expected=f"--cell {' | '.join(map(str, wrong))}" if wrong else "a replay with such a cell",
+            found=f"cell {number}" if cell is not None else "a replay whose cells agree",
+        )
+    chosen, alone = doc["cells"][number], doc["cells"][doc["baseline"]]
+    plan = ReplayPlan.from_mapping({**doc["plan"], "flags": chosen["flags"], "out": str(out)})
+    if plan.forward or plan.backward:
+        raise RequestError("a capsule holds no code and no loss", expected="a forward replay of a model",
+                           found="--forward" if plan.forward else "--backward")  # fmt: skip
+    cause = chosen["cause"]
+    said = f"cell {number} is not what each row alone is" if cause is None else cause["sentence"]
+    told: Any = runner.run(Job("replay_slice", {"plan": plan.to_mapping(), "reference": alone["flags"], "said": said}),
+                      on_event)  # fmt: skip
+    made = _replayed_capsule(out, chosen["flags"], runner, on_event)
+    baseline, shown = made["cells"][made["baseline"]], made["cells"][-1]
+    if shown["agreement"]["agrees"] is not False:
+        raise RequestError(
+            "what the replay found does not show in a capsule", expected="the same difference",
+            found="a slice of the model that agrees: more of the model or its code is needed",
+        )  # fmt: skip
+    note = {"sentence": said, **told}
+    flags = {"reference": baseline["flags"], "cell": shown["flags"]}
+    outputs = capsules.outputs_of(_runs_of(made), str(shown["final_hidden"]))
+    size = capsules.pack(out, {"flags": flags, "told": note}, outputs, file)
+    if script is not None:
+        documents.write_text((out / capsules.SCRIPT).read_text(encoding="utf-8"), script)
+    entry: Any = {**note, "file": str(file), "bytes": size, "script": None if script is None else str(script),
+                  "as_made": dict.fromkeys(capsules.SIDES, 0.0)}  # fmt: skip
+    return {**made, "capsule": entry}
+
+
+def is_capsule(path: Path) -> bool:
+    """Whether a file begins as a capsule does."""
+    from replay_core.replay import capsule as capsules
+
+    return capsules.is_capsule(path)
+
+
+def open_capsule(file: Path, out: Path, runner: Runner, on_event: OnEvent = ignore) -> ReplayDocument:
+    """Run again what a capsule shows; the replay document, and how far it is from what was seen where it was made.
+
+    Raises:
+        DumpError: the file is no capsule, is damaged, or asks for code.
+    """
+    from replay_core.replay import capsule as capsules
+
+    note, entry = capsules.unpack(file, out)
+    made = _replayed_capsule(out, note["flags"]["cell"], runner, on_event)
+    now = {}
+    if made["cells"][-1]["final_hidden"] is not None:
+        now = capsules.outputs_of(_runs_of(made), str(made["cells"][-1]["final_hidden"]))
+    far: dict[str, Any] = {**capsules.apart_from(out, now)}
+    return {**made, "capsule": {**entry, "as_made": far}}
+
+
+def _replayed_capsule(out: Path, flags: Mapping[str, Any], runner: Runner, on_event: OnEvent) -> ReplayDocument:
+    plan = {"dump": str(out / "run"), "model": "checkpoint", "flags": dict(flags), "step": 0, "rank": 0, "micro": 0}
+    return replay(plan, out / "replay", runner, on_event)
+
+
+def _runs_of(made: ReplayDocument) -> dict[str, Run]:
+    ends = {"reference": made["cells"][made["baseline"]], "cell": made["cells"][-1]}
+    return {side: open_run(Path(one["dump"])) for side, one in ends.items() if one["dump"]}
 
 
 def parity(
@@ -530,13 +624,14 @@ def compare_weights(
     """
     from replay_core.export.weights import weights_document
     from replay_core.weight_sync.arrival import judge
+    from replay_core.weight_sync.megatron import joined
     from replay_core.weight_sync.state import states_of
     from replay_core.weight_sync.suspects import Known
 
-    sender = _only_one(states_of(sent, step=step), sent)
+    sender = _only_one(joined(states_of(sent, step=step)), sent)
     others = [one for one in states_of(sent, every_step=True) if one.step not in (None, sender.step)]
-    others += [one for path in older for one in states_of(path, every_step=True)]
-    earlier = None if before is None else _only_one(states_of(before), before)
+    others += [one for path in older for one in joined(states_of(path, every_step=True))]
+    earlier = None if before is None else _only_one(joined(states_of(before)), before)
     known = Known(sender, earlier, tuple(others))
     states = [state for path in received for state in states_of(path)]
     return weights_document(judge(known, states, parallel=parallel, names=name, on_event=on_event), allowed)

@@ -53,7 +53,8 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("tensor_list",),
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "slow_link", "settings", "collecting"),
-    ("format", "paths", "actions"),
+    ("busy",),  # a job that runs, for the screen and for the command line
+    ("format", "paths", "actions", "token_colours"),
 )
 
 #: What the front end may open of the core: a module, or only these names of it. And why.

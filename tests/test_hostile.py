@@ -31,12 +31,6 @@ finally:
             sys.stderr.write("\\n" + line)
 """
 
-#: Fifteen to thirty thousand records in one file: each is read, judged and written for itself, at .1 to .4 ms.
-_MANY_RECORDS = {
-    "metric_lines_without_end", "metric_rows_of_one_document", "a_log_of_iterations", "a_log_of_nothing_but_nan",
-    "a_line_of_very_many_metrics",
-}  # fmt: skip
-
 pytestmark = pytest.mark.slow
 
 
@@ -54,12 +48,7 @@ def ended(words: list[str], said: Path) -> tuple[int, float, float]:
     return process.returncode, usage.ru_utime + usage.ru_stime, int(held[1]) / 1024 if held else 0.0
 
 
-_OPEN = pytest.mark.xfail(reason="comparing pays for every record: see SECURITY.md, Limits", strict=False)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=_OPEN) if name in _MANY_RECORDS else name for name in MAKERS]
-)
+@pytest.mark.parametrize("name", MAKERS)
 def test_no_command_hangs_floods_or_fails_on_a_hostile_file(tmp_path: Path, name: str) -> None:
     if "parquet" in name:
         pytest.importorskip("pyarrow")

@@ -117,6 +117,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("strip", ("left",), "strip back", "heat strip: the stretch before", FIND, 0, "inspect", "left"),
     Action("strip_axis", ("h",), "rows/channels", "heat strip: along rows (tokens), or channels", FIND, 4, "inspect"),
     Action("sheet", ("i",), "tokens", "inspector: values, or the sample token by token", FIND, 1, "inspect"),
+    Action("samples", ("I",), "samples", "samples as a person reads them: turns, tokens, groups", FIND, screens=_DIAG),
     Action("view", ("v",), "view", "switch between the comparison and the record's own tensors", FIND),
     Action("step", ("s",), "step", "go to a step", FIND, 1, "steps"),
     Action("finding", ("f",), "evidence", "a finding: evidence, cause, next step", WRONG, 1, "findings"),

@@ -35,6 +35,7 @@ COMMANDS = {
     "samples": "tui_debugger.commands.samples",
     "compare": "tui_debugger.commands.compare",
     "replay": "tui_debugger.commands.replay",
+    "capsule": "tui_debugger.commands.capsule",
     "referee": "tui_debugger.commands.referee",
     "mismatch": "tui_debugger.commands.mismatch",
     "diagnose": "tui_debugger.commands.diagnose",
@@ -51,7 +52,7 @@ HIDDEN = ("ui",)
 #: What reads, answers and ends.
 _ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee")
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
-_UNLIMITED = ("record", "replay", "demo", "parity", "mismatch")
+_UNLIMITED = ("record", "replay", "capsule", "demo", "parity", "mismatch")
 
 
 class _Commands(click.Group):

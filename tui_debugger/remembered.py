@@ -1,4 +1,4 @@
-"""What the screen remembers from one session to the next: recent runs, and where you were in each.
+"""What the screen remembers from one session to the next: recent runs, where you were in each, what jobs cost.
 
 Written as it changes, never only at the end: a dropped link takes the process with it. A file that cannot
 be read or was written by another version is as good as none.
@@ -17,6 +17,8 @@ from tui_debugger import paths
 
 STATE_VERSION = 1
 RUNS_KEPT = 24
+#: Kinds of job, of all runs, of which it is kept what the last one took.
+_JOBS_KEPT = 200
 
 Place = dict[str, Any]
 
@@ -80,6 +82,24 @@ def keep_place(a: Path, b: Path | None, where: Place, more: Sequence[str] = ()) 
     runs = {**(content.get("runs") or {}), _name(a, b, more): {**where, "when": time.time()}}
     newest = sorted(runs, key=lambda name: -float(runs[name].get("when") or 0))[:RUNS_KEPT]
     _write({**content, "runs": {name: runs[name] for name in newest}})
+
+
+def took(job: str, a: Path | None, b: Path | None) -> float | None:
+    """The seconds that the last job of this kind took with this run or pair; None where none was long enough."""
+    seconds = (_load().get("took") or {}).get(_of_job(job, a, b))
+    return float(seconds) if isinstance(seconds, (int, float)) else None
+
+
+def keep_took(job: str, a: Path | None, b: Path | None, seconds: float) -> None:
+    """Note what a job took."""
+    content, name = _load(), _of_job(job, a, b)
+    known = content.get("took") or {}
+    newest = {**{other: known[other] for other in known if other != name}, name: round(seconds, 1)}
+    _write({**content, "took": dict(list(newest.items())[-_JOBS_KEPT:])})
+
+
+def _of_job(job: str, a: Path | None, b: Path | None) -> str:
+    return job if a is None else f"{job}\n{_name(a, b)}"
 
 
 def _write(content: dict[str, Any]) -> None:

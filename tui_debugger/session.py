@@ -16,6 +16,7 @@ from tui_debugger.flows.opening import Opening
 from tui_debugger.flows.parities import Parities
 from tui_debugger.flows.replaying import Replaying
 from tui_debugger.flows.ruling import Refereeing
+from tui_debugger.flows.sampling import Sampling
 from tui_debugger.state import State
 
 
@@ -40,4 +41,5 @@ class Session:
         self.replaying = Replaying(self.errands, self.comparing, self.opening)
         self.ruling = Refereeing(self.errands)
         self.mismatching = Mismatching(self.errands)
+        self.sampling = Sampling(self.errands)
         self.following = Following(self.errands, self.looking, self.diagnosing)

@@ -43,32 +43,17 @@ def is_document(path: Path) -> bool:
     return b'"schema_version"' in head and (b'"rldbg"' in head or b'"kind"' in head)
 
 
-def without_a_screen(path: Path) -> str:
-    """The command that shows a document where there is no terminal to draw on."""
-    return f"rldbg compare {path}" if _kind(path) == "comparison" else f"python -m json.tool {path}"
-
-
-def _kind(path: Path) -> str | None:
+def kind_of(path: Path) -> str | None:
+    """The kind that a document's head names; None where it names none."""
     with path.open("rb") as file:
         found = re.search(rb'(?:"kind":\s*|"rldbg:kind" content=)"([a-z_]+)"', file.read(_HEAD))
     return found.group(1).decode() if found else None
 
 
-def check_kind(path: Path) -> None:
-    """Look at the head of a document before a screen is opened for it.
-
-    Raises:
-        DumpError: it is of a kind the screen does not show.
-    """
-    kind = _kind(path)
-    if kind is not None and kind not in KINDS:
-        raise _unshown(path, kind)
-
-
 def _unshown(path: Path, kind: str) -> DumpError:
     return DumpError(
         "the screen cannot show this document", file=str(path), expected=" | ".join(KINDS), found=kind,
-        hint=f"python -m json.tool {path}",
+        hint=f"rldbg {path} | less",
     )  # fmt: skip
 
 

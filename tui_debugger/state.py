@@ -16,6 +16,7 @@ from replay_core.jobs import Sample
 from replay_core.replay.axes import Axes
 from replay_core.replay.flags import MATRIX, Flags
 from tui_debugger import format as fmt
+from tui_debugger.busy import Busy
 from tui_debugger.cells import dump_beside
 from tui_debugger.health import Health
 from tui_debugger.live import LiveRun
@@ -129,43 +130,6 @@ class Mark:
     kind: str
     name: str
     what: Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class Busy:
-    """A job that runs: what it does and how far it is."""
-
-    what: str
-    done: int = 0
-    total: int | None = None
-    unit: str = ""
-    is_replay: bool = False
-    began: float = 0.0
-    phase_began: float = 0.0
-    now: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.how_far}" if self.how_far else self.what
-
-    @property
-    def how_far(self) -> str:
-        """What of it is done and left; empty where it says nothing of that."""
-        if self.total:
-            return f"{self.done:,} of {self.total:,} {self.unit}{self._pace()}".rstrip()
-        return self.unit
-
-    @property
-    def how_long(self) -> str:
-        """Since when it runs, and how to stop it."""
-        return f"{fmt.seconds(max(0.0, self.now - self.began))} · ctrl+c cancels"
-
-    def _pace(self) -> str:
-        """Rate and time left, once a phase has gone on long enough to tell."""
-        spent = self.now - self.phase_began
-        if not self.total or spent < 2 or not 0 < self.done < self.total:
-            return ""
-        rate = self.done / spent
-        return f" · {fmt.number(rate, 3)}/s · {fmt.seconds((self.total - self.done) / rate)} left"
 
 
 class FieldNote(TypedDict):

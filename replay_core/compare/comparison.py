@@ -289,19 +289,21 @@ class _Work:
 
     def _of_numbers(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
         """The pairs of a step that both logged under the same names: no sample, no module, nothing one-sided."""
-        entries = []
+        entries: list[Entry] = []
         for micro_pair in micro_pairs:
             self._result.records_paired += 1
-            for (name, _), side_a in micro_pair.a.tensors.items():
-                pair = TensorPair(name, side_a, micro_pair.b.tensors[name, side_a[0].key.stage])
-                if not self._is_asked(pair):
+            of_b = micro_pair.b.tensors
+            for key, side_a in micro_pair.a.tensors.items():
+                pair = TensorPair(key[0], side_a, of_b[key])
+                if self._names and not self._is_asked(pair):
                     continue
-                if naming.meaning(name).kind == "note":
+                if naming.meaning(key[0]).kind == "note":
                     self._result.notes_not_compared += 1
                 else:
-                    entries.append((order_of(side_a[0].key, name, side_a[1].order), pair, micro_pair))
-        entries.sort(key=lambda entry: entry[0])
-        return [(pair, micro_pair) for _, pair, micro_pair in entries]
+                    entries.append((pair, micro_pair))
+        if len(entries) > 1:
+            entries.sort(key=_order)
+        return entries
 
     def _count(self, micro_pairs: list[MicroBatchPair]) -> None:
         """Records paired and one-sided, each once; a record that could face several and now does is no problem."""
@@ -396,6 +398,11 @@ def _is_of_numbers(micro_pair: MicroBatchPair) -> bool:
     if len(a.records) != 1 or len(b.records) != 1 or a.tensors.keys() != b.tensors.keys():
         return False
     return a.records[0].key.stage in _LOGGED and bool(a.records[0].is_flat and b.records[0].is_flat)
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    record, ref = entry[0].one
+    return order_of(record.key, entry[0].name, ref.order)
 
 
 def _element(row: TensorVerdict) -> tuple[Any, ...]:

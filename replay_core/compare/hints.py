@@ -17,6 +17,8 @@ LOSS_GAP = 1e-5
 _SELF_HOSTED = ("trajectory", "old_log_probs", "forward_data", "loss", "param", "gradient")
 _REMOTE = ("prepared_trajectories", "datums", "training_metrics")
 _WEAVER = ("forward_data", "loss", "is_loss_debug", "batch_inputs", "param", "gradient")
+#: Dialects of which it is known how to enable what is missing.
+_DUMPERS = ("nexrl", "native")
 
 
 def hints(rows: Sequence[TensorVerdict], dialects: tuple[str, str]) -> list[str]:
@@ -28,7 +30,7 @@ def hints(rows: Sequence[TensorVerdict], dialects: tuple[str, str]) -> list[str]
 
 
 def _shapes(rows: Sequence[TensorVerdict]) -> list[str]:
-    names = list(dict.fromkeys(row.name for row in rows if row.verdict.value == "SHAPE"))
+    names = list(dict.fromkeys(row.name for row in rows if row.verdict == "SHAPE"))
     if not names:
         return []
     return [
@@ -64,13 +66,15 @@ def _losses(rows: Sequence[TensorVerdict]) -> list[str]:
 
 def _missing(rows: Sequence[TensorVerdict], dialects: tuple[str, str]) -> list[str]:
     held: dict[str, set[str]] = {"a": set(), "b": set()}
+    if not any(word in dialect for word in _DUMPERS for dialect in dialects):
+        return []
     for row in rows:
         for which, side in (("a", row.a), ("b", row.b)):
             if side is not None and naming.meaning(row.name).kind != "note":
                 held[which].add(side[0].key.stage)
     said = []
     for which, other, dialect in (("a", "b", dialects[0]), ("b", "a", dialects[1])):
-        if not any(word in dialect for word in ("nexrl", "native")):
+        if not any(word in dialect for word in _DUMPERS):
             continue
         for stage in sorted(held[other] - held[which]):
             ways = _ways(stage)

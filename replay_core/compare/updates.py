@@ -39,8 +39,10 @@ class Updates:
 
     def settle(self, row: TensorVerdict) -> None:
         """Take the next row in order of computation (gradients come before weights), and judge it again if need be."""
+        if self._optimizer is None or row.skipped is not None:
+            return
         kind = naming.meaning(row.name).kind
-        if self._optimizer is None or row.skipped is not None or kind not in ("gradient", "param"):
+        if kind not in ("gradient", "param"):
             return
         name = row.name.removeprefix("grad.").removeprefix("param.")
         place = (row.key.step, row.key.rank, row.key.role, name)

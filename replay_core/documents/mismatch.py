@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 from replay_core.documents.parts import Count, Number, Versioned
 
 #: Whose setting a cause is: it was in force where the rollout was sampled, or in the trainer's forward.
-SideWord = Literal["engine", "trainer"]
+SideWord = Literal["engine", "trainer", "both"]
 
 
 class GapEntry(TypedDict):

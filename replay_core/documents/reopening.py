@@ -105,6 +105,22 @@ def checked(document: Any, path: Path) -> Document:
     return cast(Document, document)
 
 
+def checked_part(value: Any, kind: str, path: Path) -> Any:
+    """A part of a document that lies in a file of its own, if the schema knows it.
+
+    Raises:
+        DumpError: says which field, what was expected and what was found.
+    """
+    definitions = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))["$defs"]
+    try:
+        problem = _Schema(definitions).problem(value, definitions[kind], kind)
+    except RecursionError:
+        problem = "objects within objects, deeper than any document is"
+    if problem is not None:
+        raise DumpError("the file is damaged", file=str(path), found=problem)
+    return value
+
+
 def _miscounted(document: dict[str, Any]) -> str | None:
     """What a comparison's counts say that its tensors do not, or None. The exit code rests on the counts."""
     found = Counter(row["verdict"] for row in document["tensors"])

@@ -271,7 +271,7 @@ class SightEntry(TypedDict):
 
     by: Literal["cell", "reference", "eager"]
     what: Literal["again", "other", "padding", "token"]
-    """Nothing (run once more), all tokens of `sample`, the padding, or token `token` of every sample."""
+    """Nothing (run again after other tokens), all tokens of `sample`, the padding, or token `token` of every sample."""
     sample: Count | None
     token: Count | None
     moved: list[MovedTokens]
@@ -290,7 +290,13 @@ class TruthFigures(TypedDict):
     worst: Number
 
 
-class SmallestCase(TypedDict):
+class _SmallestDepth(TypedDict, total=False):
+    layers: Count | None
+    """With how many of its first layers the model still shows it; null where they cannot be told apart."""
+    of_layers: Count | None
+
+
+class SmallestCase(_SmallestDepth):
     """The smallest batch that still shows it."""
 
     rows: Count
@@ -459,7 +465,37 @@ class RankingEntry(TypedDict):
     models: list[RankedModel]
 
 
-class ReplayDocument(Versioned):
+class CapsuleEntry(TypedDict):
+    """The one file that shows the difference by itself: a slice of the model, the batch, what both sides put out."""
+
+    file: str
+    bytes: Count
+    sentence: str
+    """The cause as it was found where the capsule was made."""
+    model: str
+    """Its type."""
+    weights: Literal["own", "random"]
+    layers: Count
+    of_layers: Count
+    words: Count
+    rows: Count
+    tokens: list[Count]
+    environment: dict[str, str | None]
+    """Where it was made: rldbg, python, platform, torch, transformers."""
+    script: str | None
+    """Where the standalone script was written."""
+    standalone: bool
+    """Whether the script needs no capsule beside it."""
+    as_made: dict[str, Number | None]
+    """How far `reference` and `cell` here are from what they were there: relative L2 of the worst token."""
+
+
+class _ReplayOptions(TypedDict, total=False):
+    capsule: CapsuleEntry
+    """Of a replay of a capsule, alone."""
+
+
+class ReplayDocument(Versioned, _ReplayOptions):
     """A replay and its cells."""
 
     kind: Literal["replay"]

@@ -18,7 +18,12 @@ class RecordLine(TypedDict):
     """Places in the document's problems of those that are about this record."""
 
 
-class RunDocument(Versioned):
+class SeveralRuns(TypedDict, total=False):
+    inside: list[str]
+    """Where the path is a folder of runs that repeat each other's steps: theirs. No header of them was read."""
+
+
+class RunDocument(Versioned, SeveralRuns):
     """A run and its records."""
 
     kind: Literal["run"]

@@ -47,13 +47,38 @@ class SampleColumn(TypedDict):
     values: list[Number | None]
 
 
+class TurnText(TypedDict):
+    """What one of a conversation says."""
+
+    role: str
+    """As the recorded messages or the marks of the chat template say; else `prompt` and `response`."""
+    text: str
+
+
+class TurnOfTokens(TypedDict):
+    """Which tokens of a sample are whose turn."""
+
+    role: str
+    """By the marks in the decoded text; else by the mask: `prompt`, `response`, and `environment` for what lies in the
+    response and does not count."""
+    begin: Count
+    end: Count
+    """The first token that is no longer of the turn."""
+    counted: Count | None
+    """Tokens that count in the loss; null without a mask."""
+
+
 class SampleTokens(TypedDict):
-    """A sample token by token."""
+    """A sample in full: its turns as text, and token by token."""
 
     sample: Count
     begin: Count
     """Where the response begins."""
+    texts: list[TurnText]
+    """Empty without recorded texts and without a tokenizer."""
+    turns: list[TurnOfTokens]
     ids: list[int]
+    """Empty where only texts are recorded."""
     pieces: list[str] | None
     left_out: Count
     columns: list[SampleColumn]

@@ -29,7 +29,7 @@ _NAN = float("nan")
 _INT64 = 2**63
 #: Texts that a pickle holds once can stand in it very often: of these it is asked for each.
 _LONG = 1 << 10
-_NUMBERS = frozenset({bool, int, float})
+_NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 def flatten(tree: Any) -> list[TensorRef]:
@@ -40,6 +40,8 @@ def flatten(tree: Any) -> list[TensorRef]:
     Raises:
         DumpError: more fields than any record has (a file whose parts contain each other).
     """
+    if type(tree) is dict and (numbers := _plain_numbers(tree)) is not None:
+        return numbers
     seen: dict[str, int] = {}
     fields: list[TensorRef] = []
     for order, ref in enumerate(_walk(tree, "", 0)):
@@ -54,6 +56,17 @@ def flatten(tree: Any) -> list[TensorRef]:
         if order == MAX_FIELDS:
             raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=name)
     return fields
+
+
+def _plain_numbers(tree: dict[Any, Any]) -> list[TensorRef] | None:
+    """The fields of a mapping of words to numbers, which is all of a log; None of any other."""
+    fields: list[TensorRef] = []
+    for name, value in tree.items():
+        dtype = _NUMBERS.get(type(value))
+        if dtype is None or type(name) is not str or not name or (dtype == "int64" and not -_INT64 <= value < _INT64):
+            return None
+        fields.append(TensorRef(name, dtype, (), Inline(value), None, None, None, None, len(fields)))
+    return fields if len(fields) <= MAX_FIELDS else None
 
 
 #: Fields with a value per response token, beside which a reward of the same shape [B, R] has one as well.

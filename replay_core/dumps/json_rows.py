@@ -21,6 +21,7 @@ from replay_core.dumps.containers.json_lines import (
     NoJsonError,
     damaged_line,
     decode,
+    decode_rows,
     file_region,
     lines_of,
 )
@@ -189,6 +190,10 @@ def numbered(path: Path, rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, A
         for together in _beside(rows):
             start = together[0].offset
             text = region.read(start, together[-1].offset + together[-1].nbytes - start)
+            values = decode_rows(text, len(together))
+            if values is not None and set(map(type, values)) == {dict}:
+                yield from zip([row.number for row in together], values, strict=True)
+                continue
             for row in together:
                 at = row.offset - start
                 try:

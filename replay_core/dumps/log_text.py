@@ -25,7 +25,7 @@ from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, ta
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
-from replay_core.records import Fields, Problem, RecordKey, TensorRef
+from replay_core.records import Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
 SUFFIXES = (".log", ".out", ".txt", ".err")
@@ -260,13 +260,13 @@ def _told(events: list[Event]) -> list[TensorRef]:
     return [ref.with_(canonical=f"metrics.{ref.name}", line=lines[ref.name]) for ref in flatten(tree)]
 
 
-def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: list[int]) -> Fields:
+def _fields(values: dict[str, tuple[float, int]], warnings: list[str], lines: list[int]) -> list[TensorRef]:
     named = {_MEAN.get(key, key): value for key, value in values.items()}
     refs = _named(named)
     if warnings:
         (ref,) = flatten({"warnings": warnings})
         refs.append(ref.with_(canonical="warnings", line=lines[0] if lines else None, order=len(refs)))
-    return Fields(refs)
+    return refs
 
 
 #: The log's words; `total` is the loss of one micro-batch, already divided by the accumulation.

@@ -23,7 +23,7 @@ from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged, regular
-from replay_core.records import Fields, Problem, RecordKey
+from replay_core.records import Fields, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
@@ -169,29 +169,28 @@ def _step(row: dict[str, Any]) -> int | None:
     )
 
 
-def several(keys: Sequence[RecordKey], path: Path) -> Iterator[Fields | DumpError]:
+def several(keys: Sequence[RecordKey], path: Path) -> Iterator[list[TensorRef] | DumpError]:
     """The metrics of some steps; what several rows of one step say of a metric is kept from the last.
 
     Raises:
         DumpError: the file cannot be opened, or has become shorter.
     """
     for key, (rows, problems) in zip(keys, _told(keys, path), strict=True):
-        merged: dict[str, Any] = {}
+        line, merged = rows[0] if len(rows) == 1 else (None, {})
         lines: dict[str, int | None] = {}
-        for line, row in rows:
-            told = {field: value for field, value in row.items() if value is not None} if None in row.values() else row
-            if len(rows) == 1:
-                merged, lines = told, dict.fromkeys(told, line)
-            else:
-                merged.update(told)
-                lines.update(dict.fromkeys(told, line))
+        if len(rows) > 1 or None in merged.values():
+            merged = {}
+            for line, row in rows:
+                told = {field: value for field, value in row.items() if value is not None}
+                merged |= told
+                lines |= dict.fromkeys(told, line)
         if not merged:
             yield DumpError(f"the file holds no metrics of step {key.step}", file=str(path))
             continue
         fields = flatten(merged)
         for ref in fields:
-            ref.canonical, ref.line = metric_name(ref.name), lines.get(ref.name)
-        yield Fields(fields, problems)
+            ref.canonical, ref.line = metric_name(ref.name), lines.get(ref.name, line)
+        yield Fields(fields, problems) if problems else fields
 
 
 #: Rows of a step, each with its line where the file is one of lines, and what is wrong with some.

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from errno import EACCES
+from functools import partial
 from pathlib import Path
 
 from replay_core import budget
@@ -90,9 +91,8 @@ def open_run(path: Path | str, *more: Path | str, on_event: OnEvent = ignore) ->
     try:
         parts = [part for one in dict.fromkeys([Path(path), *map(Path, more)]) for part in _parts(one, on_event)]
         run = parts[0] if len(parts) == 1 else _joined(Path(path), parts)
-        inside = [] if more else runs_inside(run.path, run.records)
-        if inside:
-            run.problems = said_once(run.path, inside, run.problems)
+        if not more and (inside := runs_inside(run.path, run.records)):
+            run.inside, run.problems = inside, said_once(run.path, inside, run.problems)
         return run
     finally:
         if was_collecting:
@@ -311,7 +311,7 @@ class _Shelf:
     def loader(self, key: RecordKey) -> Callable[[], Sequence[TensorRef]]:
         number = len(self._keys)
         self._keys.append(key)
-        return lambda: self._load(number)
+        return partial(self._load, number)
 
     def _load(self, number: int) -> Sequence[TensorRef]:
         waiting = self._waiting

@@ -24,6 +24,8 @@ REFERENCES = ("areal.infra.rpc.rtensor.RTensor", "areal.infra.rpc.rtensor.Tensor
 _KEPT = 4
 #: Containers of text hold every value they have read; larger ones are not kept.
 _KEPT_BYTES = 1 << 20
+#: Lines of a text that tell what all of them are.
+_ROWS = 64
 _BY_PLACE = frozenset({"torch_zip", "torch_legacy", "pickle", "safetensors", "npy", "npz"})
 
 _Stamp = tuple[int, int, int]
@@ -51,7 +53,7 @@ def _looked(path: Path) -> Any:
         return known[1]
     stamp = _stamp(path)
     try:
-        found: Any = read_container(path, inert=REFERENCES)
+        found: Any = read_container(path, inert=REFERENCES, most_rows=_ROWS)
     except RldbgError as error:
         found = error
     if isinstance(found, RldbgError) or found.container in _BY_PLACE or stamp[0] <= _KEPT_BYTES:
@@ -68,7 +70,7 @@ def content_of(path: Path) -> Content:
         DumpError: as `read_container`.
     """
     known = _seen.pop(path, None)
-    if known is not None and not isinstance(known[1], RldbgError) and known[0] == _stamp(path):
+    if known is not None and _is_whole(known[1]) and known[0] == _stamp(path):
         found: Content = known[1]
     else:
         found = read_container(path, inert=REFERENCES)
@@ -91,11 +93,17 @@ def look(path: Path) -> Content:
     found = _looked(path)
     if isinstance(found, RldbgError):
         raise found
-    return found  # type: ignore[no-any-return]
+    return found if found.is_whole else read_container(path, inert=REFERENCES)
+
+
+def _is_whole(found: Any) -> bool:
+    return not isinstance(found, RldbgError) and found.is_whole
 
 
 def tree_of(path: Path) -> Any:
-    """The file's structure, or None where it cannot be read: what is wrong with it is said when it is opened."""
+    """The file's structure, of a text of very many lines that of the first; None where it cannot be read: what is wrong
+    with it is said when it is opened.
+    """
     found = _looked(path)
     return None if isinstance(found, RldbgError) else found.tree
 

@@ -45,6 +45,6 @@ def runs_inside(path: Path, records: Sequence[Record]) -> list[Path]:
 def said_once(path: Path, runs: Sequence[Path], problems: Sequence[Problem]) -> list[Problem]:
     """The problems of a folder of runs: that it is one, in place of what only follows from it."""
     listed = few([run.relative_to(path) for run in runs])
-    follows = [one for one in problems if one.what.startswith("a second record of ") or one.where == str(path)]
     about = Problem(str(path), f"holds {len(runs)} runs that repeat each other's steps: {listed}; open one of them")
-    return [about, *(one for one in problems if one not in follows)]
+    own = (one for one in problems if not one.what.startswith("a second record of ") and one.where != str(path))
+    return [about, *own]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
     from replay_core.documents.parts import ProblemEntry, Stamp
     from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
-    from replay_core.documents.run import RunDocument
+    from replay_core.documents.run import RunDocument, SeveralRuns
     from replay_core.dumps.following import Pulse
     from replay_core.measure.figures import PairFigures
     from replay_core.measure.statistics import Statistics
@@ -59,10 +59,12 @@ def run_document(
     """
     marked = marks(run)
     listed = None if only is None else {id(record) for record in only}
+    several: SeveralRuns = {"inside": [str(one) for one in run.inside]} if run.inside else {}
     doc: RunDocument = {
         "schema_version": SCHEMA_VERSION,
         "kind": "run",
         **stamp(),
+        **several,
         "path": str(run.path),
         "dialect": run.dialect,
         "steps": run.steps(),
@@ -249,17 +251,17 @@ def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around |
 
 def tensor_row(row: TensorVerdict) -> PairEntry:
     """One tensor pair of a comparison, its numbers as they enter a document."""
-    ref_a, ref_b = (None if side is None else side[1] for side in (row.a, row.b))
+    a, b = None if row.a is None else row.a[1], None if row.b is None else row.b[1]
     keys, place = _keys(row), _place(row)
     return {
         "name": row.name,
         "a_key": keys["a_key"],
         "b_key": keys["b_key"],
-        "names": [None if ref is None else ref.name for ref in (ref_a, ref_b)],
-        "verdict": row.verdict.value if row.skipped is None else "skipped",
+        "names": [None if a is None else a.name, None if b is None else b.name],
+        "verdict": row.verdict._value_ if row.skipped is None else "skipped",  # `value` asks a descriptor
         "suspect": bool(row.suspect),
-        "dtype": [None if ref is None else ref.dtype for ref in (ref_a, ref_b)],
-        "shape": [None if ref is None else list(ref.shape) for ref in (ref_a, ref_b)],
+        "dtype": [None if a is None else a.dtype, None if b is None else b.dtype],
+        "shape": [None if a is None else list(a.shape), None if b is None else list(b.shape)],
         "metrics": None if row.figures is None else metrics(row.figures, row),
         "unmasked": None if row.unmasked is None else metrics(row.unmasked),
         "index": place["index"],
@@ -274,7 +276,8 @@ def tensor_row(row: TensorVerdict) -> PairEntry:
 def _place(row: TensorVerdict) -> ElementEntry:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
     sample, position = row.token or (None, None)
-    raw_a, raw_b = (None if raw is None else list(raw) for raw in (row.raw_a, row.raw_b))
+    raw_a = None if row.raw_a is None else list(row.raw_a)
+    raw_b = None if row.raw_b is None else list(row.raw_b)
     index: IndexEntry = {
         "sample": sample,
         "position": position,
@@ -286,8 +289,10 @@ def _place(row: TensorVerdict) -> ElementEntry:
 
 
 def _keys(row: TensorVerdict) -> RecordPair:
-    key_a, key_b = (None if side is None else side[0].key.to_mapping() for side in (row.a, row.b))
-    return {"a_key": key_a, "b_key": key_b}
+    return {
+        "a_key": None if row.a is None else row.a[0].key.to_mapping(),
+        "b_key": None if row.b is None else row.b[0].key.to_mapping(),
+    }
 
 
 def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry:

@@ -9,8 +9,9 @@ from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
 from replay_core.mismatch.candidate import Candidate
-from replay_core.mismatch.explanation import NOISE, Mismatch
+from replay_core.mismatch.explanation import Mismatch
 from replay_core.mismatch.figures import GapSize
+from replay_core.mismatch.standing import NOISE
 
 if TYPE_CHECKING:
     from replay_core.documents.mismatch import GapCause, GapEntry, MismatchDocument, MismatchFloor, SequenceEntry
@@ -112,7 +113,8 @@ def _headline(found: Mismatch) -> str:
     if found.named:
         best = found.named[0]
         part = "" if best.share is None else f", which explains {best.share:.0%}"
-        said += f"; {best.side}: {best.name}{part}"
+        who = "" if best.side == "both" else f"{best.side}: "
+        said += f"; {who}{best.name}{part}"
         if floor is not None:
             said += (
                 f"; left {float(floor['left']):.3g}, floor {float(floor['floor']):.3g}: {float(floor['ratio']):.3g} x"
@@ -122,13 +124,29 @@ def _headline(found: Mismatch) -> str:
         ratio = float(floor["ratio"])
         said = f"observed {float(floor['observed']):.3g} nats, floor {float(floor['floor']):.3g}: {ratio:.3g} x"
         if ratio <= NOISE:
-            return f"{said}, nothing left to explain" + ("" if fault is None else f"; tokens: {fault.what}")
-        shares = [one for one in found.candidates if one.share is not None]
-        best_known = max(shares, key=lambda one: one.share or 0.0, default=None)
-        near = "" if best_known is None else f"; most by {best_known.side}: {best_known.name} ({best_known.share:.0%})"
-        return f"{said}, and nothing that was tried explains half of it{near}"
+            normal = ""
+            if found.floor is not None and found.floor.engine != found.floor.trainer:
+                normal = f"normal for an engine in {found.floor.engine} beside a trainer in {found.floor.trainer}, "
+            return f"{said}, {normal}nothing left to explain" + ("" if fault is None else f"; tokens: {fault.what}")
+        known = [one for one in found.candidates if one.share is not None and one.told_by == "replay"]
+        most = max(known, key=lambda one: one.share or 0.0, default=None)
+        said += ", and nothing that was tried explains half of it"
+        if most is not None and (most.share or 0) > 0:
+            said += f"; most by {most.side}: {most.name} ({most.share:.0%})"
+        return said + _whose(found)
     small = _agrees(found) or (fault is not None and gap.mean <= _MEAN)
     return said + ("; small, and no sign of a cause" if small else "; no sign of a cause in the numbers alone")
+
+
+def _whose(found: Mismatch) -> str:
+    """Which side's own numbers the model gives, where it gives one's alone."""
+    if found.reproduced is None or found.floor is None:
+        return ""
+    given = [off <= NOISE * found.floor.value for off in found.reproduced]
+    if given[0] == given[1]:
+        return ""
+    right, wrong = ("trainer", "engine") if given[0] else ("engine", "trainer")
+    return f"; the model gives the {right}'s own numbers: look at the {wrong}"
 
 
 def _sequences(found: Mismatch) -> list[SequenceEntry]:
@@ -153,7 +171,11 @@ def _next(found: Mismatch) -> list[str]:
     steps = []
     if found.model is None:
         steps.append(f"rldbg mismatch {path}{step} --model HF_DIR")
-    if any(one.family in ("weights", "versions", "adapter", "quantised") for one in found.named) and found.model:
+    if found.model and not found.named and _agrees(found) is False:
+        steps.append(f"rldbg mismatch {path}{step} --model {shlex.quote(found.model)} --older OTHER_WEIGHTS")
+    if found.model and any(
+        one.family in ("weights", "versions", "adapter", "quantised", "several") for one in found.named
+    ):
         steps.append(f"rldbg weights {shlex.quote(found.model)} ENGINE_WEIGHTS")
     if not steps:
         steps.append(f"rldbg diagnose {path}{step}")

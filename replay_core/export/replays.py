@@ -59,7 +59,7 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
     asked["role"] = replayed.role
     results = replayed.results
     notes = list(dict.fromkeys(note for result in results for note in result.cell["notes"]))
-    doc: ReplayDocument = {
+    doc: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "replay",
         **stamp(),
@@ -74,7 +74,7 @@ def replay_document(plan: ReplayPlan, replayed: Replayed) -> ReplayDocument:
         "is_warm": replayed.is_warm,
         "notes": [*notes, *replayed.notes],
     }
-    return clean(doc)
+    return clean(cast("ReplayDocument", doc))
 
 
 def _matrix(replayed: Replayed) -> MatrixEntry | None:

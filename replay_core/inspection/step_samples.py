@@ -1,4 +1,4 @@
-"""The samples of a step as a person reads them: prompt, response, rewards, and numbers for each token."""
+"""The samples of a step as a person reads them: turns, rewards, and numbers for each token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core.decoding import Decoder, find_tokenizer
-from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import DumpError, RequestError, SelectionError
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
+from replay_core.inspection import turns
 from replay_core.records import Run, Selection
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_TOKENS, MAX_SHOWN, WORST, MAX_TEXT = 2048, 16, 20, 20_000
 #: Recorded texts, the surest first.
 _PROMPTS = ("prompt", "prompts", "input", "prompt_text", "problem", "question")
+_CONVERSATIONS = ("messages", "conversations", "raw_messages")
 _RESPONSES = ("response", "responses", "output", "completion", "completions", "response_text")
 #: A policy's ratio is clipped this far from 1 by default (PPO, GRPO).
 CLIP = 0.2
@@ -37,36 +38,18 @@ _RECORDED = (
 )  # fmt: skip
 
 
-def step_samples(
-    run: Run,
-    step: Selection | None = None,
-    *,
-    by: SampleOrder = "order",
-    search: str | None = None,
-    shown: Sequence[int] = (),
-    most: int = 50,
-    tokenizer: Path | None = None,
-) -> SamplesDocument:
-    """The samples of the last chosen step that holds any.
-
-    Args:
-        shown: samples whose tokens are wanted; none: the first that is listed.
-        most: samples listed.
+class StepSamples:
+    """The samples of the last chosen step that holds any, each number read once.
 
     Raises:
-        SelectionError: there is no such sample; DumpError: no record holds samples with tokens or texts.
+        DumpError: no record holds samples with tokens or texts.
     """
-    batch = next((one for one in reversed(list(Case(run, None, step).batches())) if len(one)), None)
-    if batch is None:
-        raise DumpError("no record holds samples", file=str(run.path), expected="token ids of samples, or texts",
-                        hint=f"rldbg ls {run.path}")  # fmt: skip
-    return _Samples(run, batch, tokenizer).document(by, search, shown, most)
 
-
-class _Samples:
-    """One step's samples, each number read once."""
-
-    def __init__(self, run: Run, batch: StepBatch, tokenizer: Path | None) -> None:
+    def __init__(self, run: Run, step: Selection | None = None, tokenizer: Path | None = None) -> None:
+        batch = next((one for one in reversed(list(Case(run, None, step).batches())) if len(one)), None)
+        if batch is None:
+            raise DumpError("no record holds samples", file=str(run.path), expected="token ids of samples, or texts",
+                            hint=f"rldbg ls {run.path}")  # fmt: skip
         self.run, self.batch = run, batch
         self.decoder: Decoder | None = None
         path = tokenizer or find_tokenizer(batch.spine.parts[0].held.record.path, run.models.values())
@@ -95,6 +78,10 @@ class _Samples:
         self.clipped_B = None if apart is None else self._mean(np.where(np.isnan(self.columns["ratio"]), np.nan, apart))
         self.starts_B = None if batch.response_N is None else batch.flat.first(batch.response_N)
         self.prompts, self.responses = self._texts()
+        found = (columns.texts(name) for name in _CONVERSATIONS)
+        self.conversations = next((texts for texts in found if texts is not None), None)
+        if self.responses is None and self.conversations is not None:
+            self.responses = [turns.last_said(text) for text in self.conversations]
 
     def _mean(self, values_N: Array) -> Array:
         """Each sample's mean over what counts and was said [B]."""
@@ -120,7 +107,18 @@ class _Samples:
                     said[place] = self.decoder.texts(cut)
         return said[0], said[1]
 
-    def document(self, by: SampleOrder, search: str | None, shown: Sequence[int], most: int) -> SamplesDocument:
+    def document(
+        self, *, by: SampleOrder = "order", search: str | None = None, shown: Sequence[int] = (), most: int = 50
+    ) -> SamplesDocument:
+        """The samples that hold `search`, in order.
+
+        Args:
+            shown: samples that are wanted in full; none: the first that is listed.
+            most: samples listed.
+
+        Raises:
+            SelectionError: there is no such sample; RequestError: nothing is recorded to order them by, or to search.
+        """
         batch = self.batch
         for sample in shown:
             if not 0 <= sample < len(batch):
@@ -150,9 +148,7 @@ class _Samples:
             "tokenizer": None if self.decoder is None else str(self.decoder.path),
             "samples": [self._entry(sample) for sample in listed],
             "left_out": len(found) - len(listed),
-            "tokens": [self._tokens(sample) for sample in (shown or listed[:1])[:MAX_SHOWN]]
-            if batch.spine.has_tokens
-            else [],
+            "tokens": [self._tokens(sample) for sample in (shown or listed[:1])[:MAX_SHOWN]],
             "worst_by": worst_by,
             "worst": [] if worst_by is None or not batch.spine.has_tokens else self._worst(worst_by),
             "notes": notes,
@@ -181,7 +177,7 @@ class _Samples:
         return flat.lengths_B if self.batch.response_N is None else flat.count(self.batch.response_N)
 
     def _holds(self, sample: int, text: str) -> bool:
-        texts = [rows[sample] for rows in (self.prompts, self.responses) if rows is not None]
+        texts = [rows[sample] for rows in (self.prompts, self.responses, self.conversations) if rows]
         return any(text.casefold() in one.casefold() for one in texts)
 
     def _entry(self, sample: int) -> SampleEntry:
@@ -217,15 +213,27 @@ class _Samples:
         return sorted(name for name in names if name != "reward" and ("reward" in name or "score" in name))
 
     def _tokens(self, sample: int) -> SampleTokens:
+        said = (self.prompts, self.responses) if self.conversations is None else (self.conversations, None)
+        prompt, response = (None if rows is None else rows[sample] for rows in said)
+        entry: SampleTokens = {
+            "sample": sample, "begin": 0, "texts": turns.spoken(prompt, response, MAX_TEXT), "turns": [], "ids": [],
+            "pieces": None, "left_out": 0, "columns": [],
+        }  # fmt: skip
+        if not self.batch.spine.has_tokens:
+            return entry
         flat = self.batch.flat
         row = self.batch.spine.tokens(sample)
         here = slice(int(flat.starts_B[sample]), int(flat.starts_B[sample]) + min(int(row.size), MAX_TOKENS))
         ids = [int(one) for one in row[:MAX_TOKENS]]
+        pieces = self._pieces(ids)
+        begin = 0 if self.starts_B is None else int(self.starts_B[sample])
+        counted_T = None if self.counted_N is None else self.counted_N[here]
         return {
-            "sample": sample,
-            "begin": 0 if self.starts_B is None else int(self.starts_B[sample]),
+            **entry,
+            "begin": begin,
+            "turns": turns.of_tokens(pieces, begin, counted_T, len(ids)),
             "ids": ids,
-            "pieces": self._pieces(ids),
+            "pieces": pieces,
             "left_out": int(row.size) - len(ids),
             "columns": [
                 {"name": name, "values": [None if np.isnan(value) else float(value) for value in values_N[here]]}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from replay_core.mismatch.figures import Array, GapSize, share_explained, tokens_explained
+from replay_core.mismatch.setting import Setting
 
-Side = Literal["engine", "trainer"]
+Side = Literal["engine", "trainer", "both"]
+READINGS: tuple[Side, ...] = ("engine", "trainer")
 #: A cause that takes less than this share of the gap is no cause; one that takes this much needs no second.
 PART, WHOLE = 0.5, 0.9
-#: What a cause leaves of a gap that it predicts token by token, whatever the floor.
-LITTLE = 0.1
+#: Causes that are rounding themselves: within the floor they are nothing to name.
+ROUNDING = ("precision", "attention")
 
 
 @dataclass
@@ -35,8 +37,11 @@ class Candidate:
     why_not: str | None = None
     share: float | None = None
     tokens: float | None = None
-    #: What it was replayed under.
-    setting: Any = None
+    #: What the two sides were replayed under; None where nothing was.
+    engine: Setting | None = None
+    trainer: Setting | None = None
+    #: Of each sample, which weights explain which of its response's tokens (name, begin, end).
+    spans: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 
     @property
     def left(self) -> GapSize | None:

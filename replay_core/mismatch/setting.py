@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from replay_core.errors import RequestError
 
 #: How the tokens lie before the model. `alone` is right; every other is a way to get them wrong.
 Layout = Literal[
     "alone", "left padding attended", "left padding counted", "padding after the prompt", "positions anew",
-    "positions from 1", "packs that leak",
+    "positions from 1", "prompt unseen", "first token twice", "first token unseen", "packs that leak",
 ]  # fmt: skip
 #: Of a matrix: integers or floats on a grid, and whether each row has a scale of its own.
 Grid = Literal["int8 per row", "int8 per tensor", "fp8 per row", "fp8 per tensor", "int4 per row"]
@@ -21,7 +23,22 @@ _LAID = {
     "padding after the prompt": "padding between prompt and response is attended to",
     "positions anew": "position ids begin anew at the response",
     "positions from 1": "position ids begin at 1",
+    "prompt unseen": "the response does not see its prompt: position ids that begin anew cut it off",
+    "first token twice": "the first token is seen twice: a doubled BOS",
+    "first token unseen": "the first token is not seen: no BOS",
     "packs that leak": "packs leak: no block-diagonal mask",
+}
+
+TEMPERATURES = tuple(float(one) for one in np.geomspace(0.3, 3.0, 21))
+#: Around the best of them, closer and closer: a step of the former to either side in nine.
+WIDTHS = tuple((TEMPERATURES[1] / TEMPERATURES[0]) ** 0.25**power for power in range(4))
+#: Changes by a number, of which the best is looked for: every value is a readout of one forward.
+NUMBERS: dict[str, tuple[Any, ...]] = {
+    "temperature": (*TEMPERATURES, 0.9, 0.98, 1.0, 1.02, 1.1),
+    "top_k": (2, 3, 5, 8, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 200),
+    "top_p": (*(round(0.05 * step, 2) for step in range(6, 20)), 0.97, 0.98, 0.99),
+    "min_p": (0.01, 0.02, 0.05, 0.1, 0.2),
+    "shift": (1, -1),
 }
 
 
@@ -67,9 +84,9 @@ class Setting:
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(base, name)}
 
     def joined(self, other: Setting, base: Setting) -> Setting | None:
-        """Both changes of a base at once; None where both change the same."""
+        """Both changes of a base at once; None where both change the same, or either nothing."""
         mine, theirs = self.changed(base), other.changed(base)
-        if set(mine) & set(theirs):
+        if set(mine) & set(theirs) or not theirs:
             return None
         called = other.called if "weights" in theirs else self.called
         return replace(self, **theirs, called=called)
@@ -108,6 +125,15 @@ class Setting:
         """Which kind of cause its change is: that of its first field; `several` where they are of different kinds."""
         kinds = list(dict.fromkeys(_FAMILY[name] for name in self.changed(base)))
         return "none" if not kinds else kinds[0] if len(kinds) == 1 else "several"
+
+
+def around(one: Setting, width: float) -> list[Setting]:
+    """Temperatures around a setting's, up to a factor of `width` to either side, and the round numbers there: people
+    set those."""
+    heats = [one.temperature * float(heat) for heat in np.geomspace(1 / width, width, 9)]
+    plain = {round(heat, digits) for heat in heats for digits in (1, 2)}
+    heats += [heat for heat in plain if heat > 0 and 1 / width <= heat / one.temperature <= width]
+    return [replace(one, temperature=heat) for heat in heats]
 
 
 _FAMILY = {

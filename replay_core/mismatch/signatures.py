@@ -13,6 +13,8 @@ from replay_core.mismatch.sides import Sides
 
 #: Fewer tokens leave no shift to be told.
 _FEWEST = 8
+#: Temperatures that are no further apart are one.
+_SAME_HEAT = 0.005
 #: A constant is one where so much of the gap goes with it.
 _CONSTANT = 0.9
 
@@ -23,7 +25,7 @@ def signatures(sides: Sides) -> list[Candidate]:
     found = [
         *_shifted(sides),
         _tempered(sides),
-        _constant(sides),
+        *_constant(sides),
         _truncated(sides),
         *_recorded(sides),
         *_leaking(sides),
@@ -68,18 +70,21 @@ def _tempered(sides: Sides) -> Candidate:
     by_two = bounded / found - np.logaddexp(bounded / found, rest / found) - y
     is_line = np.abs(by_line).mean() <= np.abs(by_two).mean()
     value = 1 / between.slope if is_line else found
+    if abs(value - 1) < _SAME_HEAT:
+        return Candidate("temperature", "temperature", why_not="their shape is that of one temperature")
     return Candidate(
-        f"temperature {value:.2f} (its shape in the recorded numbers)", "temperature",
+        f"temperature {value:.3g}", "temperature",
         left_M=by_line if is_line else by_two, named=between.is_tempered,
     )  # fmt: skip
 
 
-def _constant(sides: Sides) -> Candidate:
+def _constant(sides: Sides) -> Iterator[Candidate]:
     d_M = sides.d_M
     middle = float(np.median(d_M))
     left_M = d_M - middle
     named = abs(middle) > 0.01 and float(np.abs(left_M).mean()) < (1 - _CONSTANT) * float(np.abs(d_M).mean())
-    return Candidate(f"a constant of {-middle:+.3g} nats", "constant", left_M=left_M, named=named)
+    if abs(middle) > 0.05 * float(np.abs(d_M).mean()):
+        yield Candidate(f"a constant of {-middle:+.3g} nats", "constant", left_M=left_M, named=named)
 
 
 def _truncated(sides: Sides) -> Candidate:

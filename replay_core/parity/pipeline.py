@@ -12,7 +12,7 @@ import numpy as np
 
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, RequestError
-from replay_core.jobs import Job, OnEvent, Progress, Runner, ignore
+from replay_core.jobs import Job, OnEvent, Progress, Runner, ignore, in_part
 from replay_core.parity.batches import DEFAULT, SEED, ParityBatch, make_batch
 from replay_core.parity.config import CriticConfig, read_config
 from replay_core.parity.correlation import NEARLY_IDENTICAL
@@ -63,7 +63,8 @@ def run_parity(
     stored = _store(batches, out / "batches.safetensors")
     sides = []
     for number, (name, config) in enumerate(zip("ab", configs, strict=True)):
-        on_event(Progress(number, 2, f"critic {name.upper()}: {config.backend}"))
+        of_side = in_part(on_event, number, 2)
+        of_side(Progress(0, None, f"critic {name.upper()}: {config.backend}"))
         params = {
             "config": config.to_mapping(),
             "batches": str(stored),
@@ -74,7 +75,7 @@ def run_parity(
             "capture": request.capture,
             "suffix": f"_{name}" if configs[0].backend == configs[1].backend else "",
         }
-        sides.append(_side(runner.run(Job("critic", params), on_event), config))
+        sides.append(_side(runner.run(Job("critic", params), of_side), config))
     run_a, run_b = open_run(out / "a"), open_run(out / "b")
     for side, run in zip(sides, (run_a, run_b), strict=True):
         side.head = read_head(run)

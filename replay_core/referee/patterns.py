@@ -56,7 +56,7 @@ def _patterns(yard: Yardstick, places: Places, ids: Sequence[int] | None) -> Ite
     yield Pattern(f"all of it times {1 + gain:.4g}, a scale", 1, gain * truth)
     yield Pattern("digits cut off instead of rounded", 0, _cut(truth, yard) - truth)
     yield from _moved_tokens(yard, places)
-    yield from _some_tokens(yard, places, ids, z)
+    yield from _some_tokens(yard, places, ids, z, along.sum(1) / power.sum(1))
     if channels > 1:
         yield from _some_channels(yard, z, along, power)
         if rows >= 8:
@@ -78,7 +78,9 @@ def _cut(truth: torch.Tensor, yard: Yardstick) -> torch.Tensor:
     return torch.where(over, near - truth.sign() * ulp(truth, dtype), near)
 
 
-def _some_tokens(yard: Yardstick, places: Places, ids: Sequence[int] | None, z: torch.Tensor) -> Iterator[Pattern]:
+def _some_tokens(
+    yard: Yardstick, places: Places, ids: Sequence[int] | None, z: torch.Tensor, factors: torch.Tensor
+) -> Iterator[Pattern]:
     of_rows = z.square().mean(1).sqrt()
     wrong = of_rows > _WRONG * yard.bound("token")
     count = int(wrong.sum())
@@ -88,6 +90,14 @@ def _some_tokens(yard: Yardstick, places: Places, ids: Sequence[int] | None, z: 
         if ids is not None and len({ids[row] for row in rows}) <= 3:
             said = f"the rows of tokens {', '.join(map(str, sorted({ids[row] for row in rows})))} in the embedding"
         yield Pattern(said, count * z.shape[1], torch.where(wrong[:, None], yard.error, 0.0))
+        scaled = torch.where(wrong, factors, 0.0)[:, None] * yard.truth.nan_to_num(0.0, 0.0, 0.0)
+        yield Pattern(f"{said}: {_times(factors[wrong])}", count, scaled)
+
+
+def _times(factors: torch.Tensor) -> str:
+    """What rows or columns are multiplied by, one number where it is the same for all."""
+    each = [f"{round(1 + one, 4):.4g}" for one in factors[:8].tolist()]
+    return f"times {each[0]}" if len(set(each)) == 1 else f"times {', '.join(each)}"
 
 
 def _tokens(names: Sequence[tuple[int, int]]) -> str:
@@ -134,9 +144,7 @@ def _some_channels(yard: Yardstick, z: torch.Tensor, along: torch.Tensor, power:
     yield Pattern(said, count * len(z), torch.where(wrong, yard.error, 0.0))
     factors = torch.where(wrong, along.sum(0) / power.sum(0), 0.0)
     truth = yard.truth.nan_to_num(0.0, 0.0, 0.0)
-    each = [f"{1 + float(factors[at]):.4g}" for at in numbers[:8]]
-    same = f"times {each[0]}" if len(set(each)) == 1 else f"times {', '.join(each)}"
-    yield Pattern(f"{said}: {same}", count, factors * truth)
+    yield Pattern(f"{said}: {_times(factors[wrong])}", count, factors * truth)
 
 
 def _moved_channels(yard: Yardstick) -> Iterator[Pattern]:

@@ -49,6 +49,11 @@ def implementation(flags: Flags) -> str | None:
     return _IMPLEMENTATIONS[flags.attention]
 
 
+def backend_of(flags: Flags) -> str | None:
+    """torch's word for the one backend of its own attention that the flags pin."""
+    return _BACKENDS.get(flags.attention)
+
+
 def resolve(flags: Flags) -> tuple[Flags, list[str]]:
     """The flags with `flash` made the best flash attention that is really here, and what to say about it."""
     if flags.attention != "flash":

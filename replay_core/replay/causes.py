@@ -181,7 +181,7 @@ def _shown(sight: Mapping[str, Any]) -> str | None:
 def line(sight: Mapping[str, Any]) -> str:
     """A line of the table: what was changed, and who moved."""
     changed = {
-        "again": "nothing (run once more)", "other": f"sample {sight['sample']}", "padding": "the padding",
+        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}", "padding": "the padding",
         "token": f"token {sight['token']} of every sample",
     }[sight["what"]]  # fmt: skip
     if not sight["moved"]:
@@ -231,6 +231,9 @@ def _case(small: Mapping[str, Any], first: Mapping[str, str] | None) -> str:
     tokens = small["tokens"]
     listed = " + ".join(map(str, tokens[:4])) + (" ..." if len(tokens) > 4 else "")
     where = f", {first['module']}" if first else ""
+    depth = small["layers"]
+    if depth is not None and depth < small["of_layers"]:
+        where = f", the first {f'{depth} layers' if depth > 1 else 'layer'} of {small['of_layers']}{where}"
     return f"{small['rows']} row{'s' * (small['rows'] > 1)}, {listed} token{'s' * (sum(tokens) > 1)}{where}"
 
 

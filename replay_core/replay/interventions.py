@@ -149,6 +149,8 @@ class Observer:
     def sights(self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True) -> list[Sight]:
         """Every intervention, one after the other."""
         numbers = np.unique(self.sample_N).tolist()
+        # What is carried over from call to call is what the call before had: after the same tokens it would not show.
+        self.hidden(self._changed(self.sample_N >= 0))
         seen = [self._seen(base, Sight("again", None, None), self.ids)]
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
         seen += [self._seen(base, Sight("other", one, None), self._changed(self.sample_N == one)) for one in chosen]

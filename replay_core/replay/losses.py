@@ -11,13 +11,28 @@ from replay_core.objectives import kl, policy_loss, preference, reductions, valu
 from replay_core.objectives.arrays import library
 from replay_core.replay import spec
 
-KINDS = ("grpo", "ppo", "nll", "dpo", "value")
+KINDS = ("grpo", "ppo", "gspo", "cispo", "nll", "dpo", "value")
 KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
-REDUCTIONS = ("token_mean", "sequence_mean", "token_sum")
+REDUCTIONS = ("token_mean", "sequence_mean", "sequence_sum", "token_sum")
 #: A critic's loss is reduced the way its framework does it.
 VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)
 _NUMBERS = {
-    **dict.fromkeys(("clip_low", "clip_high", "kl", "value_clip", "dual_clip", "divisor", "tokens", "beta"), float)
+    **dict.fromkeys(
+        (
+            "clip_low",
+            "clip_high",
+            "kl",
+            "value_clip",
+            "dual_clip",
+            "divisor",
+            "tokens",
+            "beta",
+            "entropy",
+            "tis",
+            "mis",
+        ),
+        float,
+    )
 }
 
 
@@ -26,13 +41,18 @@ class Loss:
     """The clipped policy-gradient loss of GRPO and PPO and its KL term; what the labels leave of the likelihood; DPO's
     loss of pairs; or PPO's value loss, of a critic.
 
-    kind: grpo and ppo are one formula; nll is the negative log-likelihood of the labels; dpo is of rows of which the
+    kind: grpo and ppo are one formula; gspo has the response's ratio for each token's, cispo clips it as a weight
+        that has no gradient; nll is the negative log-likelihood of the labels; dpo is of rows of which the
         first half was chosen and the second rejected, pair by pair; value is the critic's.
     beta: how far DPO's policy may leave its reference.
     divisor: what a trainer divides each micro-batch's loss by: the micro-batches of a step.
     value_clip: how far a value may leave the recorded one; 0 does not clip. A critic's reduction is its framework's.
     kl: coefficient of the penalty against the reference; 0 takes none.
-    reduction: token_mean and sequence_mean are over this micro-batch; token_sum divides the sum by
+    entropy: coefficient of the bonus for entropy, which is taken from the loss.
+    tis, mis: up to which ratio of trainer to engine a token's loss is weighed by it, or beyond which it is left out; 0
+        does neither. rollout_level: the ratio of the token, or of its whole response (sequence).
+    reduction: token_mean, sequence_mean and sequence_sum (the mean over responses of each one's sum) are over this
+        micro-batch; token_sum divides the sum by
         `tokens`, so that the micro-batches of a step add up to the step's token mean.
     tokens: the divisor of token_sum; None takes the recorded `tokens_of_step`.
     """
@@ -48,10 +68,19 @@ class Loss:
     dual_clip: float = 0.0
     divisor: float = 1.0
     beta: float = 0.0
+    entropy: float = 0.0
+    tis: float = 0.0
+    mis: float = 0.0
+    rollout_level: str = "token"
 
     def __post_init__(self) -> None:
         reductions_ = VALUE_REDUCTIONS if self.kind == "value" else REDUCTIONS
-        for name, choices in (("kind", KINDS), ("kl_estimator", tuple(KL_ESTIMATORS)), ("reduction", reductions_)):
+        for name, choices in (
+            ("kind", KINDS),
+            ("kl_estimator", tuple(KL_ESTIMATORS)),
+            ("reduction", reductions_),
+            ("rollout_level", ("token", "sequence")),
+        ):
             if getattr(self, name) not in choices:
                 raise RequestError(
                     f"a loss has no {name} {getattr(self, name)!r}", expected=" | ".join(choices),
@@ -92,6 +121,9 @@ class Loss:
             clip = f"values clipped to +-{self.value_clip:g} around the recorded" if self.value_clip else "no clipping"
             return f"VALUE: half the squared error, {clip}, reduced as {self.reduction}"
         penalty = f", {self.kl:g} x KL ({self.kl_estimator})" if self.kl else ", no KL term"
+        penalty += f", {self.entropy:g} x entropy taken off" if self.entropy else ""
+        for word, cap in (("weighed by the engine's ratio up to", self.tis), ("left out past the engine's", self.mis)):
+            penalty += f", {word} {cap:g} ({self.rollout_level})" if cap else ""
         over = f"{self.reduction.replace('_', ' ')}" + (f" / {self.tokens:,g} tokens" if self.tokens else "")
         over += f", divided by {self.divisor:g}" if self.divisor != 1 else ""
         if self.kind == "nll":
@@ -117,26 +149,45 @@ class Loss:
         loss = value_loss.REDUCTIONS[self.reduction](error_BT, mask_BT)
         return {"token_loss": error_BT * mask_BT, "loss": loss}
 
-    def value(self, logprobs_BT: Any, old_BT: Any, ref_BT: Any, advantages_BT: Any, mask_BT: Any) -> dict[str, Any]:
-        """prob_ratio and token_loss [B, T] (0 outside the mask), pg_loss, kl_loss (where there is one) and loss.
+    def value(
+        self, logprobs_BT: Any, old_BT: Any, ref_BT: Any, advantages_BT: Any, mask_BT: Any, rollout_BT: Any = None,
+        entropy_BT: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """prob_ratio and token_loss [B, T] (0 outside the mask), pg_loss, kl_loss and entropy where there are, loss.
 
         Raises:
-            RequestError: a KL term without reference log-probabilities, or a sum without its divisor.
+            RequestError: a term without what it is made of, or a sum without its divisor.
         """
         if self.kind == "nll":
             return {"token_loss": -logprobs_BT * mask_BT, "loss": self._reduced(-logprobs_BT, mask_BT)}
         if self.kind == "dpo":
             return self._of_pairs(logprobs_BT, ref_BT, mask_BT)
         ratio_BT = policy_loss.ratio(logprobs_BT, old_BT)
-        token_loss_BT = policy_loss.clipped(ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high)
+        clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        if self.kind == "cispo":
+            token_loss_BT = policy_loss.clipped_weight(logprobs_BT, ratio_BT, advantages_BT, **clips)
+        else:
+            if self.kind == "gspo":
+                ratio_BT = policy_loss.sequence_ratio(logprobs_BT, old_BT, mask_BT)
+            token_loss_BT = policy_loss.clipped(ratio_BT, advantages_BT, **clips)
         if self.dual_clip:
             # Dual-clip PPO (arXiv 1912.09729) equation 5, as verl's clip_ratio_c.
             bounded_BT = token_loss_BT.clip(max=-advantages_BT * self.dual_clip)
             token_loss_BT = library(ratio_BT).where(advantages_BT < 0, bounded_BT, token_loss_BT)
+        for cap, masks in ((self.tis, False), (self.mis, True)):
+            if cap:
+                rollout_BT = _needed(rollout_BT, "a weight by the engine's ratio", "rollout_logprobs")
+                weight_BT = policy_loss.rollout_weight(old_BT, rollout_BT, mask_BT, cap, masks=masks,
+                                                       of_sequence=self.rollout_level == "sequence")  # fmt: skip
+                token_loss_BT = token_loss_BT * weight_BT
         pg_loss = self._reduced(token_loss_BT, mask_BT)
         answer = {"prob_ratio": ratio_BT * mask_BT, "token_loss": token_loss_BT * mask_BT, "pg_loss": pg_loss}
+        loss = pg_loss
+        if self.entropy:
+            spread = self._reduced(_needed(entropy_BT, "a bonus for entropy", "logits"), mask_BT)
+            answer, loss = {**answer, "entropy": spread}, loss - self.entropy * spread
         if not self.kl:
-            return {**answer, "loss": pg_loss}
+            return {**answer, "loss": loss}
         if ref_BT is None:
             raise RequestError(
                 "the loss has a KL term and the record no reference log-probabilities",
@@ -144,7 +195,7 @@ class Loss:
                 hint="--loss grpo,kl=0",
             )
         kl_loss = self._reduced(KL_ESTIMATORS[self.kl_estimator](logprobs_BT, ref_BT), mask_BT)
-        return {**answer, "kl_loss": kl_loss, "loss": pg_loss + self.kl * kl_loss}
+        return {**answer, "kl_loss": kl_loss, "loss": loss + self.kl * kl_loss}
 
     def _of_pairs(self, logprobs_BT: Any, ref_BT: Any, mask_BT: Any) -> dict[str, Any]:
         if ref_BT is None or len(logprobs_BT) % 2:
@@ -157,9 +208,10 @@ class Loss:
         return {"loss": each_P.mean() if self.divisor == 1 else each_P.mean() / self.divisor}
 
     def _reduced(self, values_BT: Any, mask_BT: Any) -> Any:
-        if self.reduction != "sequence_mean":
+        of_sequences = {"sequence_mean": reductions.sequence_mean, "sequence_sum": reductions.sequence_sum_mean}
+        if self.reduction not in of_sequences:
             return self.of_sum(reductions.masked_sum(values_BT, mask_BT), mask_BT)
-        mean = reductions.sequence_mean(values_BT, mask_BT)
+        mean = of_sequences[self.reduction](values_BT, mask_BT)
         return mean if self.divisor == 1 else mean / self.divisor
 
     def of_sum(self, total: Any, mask_BT: Any) -> Any:
@@ -175,6 +227,12 @@ class Loss:
         else:
             raise RequestError("token_sum needs the number of tokens to divide by", hint="--loss grpo,tokens=4096")
         return mean if self.divisor == 1 else mean / self.divisor
+
+
+def _needed(values_BT: Any, term: str, name: str) -> Any:
+    if values_BT is None:
+        raise RequestError(f"the loss has {term}, and no {name} of this micro-batch are there", expected=name)
+    return values_BT
 
 
 #: What a value loss takes where nothing is said: OpenRLHF's mean over all tokens.

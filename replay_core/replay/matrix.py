@@ -16,7 +16,7 @@ from replay_core.compare.judging.limits import WORST_ROW
 from replay_core.dtypes import DTYPES, coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
-from replay_core.jobs import Event, Job, LogLine, OnEvent, Runner, ignore
+from replay_core.jobs import Event, Job, LogLine, OnEvent, Progress, Runner, ignore, in_part
 from replay_core.records import Run
 from replay_core.replay import frontier
 from replay_core.replay.axes import Axes, smallest
@@ -149,6 +149,9 @@ class Bench:
         self.plan, self.out, self.runner, self.on_event, self.on_cell = plan, out, runner, on_event, on_cell
         self.recorded, self.settings, self.why = run, settings, why
         self.results: list[CellResult] = []
+        #: Cells that are to run, as far as that is known ahead.
+        self.expected = 0
+        self._begun = 0
         self._kept = Kept() if kept is None else kept
         self._windows = count(1)
 
@@ -163,6 +166,8 @@ class Bench:
             RldbgError: the request itself is wrong (no such record, no such model): no cell can run.
         """
         number = len(self.results)
+        self._begun += 1
+        self._tell(Progress(0, None, flags.label()))
         plan = replace(self.plan.with_flags(flags, str(self.out / f"cell{number}")), **changes)
         if part in ("control", "cell") and plan.forward is None and self.baseline.run is None:
             return self._held_to_nothing(plan, part)
@@ -202,8 +207,13 @@ class Bench:
             cell["notes"].append("flash is torch's own flash kernel here: the flash-attention packages need CUDA")
         result = replace(known, cell=cell, same_as=number)
         self.results.append(result)
+        self._begun += 1
         self.on_cell(result)
         return result
+
+    def _tell(self, event: Event) -> None:
+        """What a cell says of itself is said of its part of the whole."""
+        in_part(self.on_event, self._begun - 1, max(self.expected, self._begun))(event)
 
     def _judge(self, result: CellResult, plan: ReplayPlan) -> None:
         baseline = self.baseline
@@ -289,7 +299,7 @@ class Bench:
             def on_event(event: Event) -> None:
                 if isinstance(event, LogLine):
                     log.line(event.text)
-                self.on_event(event)
+                self._tell(event)
 
             try:
                 evidence = self.runner.run(Job("replay_why", params), on_event)
@@ -317,6 +327,7 @@ class Bench:
             return None
         number = self.results.index(result)
         flags = Flags.from_mapping(result.cell["flags"])
+        self._begun += 1
         again = self._run(self.plan.with_flags(flags, str(self.out / f"cell{number}_again")))
         if again.run is None:
             return {"cell": number, "equal": None, "first": None, "why": again.cell["error"]["message"], "tensors": 0}
@@ -349,7 +360,7 @@ class Bench:
             def on_event(event: Event) -> None:
                 if isinstance(event, LogLine):
                     log.line(event.text)
-                self.on_event(event)
+                self._tell(event)
 
             try:
                 cell = self.runner.run(Job("replay_cell", {"plan": plan.to_mapping()}), on_event)
@@ -429,6 +440,7 @@ def failing(results: Sequence[CellResult]) -> list[dict[str, Any]]:
 def run_axes(bench: Bench, axes: Axes, rows: int) -> None:
     """Run the baseline and every cell the axes span; not what a cell before it already did. `rows`: of the batch."""
     base = bench.plan.flags
+    bench.expected += 1 + axes.size
     bench.run(axes.baseline(base, bench.settings), "reference")
     for flags in axes.cells(base):
         cells = [(number, one.cell) for number, one in enumerate(bench.results) if one.part == "cell"]

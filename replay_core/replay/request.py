@@ -199,12 +199,14 @@ def answer(
         on_cell(result)
 
     bench = Bench(plan, run, Path(plan.out), runner, on_event, judged, kept, _settings(run, plan), why=request.why)
+    bench.expected = int(request.twice)
     replayed = Replayed(bench.results, notes=notes, is_warm=request.is_warm, role=plan.role)
     if request.models:
         _rank(bench, request, micro, values, replayed)
         return replayed
     if request.matrix is not None:
         # An axis that cannot be read must not cost a cell first.
+        bench.expected += plan.forward is not None
         replayed.axes = Axes.parse(request.matrix)
         bench.results.append(recording.row())
         replayed.baseline = 1
@@ -215,7 +217,9 @@ def answer(
         replayed.breaking, replayed.failing = breaking(bench.results), failing(bench.results)
         recording.judge(bench.results[0], bench.baseline)
     else:
-        for flags, part in cells_for(plan.flags, bench.settings):
+        cells = cells_for(plan.flags, bench.settings)
+        bench.expected += len(cells) + (plan.forward is not None)
+        for flags, part in cells:
             mine = part == "cell" and plan.forward is not None
             bench.run(flags, "control" if mine else part, forward=None)
         if plan.forward is not None:
@@ -252,6 +256,7 @@ def _rank(
             found=name or "a record without any",
         )
     rows = []
+    bench.expected = len(request.models)
     for number, model in enumerate(request.models):
         result = bench.run(
             bench.plan.flags.reference(bench.settings), "reference" if number == 0 else "model", model=model

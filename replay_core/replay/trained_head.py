@@ -64,15 +64,17 @@ class TrainedHead:
         return cls("whole", mib, "logits whole, as the trainer held them")
 
     def logprobs(
-        self, cell: BatchReplay, head: Head, labels_BS: torch.Tensor, temperature: float, chunk: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities [B, S-1] of every next token, or a critic's values; final hidden states), differentiable.
+        self, cell: BatchReplay, head: Head, labels_BS: torch.Tensor, temperature: float, chunk: int, *,
+        with_entropy: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+        """(log-probabilities [B, S-1] of every next token, or a critic's values; the entropy there, where it is asked
+        for; final hidden states), differentiable.
 
         Args:
             labels_BS: which tokens the loss counts, as ids; -100 elsewhere.
         """
-        if self.held == "chunked":
-            return _chunked(cell, head, temperature, chunk)
+        if self.held == "chunked" or with_entropy:
+            return _chunked(cell, head, temperature, chunk, with_entropy=with_entropy)
         parts, hidden, row = [], [], 0
         for forward in cell.arrangement.forwards:
             inputs, rows = cell.inputs(forward), len(forward.input_ids)
@@ -89,7 +91,7 @@ class TrainedHead:
                     labels = labels_BS[row : row + rows].to(inputs["input_ids"].device)
                     parts.append(cell.model.causal_lm(**inputs, labels=labels, fused_lm_head=True).log_probs)
             row += rows
-        return torch.cat(parts) if len(parts) > 1 else parts[0], torch.cat(hidden)
+        return torch.cat(parts) if len(parts) > 1 else parts[0], None, torch.cat(hidden)
 
 
 def labels_of(ids_BS: torch.Tensor, counted_BT: torch.Tensor) -> torch.Tensor:
@@ -122,7 +124,9 @@ def _with_fused_head(model: Any, temperature: float, hidden: list[torch.Tensor])
         handle.remove()
 
 
-def _chunked(cell: BatchReplay, head: Head, temperature: float, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunked(
+    cell: BatchReplay, head: Head, temperature: float, chunk: int, *, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     arrangement = cell.arrangement
     states = [compiling.plain(cell.model.backbone, cell.inputs(forward)) for forward in arrangement.forwards]
     hidden_BSD = states[0] if len(states) == 1 else torch.cat(states, dim=arrangement.axis)
@@ -133,9 +137,13 @@ def _chunked(cell: BatchReplay, head: Head, temperature: float, chunk: int) -> t
 
     def some(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if cell.plan.is_critic:
-            return head(hidden).float()[:, 0]
+            return head(hidden).float()[:, :1]
         scaled = head(hidden).float() / temperature
-        return scaled.gather(-1, target[:, None])[:, 0] - scaled.logsumexp(-1)
+        normaliser = scaled.logsumexp(-1)
+        answer = [scaled.gather(-1, target[:, None])[:, 0] - normaliser]
+        if with_entropy:
+            answer.append(normaliser - (scaled.softmax(-1) * scaled).sum(-1))
+        return torch.stack(answer, dim=-1)
 
     # One chunk's logits live at a time, in backward as well: each is computed again there.
     pieces = [
@@ -144,6 +152,8 @@ def _chunked(cell: BatchReplay, head: Head, temperature: float, chunk: int) -> t
         if end > start
     ]
     own = cell.batch.layout()
-    grid = torch.zeros(own.sample_BS.size, device=hidden_BSD.device)
-    grid = grid.index_put((torch.from_numpy(own.slots("next")).to(grid.device),), torch.cat(pieces))
-    return grid.reshape(own.shape)[:, :-1], hidden_BSD.detach()
+    found_NC = torch.cat(pieces)
+    grid_NC = torch.zeros(own.sample_BS.size, found_NC.shape[1], device=hidden_BSD.device)
+    grid_NC = grid_NC.index_put((torch.from_numpy(own.slots("next")).to(grid_NC.device),), found_NC)
+    grid_BTC = grid_NC.reshape(*own.shape, -1)[:, :-1]
+    return grid_BTC[..., 0], grid_BTC[..., 1] if with_entropy else None, hidden_BSD.detach()

@@ -148,7 +148,10 @@ def train(
                 assert loss is not None
                 mask_BT = micro.response()
                 labels_BS = labels_of(torch.from_numpy(micro.recorded.batch.ids_BS), mask_BT)
-                logprobs_BT, hidden = trained.logprobs(micro.cell, head, labels_BS, temperature, plan.logit_chunk)
+                logprobs_BT, entropy_BT, hidden = trained.logprobs(
+                    micro.cell, head, labels_BS, temperature, plan.logit_chunk, with_entropy=bool(loss.entropy)
+                )
+                micro.fields["entropy"] = entropy_BT
                 mask_BT = mask_BT.to(logprobs_BT.device)
                 logprobs_BT = logprobs_BT * mask_BT
                 found = _loss(micro.own(loss), micro, logprobs_BT, mask_BT, trained.held, notes)
@@ -215,7 +218,9 @@ def _micro(
     if at_logits is not None:
         cell = _cell(plan, flags, run, recorded, model, temperature, on_event)
         return _Micro(plan.rank, plan.micro, recorded, cell, {}, None, at_logits=at_logits)
-    names = ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs")
+    names = (
+        ("returns", "values") if plan.is_critic else ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    )
     fields: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     single: dict[str, float] = {}
     labels, width = None, None
@@ -327,7 +332,8 @@ def _formed(
     if old_BT is None:
         old_BT = logprobs_BT.detach()
         _once(notes, "no old log-probabilities are recorded: the ratio is taken to be 1 (on-policy)")
-    return loss.value(logprobs_BT, old_BT, given["ref_logprobs"], given["advantages"], mask_BT)
+    rollout_BT, entropy_BT = given["rollout_logprobs"], given["entropy"]
+    return loss.value(logprobs_BT, old_BT, given["ref_logprobs"], given["advantages"], mask_BT, rollout_BT, entropy_BT)
 
 
 def _once(notes: list[str], note: str) -> None:

@@ -23,6 +23,7 @@ from replay_core.records import Run
 from replay_core.replay import attention, settings
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
+from replay_core.replay.depth import fewest_layers
 from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER, Holder
 from replay_core.replay.interventions import Observer, Trace, finest, first_apart, in_dtype, lost, relative
@@ -48,7 +49,7 @@ _LOGPROBS = 256
 
 
 @dataclass
-class _Bench:
+class ReplayBench:
     """One loaded model under several settings."""
 
     plan: ReplayPlan
@@ -96,7 +97,7 @@ def explain(
     plan = replace(plan, flags=flags, capture=None)
     with settings.applied(flags, plan.seed):
         model, _ = (holder or HOLDER).model(plan, run, recorded.batch)
-        bench = _Bench(plan, model, temperature)
+        bench = ReplayBench(plan, model, temperature)
         held = {name: open_run(Path(path)) for name, path in dumps.items()}
         wanted = finest(model)
         for dtype in wanted:
@@ -114,7 +115,7 @@ def explain(
 
 
 def _evidence(
-    bench: _Bench,
+    bench: ReplayBench,
     flags: Flags,
     reference: Flags,
     batch: MicroBatch,
@@ -148,7 +149,10 @@ def _evidence(
     small = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, flags, reference, batch, *_COMPANY)
     if not is_one:
         least = smallest(bench, flags, reference, small)
-        found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist()}
+        depth = fewest_layers(bench.model, lambda: bench.apart(flags, reference, least) > SAME)
+        layers, of_layers = (None, None) if depth is None else depth
+        found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist(), "layers": layers,
+                             "of_layers": of_layers}  # fmt: skip
     observer = bench.observer(flags, small)
     base = observer.trace()
     sights = observer.sights(base)
@@ -179,7 +183,7 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
     row = cell.batch.take([int(lengths.argmax())])
     ids = row.ids_BS[row.valid_BS][None, :_ITSELF]
     batch = MicroBatch(ids, np.ones_like(ids, dtype=bool))
-    bench = _Bench(replace(cell.plan, capture=None), cell.model, cell.temperature)
+    bench = ReplayBench(replace(cell.plan, capture=None), cell.model, cell.temperature)
     parameters = sum(one.numel() for one in cell.model.backbone.parameters())
     if parameters * ids.size * 8 > _BUDGET or not ids.size or cell.model.known.get("not_finite"):
         return None
@@ -220,7 +224,7 @@ def _lost(a: Observer, base: Trace, sights: Any, b: Observer, b_base: Trace, b_s
 
 
 def smallest(
-    bench: _Bench, flags: Flags, reference: Flags, batch: MicroBatch, rows_least: int = 1, width_least: int = 1
+    bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, rows_least: int = 1, width_least: int = 1
 ) -> MicroBatch:
     """The smallest batch that still shows the difference: rows halved, then prefixes, then single rows and tokens."""
 
@@ -264,7 +268,7 @@ def _first_columns(batch: MicroBatch, width: int) -> MicroBatch:
     return MicroBatch(batch.ids_BS[:, :width], batch.valid_BS[:, :width], response, batch.temperature)
 
 
-def _logprobs_apart(bench: _Bench, flags: Flags, reference: Flags, batch: MicroBatch) -> float | None:
+def _logprobs_apart(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> float | None:
     """Nats between the two settings' heads, on the same hidden states' tokens; None of a critic."""
     if bench.plan.is_critic:
         return None

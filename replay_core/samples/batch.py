@@ -475,9 +475,10 @@ class Batch:
 
         Where no alignment is said, index t is about token t + 1, as shifted logits are. Not so where that leaves some
         generated tokens a log-probability of exactly 0, as prompts are filled with, and their own index leaves none.
+        Where nobody says which are generated, only every sample's first token may have none.
         """
         generated, layout = self.generated_N, self.layout
-        if generated is None or layout is None:
+        if layout is None:
             return False
         shown = False
         for ref in self.held.fields():
@@ -486,13 +487,17 @@ class Batch:
             if ref.shape != layout.shape or ref.rows is not None:
                 continue
             empty_N = pages.array(ref).reshape(-1) == 0
-            own, before = (
-                bool(empty_N[said.slots[generated[self.flat(said.tokens)]]].any())
-                for said in map(self._says, ("full", "next"))
-            )
-            if own:
+            own, before = self._says("full"), self._says("next")
+            if generated is None:
+                asked = positions_of(own.tokens) > 0
+                second_N = empty_N[before.slots[positions_of(before.tokens) == 1]]
+                begins = second_N.size > 0 and bool(second_N.all())
+            else:
+                asked = generated[self.flat(own.tokens)]
+                begins = bool(empty_N[before.slots[generated[self.flat(before.tokens)]]].any())
+            if empty_N[own.slots[asked]].any():
                 return False
-            shown = shown or before
+            shown = shown or begins
         return shown
 
     def _says(self, alignment: str) -> Said:

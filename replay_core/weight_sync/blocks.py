@@ -10,6 +10,8 @@ from replay_core.engine_names import VOCABULARY, Piece
 from replay_core.weight_sync.state import Values, WeightState
 
 Span = tuple[int, int]
+#: So many rows the trainer's vocabulary is longer than the engine's at most: less than any whole shard of a real one.
+_TRAINERS_PADDING = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def _direct(
         return Layout((Block(piece, None, (0, rows)),))
     if len(shape) == len(source) and VOCABULARY.fullmatch(name) and shape[1:] == source[1:]:
         start = shard * rows
-        if (rows > source[0] or rows * parallel >= source[0]) and start < source[0]:
+        # The trainer's may be padded, too (Megatron: to a multiple of 128 for each of its own ranks).
+        if (rows > source[0] or rows * parallel > source[0] - _TRAINERS_PADDING) and start < source[0]:
             stop = min(start + rows, source[0])
             cut = None if (start, stop) == (0, source[0]) else (0, start, stop)
             return Layout((Block(piece, cut, (0, stop - start)),), rows - (stop - start))

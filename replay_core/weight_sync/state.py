@@ -67,7 +67,7 @@ def states_of(path: Path, *, every_step: bool = False, step: int | None = None) 
     elif not every_step and records:
         last = max(-1 if record.key.step is None else record.key.step for record in records)
         records = [record for record in records if record.key.step in (last, None)]
-    states: dict[tuple[int | None, int | None], WeightState] = {}
+    states: dict[tuple[int | None, int | None, str], WeightState] = {}
     for record in records:
         _add(states, path, record)
     found = [state for state in states.values() if state.tensors]
@@ -82,8 +82,10 @@ def states_of(path: Path, *, every_step: bool = False, step: int | None = None) 
     return found
 
 
-def _add(states: dict[tuple[int | None, int | None], WeightState], path: Path, record: Record) -> None:
-    key = (record.key.step, record.key.rank)
+def _add(states: dict[tuple[int | None, int | None, str], WeightState], path: Path, record: Record) -> None:
+    folder = record.path.parent.name
+    # Megatron's pipeline stages are folders of one tensor rank.
+    key = (record.key.step, record.key.rank, folder if folder.startswith("mp_rank_") else "")
     label = str(path) if record.key.step is None else f"step {record.key.step}"
     state = states.setdefault(key, WeightState(path, label, {}, record.key.rank, record.key.step))
     for ref in parameters(record.tensors()):

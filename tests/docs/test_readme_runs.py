@@ -117,7 +117,11 @@ def test_a_line_of_the_papers_runs(line: str, ground: Path) -> None:
     words = typed.split()
     opens_the_screen = words[1].startswith("--follow") or (ground / words[1]).exists() or words[1] == "train.log"
     if opens_the_screen:
-        assert (answer.returncode, "the screen needs a terminal" in answer.stderr) == (2, True), said
+        printed = words[1].endswith((".json", ".html"))  # a document is printed where there is no terminal
+        refused = "the screen needs a terminal" in answer.stderr
+        assert (answer.returncode in (0, 1) if printed else answer.returncode == 2, refused) == (True, not printed), (
+            said
+        )
     elif "parity" in words and "--recorded" not in words and importlib.util.find_spec("megatron") is None:
         assert answer.returncode == 4, said
         assert "pip install 'rldbg[parity]'" in said

@@ -14,9 +14,9 @@ from replay_core.errors import ChildDiedError, RldbgError, TruncatedError
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
 from tui_debugger.answer import answer_of
+from tui_debugger.busy import Busy
 from tui_debugger.panes.log import LogPane
 from tui_debugger.panes.tensors import TensorRows
-from tui_debugger.state import Busy
 
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replay_core.decoding import Decoder, find_tokenizer
+from replay_core.dumps.several import said_once
 from replay_core.errors import RequestError
+from replay_core.records import Problem, Record
 from tests.fixtures import FIXTURES
 from tests.hostile import MAKERS
 from tui_debugger.cli import run
@@ -50,6 +54,30 @@ def test_ls_of_one_step(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     doc = document(capsys, "ls", str(dump / "a"), "--step", "2")
     assert [record["key"]["step"] for record in doc["records"]] == [2]
     assert run(["ls", str(dump / "a"), "--step", "9"]) == 2
+
+
+def test_a_folder_of_runs_is_listed_by_its_runs_and_none_is_opened(
+    dump: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "deep/two"):
+        shutil.copytree(dump / "a", dump / "runs" / name)
+    monkeypatch.setattr(Record, "tensors", lambda _record: pytest.fail("a header was read"))
+    doc = document(capsys, "ls", str(dump / "runs"))
+    assert doc["checked"] == "names"
+    assert [Path(one).name for one in doc["inside"]] == ["deep", "one"]
+    assert run(["ls", str(dump / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = [["records", "steps", "run"], ["2", "1..2", "deep"], ["2", "1..2", "one"]]
+    assert [line.split() for line in lines[2:5]] == table
+    assert "open one of them" in lines[6]
+
+
+def test_what_is_wrong_with_a_folder_of_very_many_runs_is_sorted_out_in_one_pass(tmp_path: Path) -> None:
+    twice, other = "a second record of step 0", "cut short"
+    problems = [Problem(f"/runs/{number}", what) for number in range(10_000) for what in (twice, other)]
+    began = time.process_time()
+    assert len(said_once(tmp_path, [tmp_path / "a", tmp_path / "b"], problems)) == 10_001
+    assert time.process_time() - began < 0.5
 
 
 def test_names_reads_no_header(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:

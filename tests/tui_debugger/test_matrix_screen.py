@@ -117,9 +117,10 @@ class _OneCell(ScriptedEngine):
     """Its matrix has run each row alone and one cell, and stands at the next."""
 
     async def _replay(self, _job: Job, on_event: OnEvent) -> Any:
-        on_event(Progress(3, 3, "records written"))
-        for cell in document("matrix")["cells"][1:3]:
+        for part, cell in enumerate(document("matrix")["cells"][1:3]):
+            on_event(Progress(3, 3, "records written", part, 9))
             on_event(Partial({"cell": cell}))
+        on_event(Progress(0, None, "padded batch, eager", 2, 9))
         await asyncio.Event().wait()
 
 
@@ -131,8 +132,11 @@ async def test_a_matrix_that_runs_says_since_when_what_is_left_and_how_to_stop_a
         await until(pilot, lambda: "1 of 8 cells" in screen(app))
         head = "\n".join(screen(app).splitlines()[1:4])
         assert "records written" not in head, "those were of the cell before"
-        assert "cell 3 starts" in head
-        await until(pilot, lambda: "s · ctrl+c cancels · about" in screen(app))
+        assert "1 of 8 cells · padded batch, eager" in head
+        busy = app.session.state.job.busy
+        assert busy is not None
+        busy.began -= 40
+        await until(pilot, lambda: " s, about 2 min left · ctrl+c cancels" in screen(app))
         await pilot.press("ctrl+c")
         await rest(app, pilot)
         assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1], "the count it had"

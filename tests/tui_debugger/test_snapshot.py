@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from replay_core.errors import DumpError, NotADumpError, RequestError
+from replay_core.errors import DumpError, NotADumpError
+from replay_core.export.outcome import exit_code
 from tests.replay_core.documents.test_schema import SCHEMA
 from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
+from tests.tui_debugger.handout.documents import genuine
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, snapshot
-from tui_debugger.commands.ui import require_terminal
+from tui_debugger.cli import run
+from tui_debugger.handout.html_page import page
+from tui_debugger.handout.kinds import KINDS
 
 #: Documents of the engine, recorded for the pictures.
 ANSWERS = Path(__file__).parents[2] / "docs" / "images" / "answers"
@@ -214,17 +218,20 @@ async def test_a_diagnosis_is_written_from_the_findings_and_opens_again(in_tmp: 
     assert "saved 2026" in first
 
 
-def test_a_document_the_screen_cannot_show_is_refused_before_it_opens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["samples", "mismatch", "comparison"])
+def test_a_page_of_any_kind_is_printed_where_no_screen_shows_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "page.html"
+    made = genuine()[name]
+    file.write_text(page(made), encoding="utf-8")
+    assert run([str(file)]) == int(exit_code(made))
+    _, report = KINDS[name]
+    assert report is not None
+    assert capsys.readouterr().out.strip() == report(made).strip()
+
+
+def test_a_document_for_programs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _saved(tmp_path, {"schema_version": 1, "kind": "info", "tool": "rldbg"})
-    with pytest.raises(DumpError, match="cannot show this document") as caught:
-        snapshot.check_kind(path)
-    assert caught.value.hint == f"python -m json.tool {path}"
-    snapshot.check_kind(_saved(tmp_path, document("matrix")))
-
-
-@pytest.mark.parametrize(("kind", "command"), [("comparison", "rldbg compare "), ("replay", "python -m json.tool ")])
-def test_without_a_terminal_the_hint_names_what_shows_the_document(kind: str, command: str, tmp_path: Path) -> None:
-    path = _saved(tmp_path, {"schema_version": 1, "kind": kind, "tool": "rldbg 0.1.0"})
-    with pytest.raises(RequestError, match="the screen needs a terminal") as error:
-        require_terminal(path, None)
-    assert error.value.hint == f"{command}{path}"
+    assert run([str(path)]) in (2, 3)
+    assert str(path) in capsys.readouterr().err

@@ -20,6 +20,7 @@ import click
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, LogLine, Progress
+from tui_debugger.busy import Busy
 from tui_debugger.format import safe
 
 D = TypeVar("D", bound="Document")
@@ -266,7 +267,7 @@ class ProgressLine:
         self._verbose = verbose
         self._began = time.monotonic()
         self._width = 0
-        self._said = first
+        self._busy = Busy("", began=self._began, far=Progress(0, None, first))
         self._ended, self._drawing = threading.Event(), threading.Lock()
         if first:
             threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
@@ -278,9 +279,10 @@ class ProgressLine:
             self._erase()
             click.echo(safe(event.text, lines=True), err=True)
         if isinstance(event, Progress):
-            count = f"{event.done}/{event.total} " if event.total else f"{event.done} " if event.done else ""
-            self._said = f"{count}{safe(event.what)}"
-            self._draw()
+            now = time.monotonic()
+            self._busy.take(event, now)
+            if now - self._began >= self._next_s:
+                self._draw()
 
     def note(self, text: str) -> None:
         """A line of its own, at once."""
@@ -293,17 +295,18 @@ class ProgressLine:
 
     def _draw(self) -> None:
         with self._drawing:
-            spent = time.monotonic() - self._began
+            self._busy.now = time.monotonic()
+            spent = self._busy.spent_s
             if spent < self._next_s or self._ended.is_set():
                 return
             self._next_s = spent + 0.1 if self._watched else 2 * spent
-            tail = f"  {spent:.0f} s"
+            said, tail = self._busy.how_far, f"  {spent:.0f} s{self._busy.cost}"
             if self._watched:
-                text = self._said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
+                text = said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
                 sys.stderr.write("\r" + text.ljust(self._width))
                 self._width = len(text)
             else:
-                sys.stderr.write(f"{self._said}{tail}\n")
+                sys.stderr.write(f"{said}{tail}\n")
             sys.stderr.flush()
 
     def _erase(self) -> None:

@@ -11,7 +11,7 @@ import click
 
 from replay_core.errors import NotADumpError, RequestError
 from tui_debugger import snapshot
-from tui_debugger.commands import DumpPath, ProgressLine
+from tui_debugger.commands import DumpPath, ProgressLine, finish
 from tui_debugger.peek import steps_in
 
 if TYPE_CHECKING:
@@ -53,8 +53,14 @@ def command(
         others = (b, *more)
         if one_run or more or _belong_together(a, b):
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
-    if a is not None and snapshot.is_document(a):
-        snapshot.check_kind(a)
+    if (
+        a is not None
+        and snapshot.is_document(a)
+        and (not _has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS))
+    ):
+        return _printed(a)
+    if a is not None and b is None and a.is_file() and _is_capsule(a):
+        return _open_capsule(a, ascii_only, no_mouse, theme)
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:
@@ -70,6 +76,43 @@ def command(
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
+
+
+def _printed(path: Path) -> int:
+    """A document where there is no terminal, or no pane for it: what the command that made it printed."""
+    from replay_core import workbench
+    from tui_debugger.handout.kinds import KINDS
+
+    document = workbench.reopen(path)
+    _, report = KINDS.get(document["kind"], (None, None))
+    if report is None:
+        raise RequestError("the document is for programs", file=str(path), found=document["kind"],
+                           hint=f"python -m json.tool {path}")  # fmt: skip
+    return finish(document, report, as_json=False, output=None)
+
+
+def _is_capsule(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.read(4).startswith(b"PK"):
+            return False
+    from replay_core.workbench import is_capsule  # every dialect comes with it, which no other file pays here
+
+    return is_capsule(path)
+
+
+def _open_capsule(file: Path, ascii_only: bool, no_mouse: bool, theme: str | None) -> int:
+    """Run a capsule again and say what came out; then the screen on its two sides, where there is one."""
+    from tui_debugger.commands.capsule import opened
+    from tui_debugger.reports.replay import replay_report
+
+    doc = opened(file)
+    code = finish(doc, replay_report, as_json=False, output=None)
+    alone, cell = doc["cells"][doc["baseline"]]["dump"], doc["cells"][-1]["dump"]
+    if not _has_terminal() or alone is None or cell is None:
+        return code
+    from tui_debugger.app import run_ui  # as above
+
+    return run_ui(Path(alone), Path(cell), ascii=ascii_only, mouse=not no_mouse, theme=theme)
 
 
 def _belong_together(a: Path, b: Path) -> bool:
@@ -137,8 +180,6 @@ def require_terminal(a: Path | None, b: Path | None) -> None:
         return
     if a is not None and b is not None:
         hint = f"rldbg compare {a} {b}"
-    elif a is not None and snapshot.is_document(a):
-        hint = snapshot.without_a_screen(a)
     else:
         hint = f"rldbg ls {a}" if a is not None else "rldbg --help"
     raise RequestError("the screen needs a terminal", found="standard input or output is none", hint=hint)

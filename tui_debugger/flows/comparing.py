@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from replay_core.errors import JobCancelledError, RequestError, RldbgError
 from replay_core.jobs import DocumentPiece, Event, Job, Partial, Progress
 from tui_debugger.answer import NEXT, NO_DUMP, answer_of
+from tui_debugger.busy import Busy
 from tui_debugger.cells import stated
 from tui_debugger.filtering import AT_ONCE, listed
 from tui_debugger.flows.errands import Errands
 from tui_debugger.flows.latest import Latest
 from tui_debugger.flows.listing import listed_run
 from tui_debugger.flows.looking import Looking
-from tui_debugger.state import Busy, Part, Scope
+from tui_debugger.state import Part, Scope
 from tui_debugger.steps_compared import StepsCompared
 from tui_debugger.together import sides
 from tui_debugger.tolerance import Tolerance
@@ -186,7 +187,7 @@ class Comparing:
         state = self.state
         here = state.tensors.selected if keep_row and not state.tensors.shows_record else None
         entries = document["tensors"]
-        own = Busy("listing what was compared", unit=f"{len(entries):,} tensors")
+        own = Busy("listing what was compared", far=Progress(len(entries), None, "tensors"))
         if state.job.busy is None and len(entries) > AT_ONCE:
             state.job.busy = own  # nothing is answered yet: the answer says so
         try:

@@ -13,10 +13,15 @@ from typing import TypeVar
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.jobs import Answer, DocumentPiece, Event, Job, LogLine, Partial, Progress, Sample
 from tui_debugger import format as fmt
+from tui_debugger import remembered
+from tui_debugger.busy import Busy
 from tui_debugger.engine import Engine
-from tui_debugger.state import Busy, Part, State
+from tui_debugger.state import Part, State
 
 T = TypeVar("T")
+
+#: A job that takes less is over before anybody has read what it will cost.
+_WORTH_S = 2.0
 
 
 class Errands:
@@ -48,8 +53,9 @@ class Errands:
     ) -> Answer:
         """Run a job; while no other is shown, its progress is. `on_part` takes what it sends early."""
         # A record looked at while a replay runs leaves the replay's progress on the screen.
-        now = time.monotonic()
-        own = Busy(what, is_replay=is_replay, began=now, phase_began=now, now=now)
+        now, opened = time.monotonic(), self.state.opened
+        of = job.kind, opened.a_path, opened.b_path
+        own = Busy(what, is_replay, began=now, now=now, usual_s=remembered.took(*of))
         if self.state.job.busy is None:
             self.state.job.busy = own
             self.state.job.phases.clear()
@@ -66,7 +72,10 @@ class Errands:
                 self.take_log(event)
 
         try:
-            return await self.engine.run(job, on_event)
+            answer = await self.engine.run(job, on_event)
+            if (took := time.monotonic() - now) >= _WORTH_S:
+                remembered.keep_took(*of, took)
+            return answer
         except (JobCancelledError, asyncio.CancelledError):
             if self.state.job.busy is own:
                 self.state.job.cancelled = what
@@ -131,14 +140,12 @@ class Errands:
             self.changed(Part.ANSWER)
 
     def _take_progress(self, busy: Busy, event: Progress) -> None:
-        busy.now = time.monotonic()
-        # Tensors give their own names as what is done; a phase is a thing that is counted to its end.
-        if event.total != busy.total or event.done < busy.done:
+        if busy.begins_phase(event):
             self._end_phase(busy)
-            busy.phase_began = busy.now
-        busy.done, busy.total, busy.unit = event.done, event.total, fmt.safe(event.what)
+        busy.take(event, time.monotonic())
 
     def _end_phase(self, busy: Busy) -> None:
-        if busy.unit and busy.is_replay:
-            self.state.job.phases.append((busy.unit, time.monotonic() - busy.phase_began))
-            self.log(f"{busy.unit}: {fmt.seconds(self.state.job.phases[-1][1])}")
+        if busy.far is not None and busy.is_replay:
+            unit = fmt.safe(busy.far.what)
+            self.state.job.phases.append((unit, time.monotonic() - busy.phase_began))
+            self.log(f"{unit}: {fmt.seconds(self.state.job.phases[-1][1])}")

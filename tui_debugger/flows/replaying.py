@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core.errors import ChildDiedError, ModelError, RldbgError
-from replay_core.jobs import DocumentPiece, Job, Progress
+from replay_core.jobs import DocumentPiece, Job
 from replay_core.replay.flags import Flags
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import NO_DUMP, answer_of
@@ -127,8 +127,6 @@ class Replaying:
 
         def take(cell: CellEntry) -> None:
             state.replay.matrix.cells.append(cell)
-            number = state.replay.matrix.first_number + len(state.replay.matrix.cells)
-            self._errands.take(Progress(0, None, f"cell {number} starts"))  # the last one's count is not its
             self._errands.changed(Part.MATRIX)
 
         try:

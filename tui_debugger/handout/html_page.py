@@ -256,7 +256,7 @@ def _tokens(block: Tokens, letters: int) -> str:
         level = min(4, math.ceil(4 * mark.level)) if mark.level > 0 else 0
         shades = " ".join(part for part in (f"l{level}" if level else "", "here" if mark.here else "") if part)
         spans.append(f'<span class="{shades}" title="{_text(mark.said, letters)}">{_text(mark.text, letters)}</span>')
-    told = f'<p class="dim">the redder, the larger: {_text(block.colour, letters)}</p>'
+    told = f'<p class="dim">the redder and the more underlined, the larger: {_text(block.colour, letters)}</p>'
     return f'<p class="tokens">{"".join(spans)}</p>{told}'
 
 

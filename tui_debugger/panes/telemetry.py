@@ -48,7 +48,7 @@ class TelemetryPane(VerticalScroll, can_focus=True):
             gpu = [sample.gpu_mib for sample in state.job.samples if sample.gpu_mib is not None]
             data = gpu or [sample.host_mib for sample in state.job.samples]
             name = "gpu" if gpu else "host"
-            phase = f"\n{state.job.busy.unit or state.job.busy.what}" if state.job.busy is not None else ""
+            phase = f"\n{state.job.busy.doing or state.job.busy.what}" if state.job.busy is not None else ""
             span = f"{fmt.mib(min(data))} to {fmt.mib(max(data))}"
             self._now.put(
                 Text.assemble(

@@ -22,7 +22,13 @@ SEGMENTS = 16
 def replay_report(doc: ReplayDocument) -> str:
     plan = doc["plan"]
     several = doc["matrix"] is not None
-    lines = [*answer_lines(doc), "", f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}", ""]
+    lines = [
+        *answer_lines(doc),
+        *_capsule(doc),
+        "",
+        f"replay of {plan['dump']}  {words.scope(plan)}  model {plan['model']}",
+        "",
+    ]
     lines += matrix_table(doc) if several else _cells(doc)
     if doc["ranking"]:
         lines += ["", *_ranking(doc["ranking"])]
@@ -51,7 +57,33 @@ def replay_report(doc: ReplayDocument) -> str:
         )
         baseline, cell = doc["cells"][doc["baseline"]], doc["cells"][shown]
         lines += ["", f"hint: rldbg {dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
+        if cell["agreement"]["agrees"] is False and "capsule" not in doc and not plan.get("backward"):
+            lines += [f"hint: rldbg capsule {cell['dump']} bug.capsule  (one file that shows it by itself)"]
     return "\n".join(lines)
+
+
+def _capsule(doc: ReplayDocument) -> list[str]:
+    """What the capsule that was made or opened holds, and whether it is here what it was there."""
+    if "capsule" not in doc:
+        return []
+    held = doc["capsule"]
+    tokens = " + ".join(map(str, held["tokens"][:4])) + (" ..." if len(held["tokens"]) > 4 else "")
+    whose = "its own weights" if held["weights"] == "own" else "random weights: its own are too many"
+    made = ", ".join(f"{name} {value}" for name, value in held["environment"].items() if value)
+    lines = [
+        "",
+        f"capsule {held['file']}  {held['bytes'] / 1e6:.2f} MB",
+        f"  there: {held['sentence']}",
+        f"  {held['model']}, {held['layers']} of {held['of_layers']} layers, {held['words']} words, {whose}; "
+        f"{held['rows']} row{'s' * (held['rows'] > 1)} of {tokens} tokens",
+        f"  made with {made}",
+    ]
+    far = {side: "not known" if one is None else f"{words.number(one, 2)} off" for side, one in held["as_made"].items()}
+    lines.append("  from what came out there: " + ", ".join(f"{side} {one}" for side, one in far.items()))
+    if held["script"]:
+        usage = "" if held["standalone"] else f" {held['file']}"
+        lines.append(f"  script: python {held['script']}{usage}  (torch and transformers; exits 0 while it shows)")
+    return lines
 
 
 def _visibility(number: int, cell: CellEntry) -> list[str]:

@@ -10,8 +10,8 @@ from tui_debugger.reports.columns import columns
 if TYPE_CHECKING:
     from replay_core.documents.samples import SamplesDocument, SampleTokens
 
-#: Cells of a text in the list; tokens listed of a sample.
-_TEXT, _TOKENS = 40, 64
+#: Cells of a text in the list, and of a turn; tokens listed of a sample.
+_TEXT, _TURN, _TOKENS = 40, 400, 64
 SAMPLE_HEAD = ("sample", "group", "tokens", "reward", "advantage", "|d logprob|", "clipped", "prompt", "response")
 
 
@@ -54,7 +54,11 @@ def samples_report(doc: SamplesDocument) -> str:
 
 
 def _tokens(entry: SampleTokens) -> list[str]:
-    """The response, token by token."""
+    """Its turns, and the response token by token."""
+    turns = [f"  {turn['role']}: {words.end(words.safe(turn['text']), _TURN)}" for turn in entry["texts"]]
+    if not entry["ids"]:
+        return [f"sample {entry['sample']}", *turns]
+    spans = [f"{turn['role']} {turn['begin']} to {turn['end'] - 1}" for turn in entry["turns"]]
     head = ["position", "id", "token", *(column["name"] for column in entry["columns"])]
     places = range(entry["begin"], len(entry["ids"]))
     rows = [
@@ -64,6 +68,7 @@ def _tokens(entry: SampleTokens) -> list[str]:
         ]
         for place in places[:_TOKENS]
     ]  # fmt: skip
-    lines = [f"sample {entry['sample']}, its response from position {entry['begin']}"]
+    lines = [f"sample {entry['sample']}, its response from position {entry['begin']}", *turns]
+    lines += [f"tokens: {', '.join(map(words.safe, spans))}"] if len(spans) > 2 else []
     lines += columns([head, *rows], right=frozenset({0, 1, *range(3, len(head))}))
     return lines + ([f"... and {len(places) - _TOKENS} tokens more"] if len(places) > _TOKENS else [])

@@ -114,6 +114,23 @@ class Examining:
         self._state.replay.model = model
         self._requests.do_replay()
 
+    # ── samples ──────────────────────────────────────────────────────────────────────────────────
+
+    def do_samples(self) -> None:
+        """The samples of the step that is looked at, as a person reads them."""
+        if self._state.opened.a is None or self._state.opened.snapshot is not None:
+            self._stage.say(f"{NO_DUMP}: o opens one")
+        elif self._state.job.busy is not None:
+            self._stage.say(f"{self._state.job.busy} · ctrl+c cancels")
+        else:
+            self._stage.work(self._show_samples(self._state.opened.scope.step), "job")
+
+    async def _show_samples(self, step: int | None) -> None:
+        if await self._session.sampling.read(step) is not None:
+            from tui_debugger.screens.samples import SamplesScreen  # as late as the others
+
+            self._stage.put_on_top(SamplesScreen(self._stage, step))
+
     # ── engine against trainer ───────────────────────────────────────────────────────────────────
 
     def do_mismatch(self) -> None:

@@ -175,12 +175,11 @@ class MatrixScreen(Overlay):
         text = Text(no_wrap=True, overflow="ellipsis", end="")
         if matrix.runs:
             text.append(" RUN ", paint(self, "key"))
-            asked, total = matrix.asked, Axes.parse(matrix.axes).size
-            text.append(f" {len(asked)} of {total} cells · {state.job.busy or 'starting'}")
-            if (busy := state.job.busy) is not None:
-                each = (busy.now - busy.began) / max(1, len(matrix.cells))  # each row alone takes its time, too
-                left = f" · about {fmt.seconds(each * (total - len(asked)))} left" if matrix.cells else ""
-                text.append(f"\n {busy.how_long}{left}", paint(self, "muted"))
+            total = Axes.parse(matrix.axes).size
+            busy = state.job.busy
+            text.append(f" {len(matrix.asked)} of {total} cells · {(busy and busy.doing) or 'starting'}")
+            if busy is not None:
+                text.append(f"\n {busy.how_long}", paint(self, "muted"))
             return text
         if state.job.trouble and matrix.document is None:
             text.append(" ERROR ", paint(self, "missing"))

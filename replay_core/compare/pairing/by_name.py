@@ -22,8 +22,10 @@ def renumbered(
 
     A place keeps its numbers where files called alike have the same ones, and where no file is called alike.
     """
-    by_name_a, by_name_b = _names(records_a, {}), _names(records_b, steps)
     told: dict[int, int] = {}
+    if all(record.key.micro is None for record in records_b):
+        return told
+    by_name_a, by_name_b = _names(records_a, {}), _names(records_b, steps)
     for place, ours in by_name_a.items():
         theirs = by_name_b.get(place, {})
         if all(ours[name].key.micro == theirs[name].key.micro for name in ours.keys() & theirs.keys()):

@@ -54,7 +54,8 @@ class Side:
                 # A file that an index names and that is not there, or is cut short: its tensors are listed and lost.
                 self.problems += record.problems
                 self.unreadable += 1
-            named = {(ref.canonical or ref.name, record.key.stage): (record, ref) for ref in tensors}
+            stage = record.key.stage
+            named = {(ref.canonical or ref.name, stage): (record, ref) for ref in tensors}
             if record.is_flat and len(self.records) == 1 and len(named) == len(tensors):
                 self.tensors = named  # the numbers of a log
                 return
@@ -324,8 +325,10 @@ def _sides(records: Iterable[Record], steps: dict[int | None, int | None], micro
     sides: dict[Parts, Side] = defaultdict(Side)
     for record in records:
         key = record.key
-        micro = micros.get(id(record), key.micro)
-        sides[(steps.get(key.step, key.step), micro, key.rank, key.role)].records.append(record)
+        parts = key.step, key.micro, key.rank, key.role
+        if steps or micros:
+            parts = steps.get(key.step, key.step), micros.get(id(record), key.micro), key.rank, key.role
+        sides[parts].records.append(record)
     return dict(sides)
 
 

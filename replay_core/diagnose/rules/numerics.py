@@ -145,7 +145,7 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
 def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> list[_Bad]:
     """Everything else a record holds: rewards, losses, modules, gradients, parameters."""
     found: list[_Bad] = []
-    if record.key.stage == "training_metrics":
+    if record.key.stage == "training_metrics" or record.is_told:
         return found  # what was logged of the step follows from its tensors, and has a rule of its own
     try:
         fields = record.tensors()

@@ -68,6 +68,9 @@ class Loading:
     #: Reads where the storages of many keys lie, ahead of `zip_place`.
     zip_look_up: Callable[[Iterable[bytes]], dict[bytes, tuple[int, int]]] | None = None
     big_endian: bool = False
+    #: Of a file of lines only so many are wanted; `is_cut` where there are more.
+    most_rows: int | None = None
+    is_cut: bool = False
     #: Reads a torch file that lies inside a pickle's bytes; the room's door gives it.
     torch_stream: Callable[[Loading], Any] | None = None
 

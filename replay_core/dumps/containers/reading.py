@@ -69,14 +69,17 @@ class Content:
     """What a reader must know before trusting the tree."""
     metadata: dict[str, str] = field(default_factory=dict)
     """safetensors' `__metadata__`."""
+    is_whole: bool = True
+    """False of the first rows of a file that may hold more."""
 
 
-def read_container(path: Path | str, *, inert: Iterable[str] = ()) -> Content:
+def read_container(path: Path | str, *, inert: Iterable[str] = (), most_rows: int | None = None) -> Content:
     """Read a file's structure. No tensor's bytes are read and nothing the file names is run.
 
     Args:
         path: a torch zip, a torch legacy stream, a pickle or safetensors.
         inert: further classes (`package.module.Class`) to keep as `{"__class__": …, "state": …}`.
+        most_rows: of a file of JSON lines, only so many of them.
 
     Raises:
         NotADumpError: the file is none of these.
@@ -85,7 +88,7 @@ def read_container(path: Path | str, *, inert: Iterable[str] = ()) -> Content:
     """
     if not isinstance(path, Path) or not path.is_absolute():
         path = Path(os.path.abspath(path))
-    return _opened(path, None, frozenset(inert))
+    return _opened(path, None, frozenset(inert), most_rows)
 
 
 def read_nested(ref: TensorRef, *, inert: Iterable[str] = ()) -> Content:
@@ -100,7 +103,7 @@ def read_nested(ref: TensorRef, *, inert: Iterable[str] = ()) -> Content:
     return _opened(source.path, (source.offset, source.nbytes), frozenset(inert))
 
 
-def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> Content:
+def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str], most_rows: int | None = None) -> Content:
     fd, size = open_regular(path)
     try:
         offset, nbytes = part or (0, size)
@@ -108,7 +111,7 @@ def _opened(path: Path, part: tuple[int, int] | None, inert: frozenset[str]) -> 
         if offset + nbytes > size:
             raise region.truncated(offset + nbytes, size)
         with reading(path):
-            return _read(Loading(region, inert, torch_stream=_read_torch_stream))
+            return _read(Loading(region, inert, torch_stream=_read_torch_stream, most_rows=most_rows))
     except RldbgError:
         raise
     except OSError as error:
@@ -144,7 +147,7 @@ def _read(loading: Loading) -> Content:
         tree, metadata = read_safetensors(loading)
     else:
         tree = _READERS[kind](loading)
-    return Content(kind, tree, tuple(loading.notes), tuple(loading.problems), metadata)
+    return Content(kind, tree, tuple(loading.notes), tuple(loading.problems), metadata, not loading.is_cut)
 
 
 def _read_torch_stream(loading: Loading) -> Any:

@@ -71,7 +71,8 @@ def test_texts_alone_are_samples_too():
     assert document["total"] == 16
     assert {one["tokens"] for one in document["samples"]} == {None}
     assert all(one["prompt"] and one["response"] is not None for one in document["samples"])
-    assert document["tokens"] == []
+    (entry,) = document["tokens"]
+    assert (entry["ids"], bool(entry["texts"])) == ([], True)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
@@ -83,3 +84,42 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         workbench.samples(TEMPERED, search="x")
     with pytest.raises(DumpError, match="no record holds samples"):
         workbench.samples(write_dump(tmp_path, {"loss": {"loss": 1.0}}))
+
+
+def test_turns_are_those_of_the_recorded_messages_with_their_tools():
+    (entry,) = workbench.samples(FIXTURES / "miles/trajectory")["tokens"]
+    roles = [turn["role"] for turn in entry["texts"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert 'calls lookup({"query": "answer"})' in entry["texts"][2]["text"]
+    assert entry["texts"][3]["text"] == '{"result": 42}'
+    assert workbench.samples(FIXTURES / "miles/trajectory", search="lookup tool")["total"] == 2
+
+
+def test_a_prompt_that_ends_on_the_mark_of_the_answer_gives_its_role_to_the_answer():
+    (entry,) = workbench.samples(SLIME)["tokens"]
+    assert [(turn["role"], turn["text"][:9]) for turn in entry["texts"]] == [
+        ("user", "What is 4"),
+        ("assistant", entry["texts"][1]["text"][:9]),
+    ]
+    (swift,) = workbench.samples(FIXTURES / "ms_swift/grpo")["tokens"]
+    assert [tuple(turn.values()) for turn in swift["texts"]] == [("user", "1+1="), ("response", "2")]
+
+
+def test_the_marks_in_the_decoded_text_say_whose_turn_a_token_is():
+    (entry,) = workbench.samples(FIXTURES / "skyrl", tokenizer=FIXTURES / "trl/tiny_qwen2")["tokens"]
+    assert entry["pieces"] is not None
+    for turn in entry["turns"]:
+        assert "".join(entry["pieces"][turn["begin"] : turn["end"]]).strip()
+    assert [(turn["role"], turn["counted"]) for turn in entry["turns"]][-1] == ("assistant", 20)
+    answer = entry["turns"][-1]
+    assert answer["begin"] < entry["begin"] < answer["end"] == len(entry["ids"]), "it begins with its mark"
+
+
+def test_without_texts_the_mask_says_what_the_tools_answered(tmp_path: Path) -> None:
+    mask = np.array([[1, 1, 0, 0, 1, 1]])
+    ids = np.arange(9)[None]
+    prompts = {"prompts": ids[:, :3], "responses": ids[:, 3:], "input_ids": ids, "response_mask": mask}
+    (entry,) = workbench.samples(write_dump(tmp_path, {"rollout": prompts}))["tokens"]
+    assert [(one["role"], one["begin"], one["end"], one["counted"]) for one in entry["turns"]] == [
+        ("prompt", 0, 3, 0), ("response", 3, 5, 2), ("environment", 5, 7, 0), ("response", 7, 9, 2),
+    ]  # fmt: skip

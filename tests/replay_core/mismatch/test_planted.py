@@ -17,7 +17,9 @@ PLANTS = {plant.name: plant for plant in bench.plants()}
 SOME = (
     "healthy bf16", "temperature 0.7", "top_p 0.8", "older by 1", "trainer older by 1", "stale prefix", "adapter off",
     "int8 rows", "padding seen by the engine", "positions anew", "older by 1 and temperature 0.8",
-    "older by 2, bf16 both", "bf16 engine", "shift +1",
+    "older by 2, bf16 both", "bf16 engine", "shift +1", "first token twice", "prompt unseen",
+    "joint: temperature 0.9 + top-p 0.9", "joint: int8 per row + temperature 1.2 + top-k 20",
+    "joint: trainer older + engine 0.8",
 )  # fmt: skip
 
 
@@ -53,6 +55,19 @@ def test_a_temperature_is_named_by_its_value_and_leaves_rounding(models: Path) -
     assert outcome.is_right, outcome.headline
     assert outcome.named[0]["name"] == "temperature 0.7 (against 1)"
     assert float(outcome.named[0]["left"]["mean"]) < 1e-5
+
+
+@pytest.mark.long
+def test_older_weights_and_a_temperature_are_named_together_and_nothing_beside(models: Path) -> None:
+    outcome = bench.run("qwen2", PLANTS["joint: weights of step 2 + temperature 0.9"], models)
+    assert outcome.is_right, (outcome.headline, outcome.named)
+
+
+@pytest.mark.long
+def test_a_bfloat16_engine_beside_a_float32_trainer_is_normal_and_no_cause(models: Path) -> None:
+    outcome = bench.run("qwen2", PLANTS["bf16 engine"], models)
+    assert outcome.is_right, (outcome.headline, outcome.named)
+    assert "normal for an engine in bfloat16 beside a trainer in float32" in outcome.headline
 
 
 @pytest.mark.long

@@ -30,8 +30,12 @@ def _moved(rows: Tensor, by: int) -> Tensor:
         (lambda: X @ (WEIGHT + THIN).T, "a difference of low rank, 2"),
         (lambda: _moved(X @ WEIGHT.T, 1), "what the token +1 from it should have"),
         (lambda: X @ (WEIGHT * (1 + 0.5 * (torch.arange(64) == 7)[:, None])).T, "channel 7: times 1.5"),
+        (
+            lambda: (X @ WEIGHT.T).index_fill(0, torch.tensor([5, 9]), 0.0),
+            "2 tokens of sample 0, first token 5 of sample 0: times 0",
+        ),
     ],
-    ids=["factor", "heads", "low rank", "shift", "channel"],
+    ids=["factor", "heads", "low rank", "shift", "channel", "tokens"],
 )
 def test_the_simplest_description_that_leaves_noise_is_said(made: Callable[[], Tensor], said: str):
     truth = X @ WEIGHT.T

@@ -6,6 +6,7 @@ import pytest
 
 from replay_core.executors.child import ChildRunner
 from replay_core.export.outcome import exit_code
+from replay_core.jobs import Event, Progress
 from tests.fixtures import FIXTURES
 
 FAULTS = {
@@ -16,6 +17,11 @@ FAULTS = {
     "packing=on fault=no_positions": ("other_samples", ["positions_dropped"]),
     "packing=off fault=padded_mask": ("padding", ["padded_mask"]),
 }
+
+
+def parts_of(told: list[Event]) -> list[tuple[int, int]]:
+    """Which parts of how many a job said that it is in, each once."""
+    return list(dict.fromkeys((event.part, event.parts) for event in told if isinstance(event, Progress)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -62,10 +68,12 @@ def test_two_flags_with_one_kernel_are_one_cell(ask):
 
 
 def test_what_cannot_run_is_unavailable_and_the_rest_goes_on(ask):
-    doc = ask(matrix="attention=eager,sdpa-cudnn,sdpa", plan={"capture": "none"})
+    told: list[Event] = []
+    doc = ask(matrix="attention=eager,sdpa-cudnn,sdpa", plan={"capture": "none"}, on_event=told.append)
     assert [cell["outcome"] for cell in doc["cells"]] == ["ran", "ran", "ran", "unavailable", "ran"]
     assert "CUDA only" in doc["cells"][3]["error"]["message"]
     assert exit_code(doc) == 0
+    assert parts_of(told) == [(part, 4) for part in range(4)], "each row alone is the first of four"
 
 
 def test_a_model_that_raises_is_one_failed_cell_with_its_log(ask, tmp_path):
@@ -78,7 +86,9 @@ def test_a_model_that_raises_is_one_failed_cell_with_its_log(ask, tmp_path):
 
 
 def test_run_twice_this_machine_repeats_itself(ask):
-    repeated = ask("attention=eager", twice=True)["determinism"]
+    told: list[Event] = []
+    repeated = ask("attention=eager", twice=True, on_event=told.append)["determinism"]
+    assert parts_of(told) == [(part, 4) for part in range(4)], "two beside what was asked for, and that once more"
     assert (repeated["equal"], repeated["first"]) == (True, None)
     assert repeated["tensors"] > 50
 

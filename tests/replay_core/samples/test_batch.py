@@ -56,6 +56,17 @@ def test_logprobs_as_wide_as_the_tokens_stand_where_their_zeros_say() -> None:
     assert [row[-2:].tolist() for row in said] == [[0.5, 0.5], [1.5, 1.5]]
 
 
+def test_logprobs_of_every_token_stand_at_their_own_index_where_only_each_first_has_none() -> None:
+    fields = [ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 0]]), ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]])]
+    own = [[0, -1.5, -1.0, -2.0], [0, -3.0, -4.0, 0]]
+    before = [[-1.5, -1.0, -2.0, -7.0], [-3.0, -4.0, -7.0, 0]]
+    certain = [[0, -1.0, -2.0, 0], [-3.0, -4.0, 0, 0]]
+    for values, expected in ((own, [-1.5, -3]), (before, [-1.5, -3]), (certain, [0, -3])):
+        tensor = ref("old_logprobs", values)
+        said = per_token(tensor, [*fields, tensor])
+        assert [row[1] for row in said] == expected
+
+
 def test_lengths_cut_right_padding() -> None:
     fields = [ref("input_ids", [[5, 6, 0], [7, 8, 9]]), ref("sample_lengths", [2, 3])]
     assert listed(token_ids(fields)) == [[5, 6], [7, 8, 9]]

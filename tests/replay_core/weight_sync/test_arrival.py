@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from replay_core import workbench
 from replay_core.documents.weights import WeightsDocument
 from replay_core.recorder import record_weights
+from tests.replay_core.weight_sync import megatron
 from tests.replay_core.weight_sync.engine import EngineWorker
 
 Weights = dict[str, torch.Tensor]
@@ -336,3 +337,27 @@ def test_digests_of_a_trainer_tell_of_what_is_not_fused(dense: Trained, tmp_path
     assert held["model.norm.weight"] == "arrived"
     assert held[QKV] == "unreadable"
     assert not doc["agrees"]
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 2)])
+def test_megatrons_shards_are_joined_and_cut_apart(tensor: int, pipeline: int, dense: Trained, tmp_path: Path) -> None:
+    sent = megatron.write(dense.steps[2], dense.config, tmp_path / "iter_0000002", tensor, pipeline, padded=70)
+    parameters = worker(dense).parameters
+    key = worker(dense, step=1).parameters[QKV]
+    parameters[QKV] = torch.cat([parameters[QKV][:32], key[32:48], parameters[QKV][48:]])
+    record_weights(Module(parameters), tmp_path / "engine", step=2)
+    doc = workbench.compare_weights(sent, [tmp_path / "engine"], before=dense.paths[0], older=[dense.paths[1]])
+    assert wrong(doc) == [(QKV, "older")]
+    (fused,) = [one for one in doc["destinations"] if one["name"].endswith(QKV)]
+    assert [(one["part"], one["arrival"]) for one in fused["parts"]] == [("k_proj", "older")]
+    assert doc["not_sent"] == []
+
+
+def test_a_megatron_checkpoint_that_lacks_a_rank_is_said(dense: Trained, tmp_path: Path) -> None:
+    from replay_core.errors import DumpError
+
+    sent = megatron.write(dense.steps[2], dense.config, tmp_path / "iter_0000002", 2, 2)
+    (sent / "mp_rank_00_001/model_optim_rng.pt").unlink()
+    record_weights(Module(worker(dense).parameters), tmp_path / "engine", step=2)
+    with pytest.raises(DumpError, match="ranks of a Megatron checkpoint are missing"):
+        workbench.compare_weights(sent, [tmp_path / "engine"])

@@ -34,7 +34,7 @@ def test_what_is_done_and_since_when_is_said_before_the_job_says_anything(monkey
     line = ProgressLine()
     _wait_for(terminal, "\rreading names of files  0 s")
     line(Progress(3, 12, "step_000003.pt"))
-    _wait_for(terminal, "\r3/12 step_000003.pt")
+    _wait_for(terminal, "\r3 of 12 step_000003.pt")
     line.clear()
     said = terminal.getvalue()
     assert said.endswith("\r"), "the line is taken away"

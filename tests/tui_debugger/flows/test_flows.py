@@ -131,7 +131,7 @@ async def test_a_second_job_leaves_the_progress_of_the_first_on_the_screen() -> 
     heard = Heard()
     heard.engine.gate = asyncio.Event()
     first = asyncio.create_task(heard.session.parities.run({"recorded": True, "a": str(A), "b": str(B)}))
-    while heard.state.job.busy is None or not heard.state.job.busy.unit:
+    while heard.state.job.busy is None or not heard.state.job.busy.far:
         await asyncio.sleep(0)
     busy = heard.state.job.busy
     await heard.session.opening.open(A, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tui_debugger import format as words
 from tui_debugger.handout.blocks import Block, Facts, Grid, Handout, Plain, Sayings, Section, TokenMark, Tokens
 from tui_debugger.reports.samples import SAMPLE_HEAD, headline, sample_rows
+from tui_debugger.token_colours import STRONGEST, levels
 
 if TYPE_CHECKING:
     from replay_core.documents.samples import SampleEntry, SamplesDocument, SampleTokens
@@ -38,32 +39,30 @@ def samples_sheet(doc: SamplesDocument) -> Handout:
 
 
 def _sample(entry: SampleTokens, told: SampleEntry | None) -> Section:
-    """Prompt, then the response once for each number, coloured by it."""
+    """Figures and turns, then every token once for each number, coloured by it."""
     blocks: list[Block] = []
     if told is not None:
         parts = [(one["name"], words.number(one["value"])) for one in told["reward_parts"]]
         figures = [(name, words.number(told[name])) for name in ("reward", "advantage", "mismatch", "clipped")]
-        blocks.append(Facts([*figures, *parts, ("prompt", told["prompt"] or words.NONE)]))
+        blocks.append(Facts([*figures, *parts]))
+    if entry["texts"]:
+        blocks.append(Grid(["turn", "text"], [[turn["role"], turn["text"]] for turn in entry["texts"]]))
+    if len(entry["turns"]) > 1:
+        rows = [[turn["role"], str(turn["begin"]), str(turn["end"] - 1), words.number(turn["counted"])]
+                for turn in entry["turns"]]  # fmt: skip
+        blocks.append(Grid(["turn", "first token", "last token", "count in the loss"], rows, (), frozenset({1, 2, 3})))
     shown = slice(entry["begin"], min(len(entry["ids"]), entry["begin"] + _TOKENS))
     pieces = entry["pieces"] or [str(token) for token in entry["ids"]]
     for column in entry["columns"]:
-        sizes = [_size(column["name"], value) for value in column["values"][shown]]
-        most = max(sizes, default=0.0)
+        coloured, most = levels(column, entry["begin"])
         marks = [
-            TokenMark(text, f"{entry['begin'] + place}: {words.number(value)}", size / most if most else 0)
-            for place, (text, value, size) in enumerate(
-                zip(pieces[shown], column["values"][shown], sizes, strict=True)
+            TokenMark(text, f"{entry['begin'] + place}: {words.number(value)}", (level or 0) / STRONGEST)
+            for place, (text, value, level) in enumerate(
+                zip(pieces[shown], column["values"][shown], coloured, strict=False)
             )
         ]  # fmt: skip
-        blocks.append(Tokens(marks, f"{column['name']}, up to {words.number(most)}"))
+        blocks.append(Tokens(marks, f"{column['name']}, up to {most}"))
     return Section(f"Sample {entry['sample']}, token by token", blocks)
-
-
-def _size(name: str, value: float | str | None) -> float:
-    """How much colour a number has: a ratio by its distance from 1, all others from 0."""
-    if not isinstance(value, (int, float)):
-        return 0.0
-    return abs(value - 1) if name == "ratio" else abs(value)
 
 
 def _groups(samples: list[SampleEntry]) -> list[Section]:
