@@ -13,6 +13,7 @@ CHOSEN = (
     ("first_key_masked", "llama", "float32"),
     ("positions_count_on", "gpt2", "float32"),
     ("state_runs_through_the_pack", "lfm2", "float32"),
+    ("state_kept_between_calls", "gemma2", "bfloat16"),
     ("norm_over_the_batch", "gemma2", "bfloat16"),
     ("attention_scaled_in_the_pack", "gpt_neox", "float32"),
 )
