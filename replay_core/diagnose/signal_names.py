@@ -241,9 +241,9 @@ def _home_grown(raw: str) -> str | None:
 
 
 #: What two log-probabilities of one token are called whose difference is logged.
-_ENGINE = frozenset("engine rollout rollouts vllm sglang sampler sampling infer inference generator".split())
-_APART = frozenset("diff difference gap mismatch delta distance error".split())
-_LOGPROBS = frozenset("logp logps logprob logprobs lp logpp log".split())
+_ENGINE = frozenset(["engine", "rollout", "rollouts", "vllm", "sglang", "sampler", "sampling", "infer", "inference"])
+_APART = frozenset(["diff", "difference", "gap", "mismatch", "delta", "distance", "error"])
+_LOGPROBS = frozenset(["logp", "logps", "logprob", "logprobs", "lp", "logpp", "log"])
 
 
 def _by_its_words(words: frozenset[str]) -> str | None:

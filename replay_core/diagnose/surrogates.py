@@ -60,10 +60,7 @@ class Surrogate:
 def by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array, *, summed: bool = False) -> Array:
     """GSPO's ratio: e to the mean (or the sum) of a sample's log ratios, for each of its tokens."""
     logs_N = np.where(known_N, np.log(np.maximum(np.where(known_N, ratio_N, 1.0), 1e-30)), 0.0)
-    if summed:
-        logs_B = np.clip(batch.flat.sum(logs_N), -50, 50)
-    else:
-        logs_B = np.nan_to_num(batch.flat.mean(logs_N, known_N))
+    logs_B = np.clip(batch.flat.sum(logs_N), -50, 50) if summed else np.nan_to_num(batch.flat.mean(logs_N, known_N))
     return np.repeat(np.exp(logs_B), batch.flat.lengths_B)
 
 
@@ -113,9 +110,7 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
             for ratio_N in kinds:
                 plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
                 yield Surrogate(-w * plain_N, (low, high), _SIGN)
-            yield Surrogate(
-                w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED
-            )
+            yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED)
         yield Surrogate(w * a_N * r_N, None, _SIGN)
 
 

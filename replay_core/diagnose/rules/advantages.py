@@ -126,7 +126,8 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
       needs=("group", "advantage"), lasts=True,
-      explains=("D20", "D01", "D03", "D18", "D04", "L06", "L08", "L09", "L10", "D26", "D57", "D09", "D05", "D21", "D23", "D28"),
+      explains=("D20", "D01", "D03", "D18", "D04", "L06", "L08", "L09", "L10", "D26", "D57", "D09", "D05",
+               "D21", "D23", "D28"),
       source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
 def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
     """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.

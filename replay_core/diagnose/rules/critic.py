@@ -569,7 +569,8 @@ def _valued(record: Record) -> tuple[float, Array, Array] | None:
 OVERSHOT = 2.0
 
 
-@rule("D63", "the critic overshoots its returns", link="optimizer", scope="signals", needs=("value_mean", "return_mean"),
+@rule("D63", "the critic overshoots its returns", link="optimizer", scope="signals",
+      needs=("value_mean", "return_mean"),
       explains=("D45", "L10", "L08", "D24"),
       source="a critic's mean lies within the range of its returns")  # fmt: skip
 def overshoots(log: RunLog) -> Iterator[Finding]:
@@ -588,14 +589,15 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
     bad = [(point, off) for point, off in apart[1:] if size > 0 and off > OVERSHOT * size and off > apart[0][1]]
     if len(bad) < 2:
         return
-    worst, off = max(bad, key=lambda each: each[1])
+    worst, _ = max(bad, key=lambda each: each[1])
     yield finding(
         "warning",
         f"the critic overshoots: {values.name} is {worst.value:.3g} at step {worst.step}, and returns are "
         f"{by_step[worst.step]:.3g}",
         worst.where(values.name),
         evidence=[
-            values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"), shown("in the first step", apart[0][1]),
+            values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
+            shown("in the first step", apart[0][1]),
             shown("steps", share(len(bad), len(apart))),
         ],
         cause="the critic's learning rate is too high: its values explode past their targets and swing back",

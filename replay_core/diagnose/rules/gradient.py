@@ -248,7 +248,7 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
 
 
 #: Cosine of two recorded gradients in a row, and how much their norm must have grown. Batches of runs that learn, and
-#: epochs of one batch, stay within 0.2 (docs/evidence.md#diagnosis); one batch repeated for ever comes near 1 and shrinks.
+#: epochs of one batch, stay within 0.2 (docs/evidence.md#diagnosis); one batch for ever comes near 1 and shrinks.
 ALIKE, GROWN, PAIRS = 0.7, 1.5, 6
 
 

@@ -87,7 +87,8 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
 
 
 @rule("D61", "the recorded ratio is upside down", link="loss", scope="batch",
-      needs=("is_ratio", "policy_logprobs", "old_logprobs"), explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
+      needs=("is_ratio", "policy_logprobs", "old_logprobs"),
+      explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
 def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
@@ -158,7 +159,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
 
         def agree(log_N: Array) -> float:
             expected_N = np.clip(np.exp(np.clip(log_N, -30, 30)), floor, cap)  # noqa: B023 - called at once
-            close_N = np.abs(weights.values_N - expected_N) <= 1e-3 * expected_N + 1e-4  # noqa: B023
+            close_N = np.abs(weights.values_N - expected_N) <= 1e-3 * expected_N + 1e-4
             return float(close_N[told_N].mean())  # noqa: B023
 
         sums_N = np.repeat(batch.flat.sum(d_N), batch.flat.lengths_B)
@@ -325,8 +326,15 @@ def kl_term(case: Case) -> Iterator[Finding]:
         "error" if stated or "swapped" in name else "warning",
         f"the KL loss is {name}" + (f", and the run states {stated}" if stated else ": it can be negative"),
         first.laid.where("ref_logprobs", sample=0),
-        evidence=[shown("steps whose KL losses it makes", share(count, looked)), shown("estimator stated", stated or None)],
+        evidence=[
+            shown("steps whose KL losses it makes", share(count, looked)),
+            shown("estimator stated", stated or None),
+        ],
         cause="the estimator that is configured does not reach the loss"
-        + ("; k1, the plain difference, is negative for half of the tokens, and its gradient is not the KL's" if name == "k1" else ""),
+        + (
+            "; k1, the plain difference, is negative for half of the tokens, and its gradient is not the KL's"
+            if name == "k1"
+            else ""
+        ),
         steps=steps,
     )

@@ -239,7 +239,8 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 f"{series.name} is negative, which its estimator {one} cannot be",
                 bad[0].where(series.name),
                 evidence=[series.shown_at(bad[0], ">= 0")],
-                cause="the plain difference (k1) is taken, the estimator's arguments come from two places (swapped, or masked differently), or it is "
+                cause="the plain difference (k1) is taken, the estimator's arguments come from two places (swapped, or "
+                "masked differently), or it is "
                 "computed in a dtype too narrow for e^x - 1",
                 next_step="rldbg record -- YOUR COMMAND, then "
                 "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",

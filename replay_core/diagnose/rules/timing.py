@@ -42,8 +42,9 @@ def seconds(log: RunLog) -> Series | None:
 def slow_steps(log: RunLog) -> Iterator[Finding]:
     """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
 
-    8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for good (the
-    last quarter over the first half, a rise that chance does not explain) are a warning. The second iteration slower
+    8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
+    good (the last quarter over the first half, a rise that chance does not explain) are a
+    warning. The second iteration slower
     than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the GRPO
     notes are compared as info, and for the log of their own trainer.
     """

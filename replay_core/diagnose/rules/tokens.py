@@ -294,10 +294,12 @@ CALLED = 3
 
 
 @rule("D70", "every tool call gets the same answer", link="tokens", scope="case",
-      explains=("D01", "D03", "L08"), source="a tool server that is down answers every call with its error")  # fmt: skip
+      explains=("D01", "D03", "L08"),
+      source="a tool server that is down answers every call with its error")  # fmt: skip
 def one_answer(case: Case) -> Iterator[Finding]:
-    """Tokens between two turns of a response that are not the policy's own, the same in every sample of 3 steps and more
-    while the turns before them differ: a warning where the run states tools, since a template's words between turns are
+    """Tokens between two turns of a response that are not the policy's own, the same in every sample of 3 steps and
+    more while the turns before them
+    differ: a warning where the run states tools, since a template's words between turns are
     the same on purpose.
     """
     answers: set[bytes] = set()

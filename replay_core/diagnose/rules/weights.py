@@ -73,10 +73,10 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
 
 @rule("D66", "the weights of the ranks drift apart", link="optimizer", scope="case",
       explains=("D09", "D12", "D14", "D15", "D24", "D35", "L10"), lasts=True,
-      source="gradients that are not reduced over data-parallel ranks: no_sync left on, a model that is not wrapped")  # fmt: skip
+      source="gradients that are not reduced over data-parallel ranks: no_sync left on, an unwrapped model")  # fmt: skip
 def ranks_apart(case: Case) -> Iterator[Finding]:
-    """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error. Those
-    that differ from the first step on are shards, and are not held against each other.
+    """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
+    Those that differ from the first step on are shards, and are not held against each other.
     """
     by_step: dict[int, dict[int, list[Record]]] = {}
     for record in case.records():
@@ -107,8 +107,8 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
     place = Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path))
     yield finding(
         "error",
-        f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, none did at step "
-        f"{looked[0]}",
+        f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
+        f"none did at step {looked[0]}",
         place,
         evidence=[
             shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
@@ -121,7 +121,7 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
 
 @rule("D67", "updates are lost in bfloat16 weights", link="optimizer", scope="case",
       explains=("D46", "D55", "D57", "L14"), lasts=True,
-      source="bf16 has 8 bits: a step of the learning rate is rounded away beside a weight over 256 times it")  # fmt: skip
+      source="bf16 has 8 bits: a step of the learning rate is lost beside a weight over 256 times it")  # fmt: skip
 def rounded_away(case: Case) -> Iterator[Finding]:
     """Recorded weights in bfloat16, first step beside last: a warning where fewer than a quarter of their numbers ever
     changed although the learning rate, summed over the steps between, is half of the typical spacing and more, while
@@ -134,8 +134,14 @@ def rounded_away(case: Case) -> Iterator[Finding]:
     rate = max(rates.finite) if rates is not None and rates.finite else None
     if len(steps) < 3 or not rate:
         raise Skip("needs bfloat16 weights of 3 steps, and the learning rate")
-    first, last = ({ref.name: ref for one in records if one.key.step == step and not one.key.rank
-                    for ref in one.tensors() if ref.is_readable and len(ref.shape) == 2} for step in (steps[0], steps[-1]))  # fmt: skip
+    first, last = (
+        {
+            ref.name: ref
+            for one in records if one.key.step == step and not one.key.rank
+            for ref in one.tensors() if ref.is_readable and len(ref.shape) == 2
+        }
+        for step in (steps[0], steps[-1])
+    )  # fmt: skip
     names = [name for name in first if name in last and first[name].dtype == "bfloat16"]
     if not names or sum(first[name].numel for name in names) * 4 > MOST:
         raise Skip("no weights are recorded in bfloat16, or they are large")

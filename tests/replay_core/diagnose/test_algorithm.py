@@ -13,7 +13,7 @@ from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 
 HEADS = {
-    "verl": "{'algorithm': {'adv_estimator': 'rloo', 'gamma': 1.0},\n 'clip_ratio_low': 0.2, 'clip_ratio_high': 0.28,\n",
+    "verl": "{'algorithm': {'adv_estimator': 'rloo', 'gamma': 1.0},\n'clip_ratio_low': 0.2, 'clip_ratio_high': 0.28,\n",
     "json": 'config: {"adv_estimator": "rloo", "eps_low": 0.2, "eps_high": 0.28}\n',
     "slime": "advantage_estimator ................ rloo\neps_clip ............ 0.2\neps_clip_high ....... 0.28\n",
     "namespace": "Namespace(advantage_estimator='rloo', epsilon=0.2, epsilon_high=0.28)\n",

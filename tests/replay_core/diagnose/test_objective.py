@@ -1,4 +1,4 @@
-"""A tiny softmax policy is really updated, its batch recorded with one thing wrong; the rules say what by computing it."""
+"""A tiny softmax policy is really updated, its batch recorded with one thing wrong; the rules compute what."""
 
 from __future__ import annotations
 
