@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from replay_core.jobs import Progress
+from replay_core.jobs import IMPORTING, Progress
 from tui_debugger import format as fmt
 
 #: A phase that goes on for less says nothing of its pace.
@@ -31,6 +31,8 @@ class Busy:
     """What was done already when its phase was heard of first."""
     told: float = 0.0
     part_began: float = 0.0
+    imported_s: float = 0.0
+    """What its first part waited for torch, where the others need not: a child of their own imports it again."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.how_far}" if self.how_far else self.what
@@ -46,6 +48,10 @@ class Busy:
             self.phase_began, self.phase_from = now, far.done
         if self.far is None or far.part != self.far.part:
             self.part_began = now
+        if far.part == 0 and self.far is not None and self.far.what == IMPORTING.what:
+            self.imported_s = now - self.began
+        elif far.part and far.what == IMPORTING.what:
+            self.imported_s = 0.0
         self.far, self.told = far, now
 
     @property
@@ -88,7 +94,7 @@ class Busy:
         if far is None:
             return None
         if far.parts > 1:
-            each = (self.part_began - self.began) / far.part if far.part else 0.0
+            each = (self.part_began - self.began - self.imported_s) / far.part if far.part else 0.0
             left = each * (far.parts - far.part) - (self.now - self.part_began)
             return left if left > 0 else None
         spent, done = self.told - self.phase_began, far.done - self.phase_from

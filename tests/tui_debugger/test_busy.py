@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from replay_core.jobs import Progress
+from dataclasses import replace
+
+from replay_core.jobs import IMPORTING, Progress
 from tui_debugger.busy import Busy
 
 
@@ -36,6 +38,13 @@ def test_a_phase_of_a_part_does_not_stand_for_the_whole() -> None:
     second = *first, (40, Progress(0, 4, "forwards", 1, 3)), (50, Progress(3, 4, "forwards", 1, 3))
     assert at(50.0, *second) == "50.0 s, about 70 s left"
     assert at(200.0, *second) == "200 s", "it has taken longer than the parts before: nothing is known of what is left"
+
+
+def test_what_the_first_part_waited_for_torch_is_not_what_the_others_cost() -> None:
+    first, second = Progress(0, 4, "forwards", 0, 2), Progress(0, 4, "forwards", 1, 2)
+    told = (0, replace(IMPORTING, parts=2)), (18, first)
+    assert at(20.0, *told, (20, second)) == "20.0 s, about 2 s left"
+    assert at(20.0, *told, (20, replace(IMPORTING, part=1, parts=2))) == "20.0 s, about 20 s left", "each has a child"
 
 
 def test_what_the_last_one_took_is_said_until_this_one_has_counted_or_taken_longer() -> None:

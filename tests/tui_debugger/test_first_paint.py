@@ -73,3 +73,18 @@ async def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reache
         after = rows.cursor
     assert after == before + 1
     assert drawn == {before, after}
+
+
+async def test_the_first_frame_of_a_narrow_screen_is_laid_out_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out: list[frozenset[str]] = []
+    mounted = DebuggerScreen.on_mount
+
+    def on_mount(screen: DebuggerScreen) -> None:
+        laid_out.append(screen.classes)
+        mounted(screen)
+
+    monkeypatch.setattr(DebuggerScreen, "on_mount", on_mount)
+    for width in (80, 160):
+        async with opened(size=(width, 24)):
+            pass
+    assert ["-narrow" in classes for classes in laid_out] == [True, False]

@@ -100,6 +100,8 @@ class DebuggerScreen(KeyedScreen):
         return self.panes.pane, *self.parts
 
     def compose(self) -> ComposeResult:
+        # textual sets it after the first paint, which would squeeze every pane into a narrow screen.
+        self.set_class(self.app.size.width < self.HORIZONTAL_BREAKPOINTS[1][0], "-narrow")
         yield TitleLine()
         yield Headline()
         yield TabLine()
