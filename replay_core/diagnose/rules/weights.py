@@ -73,7 +73,7 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
 
 @rule("D66", "the weights of the ranks drift apart", link="optimizer", scope="case",
       explains=("D09", "D12", "D14", "D15", "D24", "D35", "L10"), lasts=True,
-      source="gradients that are not reduced over data-parallel ranks: no_sync left on, an unwrapped model")  # fmt: skip
+      source="gradients that are not reduced over data-parallel ranks: no_sync left on, no wrapper")  # fmt: skip
 def ranks_apart(case: Case) -> Iterator[Finding]:
     """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
     Those that differ from the first step on are shards, and are not held against each other.
