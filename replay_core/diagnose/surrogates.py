@@ -169,7 +169,8 @@ def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | N
     if trained_N is None or len(scalars) < fewest or max(abs(scalar.value) for scalar, _ in scalars) < 10 * FLOOR:
         return None
     starts_B, lengths_B = batch.flat.starts_B, batch.flat.lengths_B
-    token_of, sample_of, micro_of_sample, tokens = [], [], [], []
+    token_of, sample_of, tokens = [], [], []
+    micro_of_sample: list[int] = []
     for micro, (_, samples) in enumerate(scalars):
         count = 0
         for sample in samples:

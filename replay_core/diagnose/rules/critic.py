@@ -163,7 +163,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 evidence=evidence,
                 cause="the reward lies at another token than the last that counts (padding), or is dropped",
             )
-        elif _leaks(batch, rows, off_B, heard_B):
+        elif _leaks(batch, rows, off_B, np.asarray(heard_B)):
             yield finding(
                 "error",
                 "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
