@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.flat import Array, Flat
@@ -24,7 +25,8 @@ class Laid:
         self.path: Path = flat.spine.parts[0].held.record.path if run is None else run.path
         self.flags: dict[str, Any] = (run.flags if run is not None else None) or {}
         #: All that the dump states of the run: its flags, and what the trainer noted.
-        self.stated: dict[str, Any] = {**(run.facts if run is not None else {}), "flags": self.flags}
+        self.stated: dict[str, Any] = stated_by(run)
+        self.algorithm = Algorithm(self.stated)
         self._step, self._models = step, run.models if run is not None else {}
         self._has_weights = step in self._models or None in self._models
 

@@ -24,7 +24,9 @@ class Chain:
         if other.id not in self.explains.get(cause.id, ()):
             return False
         # What a run comes to over its steps has no place in a step's chain: it may be behind any link of later steps.
-        if cause.link != "trend" and LINKS.index(cause.link) > LINKS.index(other.link):
+        # A mistake that lasts and began in an earlier step may be, too: NaN weights write other tokens.
+        earlier = cause.id in self.lasting and cause.steps and other.steps and cause.steps[0] < other.steps[0]
+        if cause.link != "trend" and not earlier and LINKS.index(cause.link) > LINKS.index(other.link):
             return False
         # Of two things a run comes to, the one that begins first.
         if cause.link == other.link == "trend" and cause.steps and other.steps and cause.steps[0] > other.steps[0]:

@@ -191,7 +191,7 @@ _PLAIN: dict[str, str] = {
     "value_explained_var",
     "value_loss": "value_loss vf_loss critic_loss v_loss value_function_loss loss_value loss_vf loss_critic loss_v",
     "value": "value values critic_value critic_values vpred",
-    "return": "returns",
+    "return": "returns return",
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
     "logprobs_diff "
     "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
@@ -235,8 +235,26 @@ def _home_grown(raw: str) -> str | None:
             signal = _BARE.get("_".join(words[1:]))
             return _BY_STATISTIC.get((signal, said), None if said else signal) if signal in _OF_CRITICS else None
         if words[0] not in _ROOMS:
-            return None
+            break
         words = words[1:]
+    return None if said else _by_its_words(frozenset(_BETWEEN.split(raw.lower())))
+
+
+#: What two log-probabilities of one token are called whose difference is logged.
+_ENGINE = frozenset(["engine", "rollout", "rollouts", "vllm", "sglang", "sampler", "sampling", "infer", "inference"])
+_APART = frozenset(["diff", "difference", "gap", "mismatch", "delta", "distance", "error"])
+_LOGPROBS = frozenset(["logp", "logps", "logprob", "logprobs", "lp", "logpp", "log"])
+
+
+def _by_its_words(words: frozenset[str]) -> str | None:
+    """The signal of a name whose words leave no doubt, in whatever order they stand."""
+    if words & {"coef", "coeff", "coefficient", "beta", "target", "loss", "penalty", "max", "min", "std", "sign"}:
+        return None
+    if "kl" in words:
+        to_old = words & {"old", "behavior", "behaviour", "update"}
+        return "policy_kl" if to_old else "kl" if words & {"ref", "reference", "base", "init", "initial"} else None
+    if words & _ENGINE and words & _APART:
+        return "logprob_diff" if words & _LOGPROBS else "prob_diff" if words & {"prob", "probs"} else None
     return None
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_core.diagnose import signal_names, trends
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.finding import Evidence, Where
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metrics import NUMBERED
@@ -114,6 +115,7 @@ class RunLog:
     is_counted: bool = False
     """Steps are counted, not read: the first logged step need not be the first step."""
     told: list[Told] = field(default_factory=list)
+    algorithm: Algorithm = field(default_factory=lambda: Algorithm({}))
     _points: dict[tuple[str, str], dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
     _names: dict[tuple[str, str], signal_names.Name] = field(default_factory=dict)
     _series: dict[str, list[Series]] | None = None
@@ -252,7 +254,9 @@ class Signals:
         for record in run.records if step is None else run.select(step=step):
             if record.key.stage in STAGES:
                 file = str(record.path)
-                log = by_file.setdefault(file, RunLog([file], not _COUNTED.isdisjoint(run.notes)))
+                log = by_file.setdefault(
+                    file, RunLog([file], not _COUNTED.isdisjoint(run.notes), algorithm=Algorithm(stated_by(run)))
+                )
                 _take(log, record)
                 record.release()  # a log of a million values is kept as numbers, not as fields
         logs: list[RunLog] = []

@@ -20,6 +20,7 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
+from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
@@ -58,6 +59,7 @@ class _Log:
     """The same, by step: a log may be of as many steps as lines."""
     counted: bool = False
     ends_inside: int | None = None
+    settings: LogSettings = field(default_factory=LogSettings)
 
     @property
     def is_empty(self) -> bool:
@@ -115,6 +117,8 @@ def _log(path: Path) -> _Log:
             heads[line.stream] = names
         elif not values and line.stream in heads:
             step, values = table_row(line.text, heads[line.stream])
+        if not values and last is None:
+            log.settings.take(line.text)
         if values:
             if step is None:
                 log.counted = True
@@ -192,6 +196,7 @@ def index(path: Path) -> Index:
         places = sorted({*log.metrics, *log.events}, key=lambda place: tuple(-1 if n is None else n for n in place))
         keys += [RecordKey(step, None, rank, None, "training_metrics") for step, rank in places]
         found.files += [(key, file) for key in dict.fromkeys(keys)]
+        found.facts |= log.settings.facts
         if log.ends_inside is not None:
             found.problems.append(Problem(str(file), f"the log ends inside step {log.ends_inside}"))
         if log.counted and COUNTED not in found.notes:

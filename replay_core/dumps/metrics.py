@@ -8,6 +8,7 @@ EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -21,7 +22,7 @@ from replay_core.dumps.json_rows import Row, first_row, names_with, numbered, ro
 from replay_core.dumps.listing import listing
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
-from replay_core.file_spans import kept_while_unchanged
+from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
@@ -98,7 +99,26 @@ def index(path: Path) -> Index:
         if _is_history(file):
             seen.setdefault(file.parent, (file, set(steps)))
         found.files += [(RecordKey(step, None, None, None, "training_metrics"), file) for step in steps]
+        found.facts |= _settings(file)
     return found
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The configuration that a metrics file begins with; empty where its first row is one of metrics."""
+    if file.suffix != ".jsonl":
+        return {}
+    with regular(file) as opened:
+        line = opened.readline(1 << 16)
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    if not isinstance(row, dict):
+        return {}
+    if "config" in (row.get("event"), row.get("type"), row.get("kind")):
+        return row
+    config = row.get("config")
+    return config if isinstance(config, dict) else {}
 
 
 def _is_history(file: Path) -> bool:

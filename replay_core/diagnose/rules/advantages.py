@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.case import Case
@@ -40,8 +41,10 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     lone = int((sizes_G == 1).sum())
     if not lone:
         return
-    if batch.columns.ref("values") is not None:
+    if batch.columns.ref("values") is not None or batch.laid.algorithm.estimator == "gae":
         raise Skip("a critic's values are the baseline")
+    if batch.columns.ref("reward_baselines") is not None or batch.laid.algorithm.estimator == "remax":
+        raise Skip("a greedy response is the baseline (ReMax)")
     prompt_B, raw = batch.prompt_B, _is_raw(batch)
     repeat = prompt_B is not None and int(prompt_B.max()) + 1 < len(prompt_B)
     every = lone == sizes_G.size
@@ -57,6 +60,8 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
         yield finding("error", claim, place, evidence=evidence, cause=cause)
+    elif every and batch.laid.algorithm.estimator.startswith("reinforce"):
+        raise Skip("REINFORCE takes its baseline of the batch, or none")
     elif every:
         claim = "one response per prompt: a baseline within groups is impossible"
         cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
@@ -99,7 +104,7 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
     steps: list[int] = []
     where, looked, kind = None, 0, ""
     for batch in case.batches():
-        kind = kind or kind_of(batch)
+        kind = kind or batch.laid.algorithm.estimator
         if not (batch.has("rewards") and batch.has("advantage")) or (raw := _is_raw(batch)) is None:
             continue
         looked += 1
@@ -110,7 +115,7 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
     if not looked:
         raise Skip("needs rewards that are not 0, and an advantage for each response")
     yield finding(
-        "info" if kind.startswith(("reinforce", "vpg")) else "error",
+        "info" if kind.startswith("reinforce") else "error",
         "advantages are the raw rewards: nothing is subtracted",
         where,
         evidence=[shown("steps in which they are", looked, "0")],
@@ -120,8 +125,9 @@ def raw_rewards(case: Case) -> Iterator[Finding]:
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
-      needs=("group", "advantage"),
-      explains=("D04", "D05", "D21", "D23", "D28"),
+      needs=("group", "advantage"), lasts=True,
+      explains=("D20", "D01", "D03", "D18", "D04", "L06", "L08", "L09", "L10", "D26", "D57", "D09", "D05",
+               "D21", "D23", "D28"),
       source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
 def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
     """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.
@@ -228,15 +234,28 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
             yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
-#: Algorithms whose baseline is a group's.
-_OF_GROUPS = ("grpo", "dapo", "gspo", "dr_grpo", "drgrpo", "cispo", "rloo")
-
-
-def kind_of(batch: StepBatch) -> str:
-    """The algorithm that the dump states, in lower case; empty where it states none."""
-    stated = batch.laid.flags.get("loss")
-    kind = stated.get("kind") if isinstance(stated, dict) else stated
-    return str(kind or "").lower()
+def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[str, str] | None:
+    """Claim and cause where the estimator that agrees is not the one that is stated; None where it is, or none is."""
+    stated, scaled = batch.laid.algorithm.estimator, batch.laid.algorithm.is_scaled
+    if not several:
+        return None
+    if name.startswith("(r - batch mean)") and stated in OF_GROUPS:
+        return (
+            f"advantages are normalised over the whole batch, not within the group: {name}",
+            f"{stated} measures a response against its own group; the group is lost on the way, or another estimator "
+            "is configured",
+        )
+    if stated == "rloo" and name.startswith("r - group mean (Dr. GRPO)"):
+        return (
+            "the leave-one-out baseline includes the sample itself: advantages are (n - 1) / n of RLOO's",
+            "the mean is taken over the whole group, own reward included, and not over the others",
+        )
+    if stated == "grpo" and scaled is True and name.startswith("r - group mean (Dr. GRPO)"):
+        return (
+            "advantages are not divided by the group's std, and the run states that they are",
+            "the setting that divides by the std does not reach the advantages",
+        )
+    return None
 
 
 def _rewards(batch: StepBatch) -> Iterator[tuple[str, Array]]:
@@ -324,16 +343,17 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
         if name is not None:
             if not np.abs(heard_B).max() > 0:
                 return  # zeros agree with every variant
-            stated = kind_of(batch)
-            if name.startswith("(r - batch mean)") and stated in _OF_GROUPS and np.bincount(group_B).min() > 1:
+            told = _another_estimator(batch, name, several=np.bincount(group_B).min() > 1)
+            if told is not None:
+                claim, cause = told
                 yield finding(
-                    "warning",
-                    f"advantages are measured against the whole batch: {name}",
-                    batch.laid.where("advantages"),
-                    evidence=[shown("computed from", what), shown("algorithm that is stated", stated)],
-                    cause=f"{stated} measures a response against its own group; the group is lost on the way, or "
-                    "another estimator is configured",
-                )
+                    "error", claim, batch.laid.where("advantages"),
+                    evidence=[
+                        shown("the estimator that agrees", name, None, what),
+                        shown("estimator that is stated", batch.laid.algorithm.estimator),
+                    ],
+                    cause=cause,
+                )  # fmt: skip
                 return
             yield finding(
                 "info",

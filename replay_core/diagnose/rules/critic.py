@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from replay_core import pages
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, share, shown
+from replay_core.records import Record
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
@@ -160,6 +163,16 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 evidence=evidence,
                 cause="the reward lies at another token than the last that counts (padding), or is dropped",
             )
+        elif _leaks(batch, rows, off_B, np.asarray(heard_B)):
+            yield finding(
+                "error",
+                "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
+                "critic's value behind the end",
+                place,
+                evidence=evidence,
+                cause="GAE runs over every column of the padded row, without the mask: values after the end of the "
+                "response are not 0, and reach advantages and returns",
+            )
         elif _runs_on(rows, fit):
             yield finding(
                 "error",
@@ -218,6 +231,14 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
 _SETTINGS = (("gamma", ("gamma", "discount")), ("lambda", ("lam", "lambda", "lambd", "gae_lambda")))
 
 
+def _leaks(batch: StepBatch, rows: _Rows, off_B: Array, heard_B: Array) -> bool:
+    """Whether nearly all responses with padding behind them are off at their last token, and no full row is."""
+    width = batch.laid.widths.get("the response", rows.mask_BT.shape[1])
+    full_B = rows.mask_BT.sum(1)[heard_B] >= width
+    short_B = ~full_B
+    return bool(short_B.sum() >= FEWEST and full_B.any() and off_B[short_B].mean() > 0.9 and not off_B[full_B].any())
+
+
 def _runs_on(rows: _Rows, fit: _Fit) -> bool:
     """Whether what is left at the last token of a row is what the next row begins with."""
     advantages_BT = rows.returns_BT - rows.values_BT
@@ -233,6 +254,13 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
         fit = rows.solved(rewards_BT, values_BT * mask_BT, advantages_BT * mask_BT)
         return fit if fit is not None and -0.01 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
 
+    made = batch.columns.of("advantages")
+    if made is not None and batch.advantage_B is None:
+        white_BT = _dense(batch, made)
+        inside = white_BT[mask_BT != 0]
+        whitened = abs(float(inside.mean())) < 1e-2 and abs(float(inside.std()) - 1) < 2e-2
+        if whitened and bool((np.abs(returns_BT - values_BT - white_BT) * mask_BT <= rows.close).all()):
+            yield "returns are made from whitened advantages, not from the raw ones", "returns = whitened + values"
     if bool((np.abs(returns_BT - rewards_BT) * mask_BT <= rows.close).all()):
         yield "returns are the rewards: nothing is added up over the response", "the token's own reward"
     if fit := solved(values_BT, returns_BT):
@@ -283,6 +311,10 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
+    spread = _on_every_token(batch)
+    if spread is not None:
+        yield spread
+        return
     if batch.advantage_B is not None and batch.columns.ref("values") is None:
         raise Skip("one advantage for all of a response: it is made of the row's sum")
     if whole_B is None:
@@ -310,6 +342,33 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
         cause="the score is put at the last position of the row instead of the response's last token: returns and "
         "advantages never see it",
     )  # fmt: skip
+
+
+def _on_every_token(batch: StepBatch) -> Finding | None:
+    """The same reward on every token of a response, in all responses that have one: nothing gives a token a score."""
+    name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
+    column = batch.columns.of(name) if name else None
+    if column is None:
+        return None
+    counted_N = given(batch.trained_N) & column.said_N & np.isfinite(column.values_N)
+    low_B, high_B = batch.flat.extremes(column.values_N, counted_N)
+    heard_B = (batch.flat.count(counted_N) > 1) & (np.nan_to_num(np.abs(high_B)) > 1e-6)
+    if heard_B.sum() < FEWEST or not (high_B == low_B)[heard_B].all() or np.unique(high_B[heard_B]).size < 2:
+        return None
+    sample = int(np.flatnonzero(heard_B)[0])
+    tokens = int(batch.flat.count(counted_N)[sample])
+    return finding(
+        "error",
+        f"the reward stands on every token of a response, in all {int(heard_B.sum())} that have one: long answers "
+        "collect more",
+        batch.laid.where(name, sample=sample),
+        evidence=[
+            shown("reward of a token of the first such sample", float(high_B[sample]), None, f"{name} of {batch.name}"),
+            shown("its tokens", tokens, "1 with a reward"),
+            shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
+        ],
+        cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
+    )
 
 
 _NOTHING = (
@@ -442,3 +501,106 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
             steps=series.steps(),
         )
+
+
+@rule("D62", "the critic's loss is averaged over padding", link="reduction", scope="case",
+      explains=("D45",), lasts=True,
+      source="the critic's loss of verl, OpenRLHF, AReaL and ROLL is a mean over the tokens of the mask")  # fmt: skip
+def value_loss_made(case: Case) -> Iterator[Finding]:
+    """The logged loss of a critic's micro-batch beside means of (V - R)^2 of its values and returns: over the tokens of
+    the mask, response by response, halved or not. Clipping only makes a loss larger. An error where every loss of 4
+    micro-batches and more is below all of these (by 2 %) and none is below the sum divided by every slot of the rows.
+    """
+    below, above, looked = 0, 0, 0
+    worst: tuple[float, float, float, Record] | None = None
+    for record in case.records():
+        parts = _valued(record)
+        if parts is None:
+            continue
+        logged, error_BT, mask_BT = parts
+        looked += 1
+        kept = np.where(mask_BT != 0, error_BT, 0.0)
+        total, tokens = float(kept.sum()), float((mask_BT != 0).sum())
+        least = 0.5 * min(total / max(tokens, 1.0), float(np.mean(kept.sum(1) / np.maximum(mask_BT.sum(1), 1e-9))))
+        floor = 0.5 * total / mask_BT.size
+        if logged < 0.98 * least:
+            below += 1
+            above += logged >= 0.999 * floor
+            if worst is None or logged / least < worst[0] / worst[1]:
+                worst = logged, least, floor, record
+    if looked < 4:
+        raise Skip("needs values, returns, mask and loss of a critic's micro-batches")
+    if below < 0.9 * looked or above < below or worst is None:
+        return
+    logged, least, floor, record = worst
+    yield finding(
+        "error",
+        "the critic's loss is averaged over padding too: it is smaller than the mean over the tokens that count",
+        Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
+              tensor="loss", path=str(record.path)),
+        evidence=[
+            shown("logged", logged, f">= {least:.6g}", record.path.name),
+            shown("half the mean over tokens that count", least),
+            shown("half the sum over every slot", floor),
+            shown("micro-batches below it", share(below, looked)),
+        ],
+        cause="the mean is taken over every column of the padded rows (no mask): padding, whose error is small, "
+        "dilutes the loss",
+    )  # fmt: skip
+
+
+def _valued(record: Record) -> tuple[float, Array, Array] | None:
+    """(logged loss, squared error [B, T], mask [B, T]) of a critic's micro-batch."""
+    if record.key.stage in ("training_metrics", "param", "gradient") or record.key.role != "critic":
+        return None
+    found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
+    mask = found.get("response_mask") or found.get("loss_mask")
+    loss = next((found[name] for name in ("loss", "value_loss", "vf_loss", "critic_loss") if name in found), None)
+    values, returns = found.get("values"), found.get("returns")
+    if mask is None or loss is None or values is None or returns is None or loss.numel != 1:
+        return None
+    if len({tuple(one.shape) for one in (mask, values, returns)}) != 1 or len(mask.shape) != 2:
+        return None
+    v, r, m = (pages.array(one).astype(np.float64) for one in (values, returns, mask))
+    return float(pages.array(loss).reshape(-1)[0]), (v - r) ** 2, m
+
+
+#: How far the critic's mean may lie from its returns', in multiples of the largest return, before it has overshot.
+OVERSHOT = 2.0
+
+
+@rule("D63", "the critic overshoots its returns", link="optimizer", scope="signals",
+      needs=("value_mean", "return_mean"),
+      explains=("D45", "L10", "L08", "D24"),
+      source="a critic's mean lies within the range of its returns")  # fmt: skip
+def overshoots(log: RunLog) -> Iterator[Finding]:
+    """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
+    and more than in the first step: a warning. A critic that is loaded may begin far off, and comes nearer.
+    """
+    values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
+    by_step = {point.step: point.value for point in returns.points}
+    apart = [
+        (point, abs(point.value - by_step[point.step])) for point in values.points
+        if math.isfinite(point.value) and math.isfinite(by_step.get(point.step, math.nan))
+    ]  # fmt: skip
+    if len(apart) < 4:
+        raise Skip("needs values and returns of 4 steps")
+    size = max(abs(by_step[point.step]) for point, _ in apart)
+    bad = [(point, off) for point, off in apart[1:] if size > 0 and off > OVERSHOT * size and off > apart[0][1]]
+    if len(bad) < 2:
+        return
+    worst, _ = max(bad, key=lambda each: each[1])
+    yield finding(
+        "warning",
+        f"the critic overshoots: {values.name} is {worst.value:.3g} at step {worst.step}, and returns are "
+        f"{by_step[worst.step]:.3g}",
+        worst.where(values.name),
+        evidence=[
+            values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
+            shown("in the first step", apart[0][1]),
+            shown("steps", share(len(bad), len(apart))),
+        ],
+        cause="the critic's learning rate is too high: its values explode past their targets and swing back",
+        next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
+        steps=[point.step for point, _ in bad if point.step is not None],
+    )  # fmt: skip

@@ -18,6 +18,7 @@ _WAITED = regex(r"WorkNCCL\((?=[^)]*OpType=(?P<op>\w+))(?=[^)]*SeqNum=(?P<number
 _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 _INDEX = regex(r"device-side assert|index out of|indexSelect|srcIndex")
+_FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
 _SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
@@ -42,7 +43,7 @@ def died(log: RunLog) -> Iterator[Finding]:
         return
     before = [one for one in told if one not in at_the_end]
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
-    if fatal:
+    if fatal and not (all(map(_is_preempted, fatal)) and last):
         yield _dead(fatal, went_on=True)
     caught = [one for one in before if one.kind == "traceback"]
     if caught and not fatal:
@@ -57,8 +58,21 @@ def died(log: RunLog) -> Iterator[Finding]:
         )
 
 
+def _is_preempted(one: Told) -> bool:
+    """Whether a scheduler ended it: a run that goes on from its checkpoint after that is as it should be."""
+    text = one.text
+    # A launcher ends its processes because one of them failed.
+    return (
+        one.kind == "killed"
+        and _SIGTERM.search(text) is not None
+        and _SIGKILL.search(text) is None
+        and "Sending process" not in text
+    )
+
+
 def _dead(every: list[Told], *, went_on: bool) -> Finding:
-    one = every[0]
+    # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk.
+    one = next((each for each in every if _FULL.search(each.text)), every[0])
     hang = _hang(every) if one.kind == "nccl" else None
     cause, next_step = _blamed(one) if hang is None else (hang.cause, _WHO_IS_MISSING)
     by_hand = _BY_HAND.search(one.text) is not None
@@ -185,6 +199,11 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
+    if _FULL.search(one.text):
+        return (
+            "the disk is full: what was being written (a checkpoint, a cache) is broken",
+            "df -h; keep fewer checkpoints; resume from the last whole one",
+        )
     return (
         "an exception that nobody caught",
         "the frames above the line; rldbg record -- YOUR COMMAND keeps the steps that lead there",

@@ -90,7 +90,8 @@ def outside(log: RunLog) -> Iterator[Finding]:
       source="torch.distributed.all_reduce sums")  # fmt: skip
 def logged_reward(case: Case) -> Iterator[Finding]:
     """The logged mean reward beside the mean of the recorded rewards, in 2 steps and more: a warning where it is one
-    whole number of times as much in every step.
+    whole number of times as much in every step, or the mean over all steps so far in every step that tells the two
+    apart (3 and more).
     """
     log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
     series = log.get("reward") if log is not None else None
@@ -98,6 +99,8 @@ def logged_reward(case: Case) -> Iterator[Finding]:
         raise Skip("needs rewards and a log of their mean")
     values = {point.step: point for point in series.points}
     ratios, at = [], None
+    so_far: list[float] = []
+    running, apart = 0, 0
     for batch in case.batches():
         point = values.get(batch.step)
         if point is None or batch.reward_B is None or not len(batch):
@@ -106,8 +109,23 @@ def logged_reward(case: Case) -> Iterator[Finding]:
         if math.isfinite(mean) and abs(mean) > 1e-3 and math.isfinite(point.value):
             ratios.append(point.value / mean)
             at = at or point
+            so_far.append(mean)
+            if len(so_far) > 1 and not agree(point.value, mean):
+                apart += 1
+                running += agree(point.value, sum(so_far) / len(so_far))
     if len(ratios) < 2 or at is None:
         raise Skip("needs two steps with rewards and their logged mean")
+    if apart >= FEWEST and running == apart:
+        yield finding(
+            "warning",
+            f"{series.name} is the mean over all steps so far, not of its own step: it is cumulative",
+            at.where(series.name),
+            evidence=[shown("steps whose value is the running mean", running, "0", series.source)],
+            cause="the metric is never reset: it averages over every step since the first, and hides what changes",
+            next_step="reset the metric after each step is logged",
+            steps=series.steps(),
+        )
+        return
     for times in WHOLE:
         if all(abs(ratio - times) <= 1e-3 * times for ratio in ratios):
             yield finding(

@@ -8,10 +8,14 @@ from statistics import median
 
 import numpy as np
 
+from replay_core import pages
+from replay_core.budget import stored_bytes
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
@@ -241,3 +245,60 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
             steps=[point.step for point in series.points if point.step is not None],
         )
+
+
+#: Cosine of two recorded gradients in a row, and how much their norm must have grown. Batches of runs that learn, and
+#: epochs of one batch, stay within 0.2 (docs/evidence.md#diagnosis); one batch for ever comes near 1 and shrinks.
+ALIKE, GROWN, PAIRS = 0.7, 1.5, 6
+
+
+@rule("D68", "gradients pile up", link="gradient", scope="case",
+      explains=("L02", "L08", "L10", "D24", "D25", "L16"), lasts=True,
+      source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
+def never_zeroed(case: Case) -> Iterator[Finding]:
+    """Recorded gradients (`Recorder.gradients`) of one update beside those of the next: a median cosine over 0.7 over 6
+    pairs and more, while their norm comes to 1.5 times what it was (medians of first and last third): an error.
+    """
+    cosines: list[float] = []
+    norms: list[float] = []
+    before: Array | None = None
+    where: Where | None = None
+    for record in case.records():
+        key = record.key
+        if key.stage != "gradient" or key.rank or key.role == "critic" or stored_bytes(record.path) > LARGE:
+            continue
+        refs = sorted((ref for ref in record.tensors() if ref.is_readable and len(ref.shape) > 1), key=lambda r: r.name)
+        if not refs:
+            continue
+        now = np.concatenate([pages.array(ref).astype(np.float64).reshape(-1) for ref in refs])
+        size = float(np.linalg.norm(now))
+        if not size > 0 or not math.isfinite(size):
+            before = None
+            continue
+        if before is not None and before.shape == now.shape:
+            cosines.append(float(now @ before) / size / float(np.linalg.norm(before)))
+            where = where or Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name,
+                                   path=str(record.path))  # fmt: skip
+        before = now
+        norms.append(size)
+    if len(cosines) < PAIRS:
+        raise Skip(f"needs the gradients of {PAIRS + 1} updates: rldbg record --gradients .")
+    third = max(len(norms) // 3, 1)
+    begun, now_at = median(norms[:third]), median(norms[-third:])
+    if median(cosines) > ALIKE and now_at > GROWN * begun:
+        yield finding(
+            "error",
+            "gradients pile up from update to update: they are never zeroed (zero_grad is not called)",
+            where,
+            evidence=[
+                shown("median cosine of an update's gradient and the next one's", median(cosines), f"< {ALIKE}"),
+                shown("norm of the last updates", now_at, f"< {GROWN:g} x {begun:.3g}"),
+                shown("pairs compared", len(cosines)),
+            ],
+            cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along",
+            next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
+        )
+
+
+#: Files of gradients that are larger are left to `rldbg compare`.
+LARGE = 1 << 26

@@ -54,6 +54,21 @@ def rate(log: RunLog) -> Iterator[Finding]:
             steps=series.steps(),
         )
         return
+    spent = next((at for at in range(len(values)) if not any(values[at:])), None)
+    # A schedule may end at 0 in its last step; a run that goes on has outlived it.
+    if spent is not None and len(values) - spent >= max(3, len(values) // 4):
+        yield finding(
+            "warning",
+            f"the learning rate has run out: it is 0 from step {series.points[spent].step} on, for the last "
+            f"{len(values) - spent} of {len(values)} steps",
+            series.points[spent].where(series.name),
+            evidence=[series.shown_at(series.points[spent], "> 0"), shown("largest learning rate", max(values))],
+            cause="the scheduler is stepped too often (for every micro-batch or mini-batch instead of every step), or "
+            "its total is too small: it decays to 0 early",
+            next_step="call scheduler.step() once per optimizer step, and give it the number of those as total",
+            steps=[point.step for point in series.points[spent:] if point.step is not None],
+        )
+        return
     rises = [b - a for a, b in pairwise(values)]
     rising = min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15
     far = log.get("kl")

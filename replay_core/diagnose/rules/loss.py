@@ -20,10 +20,10 @@ from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.advantages import kind_of
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
+from replay_core.diagnose.surrogates import logged_of, surrogates
 from replay_core.objectives import policy_loss, reductions
 
 #: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
@@ -141,7 +141,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             next_step="rldbg diagnose --explain D28",
         )
         return
-    if not exact:
+    if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
     yield finding(
@@ -264,7 +264,7 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                 _Recomputed(
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
                     dict(reductions_of(part, tokens, len(batch), {})),
-                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind_of(batch),
+                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, batch.laid.algorithm.averaged,
                     total / part.logged.value / max(len(part.values_BT), 1)
                     if part.update_samples > len(part.values_BT) > 0 else 0.0,
                 )
@@ -287,14 +287,14 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         what = next((what for what in first.widths if f"slot of {what}," in name), None)
         same = len({part.step for part in off}) > 1 and len({tuple(part.widths.values()) for part in off}) == 1
         # Rows that are always padded to the limit: the same number as Dr. GRPO's constant.
-        if what == "the response" and (first.kind.startswith("dr") or (same and not first.kind)):
+        if what == "the response" and (first.kind == "constant" or (same and not first.kind)):
             continue
         yield name if what else f"does not divide by what it sums: {name}", _CAUSES.get(name, _PADDED), said
     width = round(first.slots)
     if (
         width > 1
         and first.kind
-        and not first.kind.startswith("dr")
+        and first.kind != "constant"
         and len(off) > 1
         and all(abs(part.slots - width) <= 1e-3 * width for part in off)
     ):
@@ -428,8 +428,12 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
     except Skip:
         return -values_N, False
     ratio_N = np.where(known_N, ratio_N, 1.0)
-    loss_N: Array = policy_loss.clipped(ratio_N, values_N)
-    return loss_N, bool((np.abs(ratio_N - 1) < 0.1).all())
+    logged = logged_of(batch, "pg_loss", "loss", fewest=2)
+    fitting = None if logged is None else next((one for one in surrogates(batch) if logged.fits(one.values_N)), None)
+    # What no way makes may hold other terms; what a mistake makes is D50's.
+    if fitting is None or fitting.mistake:
+        return policy_loss.clipped(ratio_N, values_N), bool((np.abs(ratio_N - 1) < 1e-3).all())
+    return fitting.values_N, True
 
 
 def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> _MicroLoss:

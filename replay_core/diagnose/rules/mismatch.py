@@ -427,7 +427,7 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
 
 def _is_off_policy(batch: StepBatch) -> bool:
     """Whether the batch is older than the policy on purpose: importance weights, or versions behind the step."""
-    if batch.has("is_weights"):
+    if batch.has("is_weights") or batch.laid.algorithm.is_off_policy:
         return True
     known = versions(batch)
     if known is None or batch.step is None or np.isnan(known[1]).all():
@@ -590,6 +590,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     ]
     if not bad:
         return
+    if log.algorithm.is_off_policy:
+        raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
     past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
     yield finding(

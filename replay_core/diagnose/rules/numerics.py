@@ -40,7 +40,8 @@ class _Bad:
 
 
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
-      explains=("D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25", "D26", "D21", "D46", "L02"),
+      explains=("D20", "D01", "D03", "D57", "D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25",
+               "D26", "D21", "D46", "L02", "L06"), lasts=True,
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
 def not_finite(case: Case) -> Iterator[Finding]:
     """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
@@ -272,3 +273,40 @@ def no_numbers(log: RunLog) -> Iterator[Finding]:
             cause="the weights or the data were not finite before the first step that is logged",
             next_step="record the run from its first step: rldbg record -- YOUR COMMAND",
         )
+
+
+#: Tokens before a grid is no chance.
+ON_GRID = 32
+
+
+@rule("D69", "log-probabilities are rounded to 16 bits", link="logprobs", scope="batch",
+      needs=("policy_logprobs|old_logprobs",), explains=("D09", "D14", "D28", "D35"), lasts=True,
+      source="log-softmax in bf16 leaves 3 digits: frameworks cast logits to float32 before it")  # fmt: skip
+def on_a_grid(batch: StepBatch) -> Iterator[Finding]:
+    """Log-probabilities of the trainer, stored in float32, of which every one that counts (32 and more) is a number of
+    bfloat16 or float16: a warning. They were computed in it, whatever they were stored in.
+    """
+    for name in ("policy_logprobs", "old_logprobs"):
+        column = batch.columns.of(name)
+        if column is None or column.dtype != "float32":
+            continue
+        counted_N = column.said_N & np.isfinite(column.values_N) & (column.values_N != 0)
+        counted_N = counted_N if batch.trained_N is None else counted_N & batch.trained_N
+        values = column.values_N[counted_N].astype(np.float32)
+        # Below -16 float16 has a spacing that few digits of text have, too.
+        if len(values) < ON_GRID or np.unique(values).size < ON_GRID // 2:
+            continue
+        coarse = not (values.view(np.uint32) & 0xFFFF).any()
+        half = bool((values.astype(np.float16).astype(np.float32) == values).all())
+        # What is printed with few decimals is no such grid.
+        if coarse or half:
+            kind = "bfloat16" if coarse else "float16"
+            yield finding(
+                "warning",
+                f"log-probabilities are rounded to {kind}, and stored in float32",
+                batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
+                evidence=[shown(f"tokens whose value is a number of {kind}", len(values), "few", column.source)],
+                cause=f"logits or log-softmax are taken in {kind}: ratios, KL and the gap to the engine carry its "
+                "precision; cast logits to float32 before log-softmax",
+            )
+            return

@@ -107,3 +107,100 @@ def doubled_beginning(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the chat template writes the token, and the tokenizer adds its own (add_special_tokens=True)",
     )
+
+
+#: Groups before it is no chance; nats of a response under which drawing it twice is none.
+GROUPS, IMPROBABLE = 4, -1.0
+
+
+@rule("D64", "all responses of a group are one", link="tokens", scope="batch",
+      needs=("group", "tokens", "response", "rollout_logprobs|trainer_logprobs"),
+      explains=("D01", "D03", "D26", "D43"), lasts=True,
+      source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
+def one_response(batch: StepBatch) -> Iterator[Finding]:
+    """Groups of two and more responses that are token for token the same, in 9 of 10 groups (4 and more), while
+    responses differ between groups and are improbable (mean log-probability of a response below -1): an error. A policy
+    that is sure of its answer writes it again and again.
+    """
+    batch = batch.once  # the epochs of a batch are one drawing
+    group_B, response_N = given(batch.group_B), given(batch.response_N)
+    said = batch.columns.of("rollout_logprobs") or given(batch.trainer)
+    heads_B = batch.flat.first(response_N)
+    texts = [
+        given(batch.tokens_N)[start + head : start + length].tobytes()
+        for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True)
+    ]
+    groups: dict[int, list[int]] = {}
+    for sample, group in enumerate(group_B):
+        groups.setdefault(int(group), []).append(sample)
+    several = [members for members in groups.values() if len(members) > 1]
+    same = [members for members in several if len({texts[sample] for sample in members}) == 1]
+    if len(several) < GROUPS or len(same) < 0.9 * len(several) or len(set(texts)) < 2:
+        return
+    mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
+    if not mean < IMPROBABLE:
+        raise Skip("responses are so probable that drawing them twice is no wonder")
+    yield finding(
+        "error",
+        f"all responses of a group are identical, in {share(len(same), len(several))} groups: nothing is sampled",
+        batch.laid.where("input_ids", sample=same[0][0]),
+        evidence=[
+            shown("groups of one response, drawn several times", share(len(same), len(several)), "none"),
+            shown("mean log-probability of a response, nats", mean, None, said.source),
+            shown("samples of the first such group", listed(same[0])),
+        ],
+        cause="every sample of a group is drawn with the same seed, greedily, or one response is copied n times",
+    )
+
+
+@rule("D65", "ranks hold the same samples", link="tokens", scope="case",
+      source="a sampler whose seed does not know the rank")  # fmt: skip
+def ranks_alike(case: Case) -> Iterator[Finding]:
+    """The tokens of all samples of two ranks the same in every one of 3 steps and more: a warning where they go by
+    other group or sample ids on each rank, or the run states data parallel ranks and no others. Ranks of one
+    tensor-parallel group hold the same samples on purpose.
+    """
+    alike: list[int] = []
+    first: StepBatch | None = None
+    ranks: list[int] = []
+    for batch in case.batches():
+        keys = batch.laid.keys_of("input_ids")
+        if batch.step is None or batch.tokens_N is None or any(key is None or key.rank is None for key in keys):
+            continue
+        by_rank: dict[int, list[tuple[bytes, str]]] = {}
+        names = next((found for name in ("group_id", "uid", "sample_id") if (found := batch.columns.texts(name))), None)
+        for sample, key in enumerate(keys):
+            start = batch.flat.starts_B[sample]
+            tokens = batch.tokens_N[start : start + batch.flat.lengths_B[sample]].tobytes()
+            if key is not None and key.rank is not None:
+                by_rank.setdefault(key.rank, []).append((tokens, names[sample] if names else ""))
+        if len(by_rank) < 2:
+            raise Skip("samples are of one rank")
+        contents = {tuple(sorted(tokens for tokens, _ in rows)) for rows in by_rank.values()}
+        if len(contents) > 1:
+            return
+        named = {tuple(sorted({name for _, name in rows})) for rows in by_rank.values()}
+        algorithm = batch.laid.algorithm
+        split = max(algorithm.number(name) or 1 for name in _SPLIT)
+        whole = max(algorithm.number(name) or 1 for name in _WHOLE)
+        if len(named) < len(by_rank) and (split > 1 or whole < 2):
+            raise Skip("ranks that hold the same samples may be of one tensor-parallel group")
+        alike.append(batch.step)
+        first, ranks = first or batch, sorted(by_rank)
+    if first is None or len(alike) < SAME:
+        raise Skip(f"needs the samples of two ranks in {SAME} steps")
+    yield finding(
+        "warning",
+        f"ranks {listed(ranks)} train on the same samples, in all {len(alike)} steps: the batch holds each of them "
+        f"{len(ranks)} times",
+        first.laid.where("input_ids", sample=0),
+        evidence=[shown("steps in which their tokens are the same", share(len(alike), len(alike)), "none")],
+        cause="the sampler's seed does not know the rank: data-parallel ranks draw the same prompts with the same seed",
+        steps=alike,
+    )
+
+
+#: Settings under which ranks hold the same samples, and those of ranks that do not.
+_SPLIT = ("tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp", "context_parallel_size", "cp_size",
+          "pipeline_model_parallel_size", "pp_size", "ulysses_sequence_parallel_size", "sp_size")  # fmt: skip
+_WHOLE = ("ranks", "world_size", "dp_size", "data_parallel_size", "num_ranks")

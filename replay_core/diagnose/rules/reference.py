@@ -11,6 +11,7 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST
@@ -45,6 +46,8 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         mean = float(apart.mean())
         if mean <= MOVED:
             return
+        if batch.laid.algorithm.is_distilled or _is_taught(batch, trainer, ref, both_N):
+            raise Skip("the reference is a teacher: advantages are made of its log-probabilities")
         at = int(np.flatnonzero(both_N)[apart.argmax()])
         place = batch.laid.where("ref_logprobs", at=at)
         yield finding(
@@ -63,6 +66,18 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         )
         return
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
+
+
+def _is_taught(batch: StepBatch, trainer: Column, ref: Column, both_N: Array) -> bool:
+    """Whether advantages follow what the reference gives a token more than the policy does: distillation on policy."""
+    column = batch.columns.of("advantages")
+    if column is None or batch.advantage_B is not None:
+        return False
+    both_N = both_N & column.said_N & np.isfinite(column.values_N)
+    a, b = column.values_N[both_N], (ref.values_N - trainer.values_N)[both_N]
+    # Cut off on both sides, as teachers' log ratios are.
+    b = np.clip(b, a.min(initial=0.0), a.max(initial=0.0))
+    return bool(len(a) >= FEWEST and np.ptp(a) > 0 and np.ptp(b) > 0 and np.corrcoef(a, b)[0, 1] > 0.99)
 
 
 @rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
@@ -215,13 +230,17 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         values = series.finite
         bad = [point for point in series.points if point.value < K3_FLOOR]
         negative = [value for value in values if value < 0]
-        if series.formula == "k3" and bad:
+        # What the run states is of its KL loss, and of what is logged under that name.
+        stated = log.algorithm.kl_estimator if "loss" in series.name and series.signal == "kl" else ""
+        one = "k3" if series.formula == "k3" else stated if stated in ("k2", "k3") else ""
+        if one and bad:
             yield finding(
                 "error",
-                f"{series.name} is negative, which its estimator k3 cannot be",
+                f"{series.name} is negative, which its estimator {one} cannot be",
                 bad[0].where(series.name),
                 evidence=[series.shown_at(bad[0], ">= 0")],
-                cause="the estimator's arguments come from two places (swapped, or masked differently), or it is "
+                cause="the plain difference (k1) is taken, the estimator's arguments come from two places (swapped, or "
+                "masked differently), or it is "
                 "computed in a dtype too narrow for e^x - 1",
                 next_step="rldbg record -- YOUR COMMAND, then "
                 "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",

@@ -116,6 +116,8 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
 
     right = max(map(alike, expected))
     if right > ALIKE:
+        if values is not None and returns is not None:
+            yield from _whitened_over_padding(batch, expected[0], counted_N)
         return
     if right > TOLD_APART:
         raise Skip("they follow what is expected so closely that a mistake cannot be told from it")
@@ -144,6 +146,37 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
             )
             return
     raise Skip("they are no whitened returns - values, nor a known mistake of them")
+
+
+def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array) -> Iterator[Finding]:
+    """Advantages whose mean and std were taken over every slot of the padded rows: a line through returns - values that
+    is not centred over the tokens that count, and is over all slots with zeros in the padding.
+    """
+    column = given(batch.columns.of("advantages"))
+    if column.ref.rows is not None or len(column.ref.shape) != 2:
+        return
+    x, a = expected_N[counted_N], column.values_N[counted_N]
+    slots = len(batch) * column.ref.shape[1]
+    slope = float(((x - x.mean()) * (a - a.mean())).sum() / ((x - x.mean()) ** 2).sum())
+    if abs(float(a.mean())) < 0.02 or slots <= len(x) or not slope > 0:
+        return
+    centre = float(x.mean() - a.mean() / slope)
+    mean = float(x.sum()) / slots
+    spread = float(np.sqrt((x * x).sum() / slots - mean * mean))
+    if abs(centre - mean) < 1e-3 * spread + 1e-5 and abs(slope * spread - 1) < 1e-2:
+        yield finding(
+            "error",
+            "advantages are whitened over padding too: their mean over the tokens that count is "
+            f"{float(a.mean()):.3g}, not 0",
+            batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
+            evidence=[
+                shown("mean over tokens that count", float(a.mean()), "0", column.source),
+                shown("what was subtracted", centre, f"{float(x.mean()):.4g}"),
+                shown("mean over every slot of the rows", mean),
+            ],
+            cause="mean and std are taken over the whole tensor, without the mask: zeros of the padding pull the mean "
+            "to 0 and the std down",
+        )
 
 
 def _to_come(batch: StepBatch) -> Iterator[Array]:

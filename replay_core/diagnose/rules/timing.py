@@ -18,8 +18,8 @@ STALL = 6.0
 _SHARE = 0.25
 #: D37: the longest response over the mean one, from which on the step waits for it.
 TAIL = 3.0
-#: D37: how much longer the last quarter takes than the first half, to be a regression.
-SLOWER = 1.5
+#: D37: how much longer the last quarter takes than the first half, to be a regression; and in seconds.
+SLOWER, SLOWER_S = 1.5, 1.0
 _NEXT = "rldbg replay DUMP --compile inductor times compilation apart from steady steps"
 
 
@@ -42,8 +42,9 @@ def seconds(log: RunLog) -> Series | None:
 def slow_steps(log: RunLog) -> Iterator[Finding]:
     """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
 
-    8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times slower for good (the
-    last quarter over the first half, a rise that chance does not explain) are a warning. The second iteration slower
+    8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
+    good (the last quarter over the first half, a rise that chance does not explain) are a
+    warning. The second iteration slower
     than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the GRPO
     notes are compared as info, and for the log of their own trainer.
     """
@@ -88,7 +89,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     values = whole.finite[trends.WARM_UP :]
     last = values[-(len(values) // 4) :]
     before, after = median(values[: len(values) // 2]), median(last)
-    if after > SLOWER * before and trends.rises(values):
+    if after > SLOWER * before and after - before > SLOWER_S and trends.rises(values):
         length = log.get("response_length")
         longer = length is not None and trends.rises(length.finite)
         yield finding(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -286,3 +287,65 @@ def lengths(log: RunLog) -> Iterator[Finding]:
         next_step="read ten responses of the last step; rldbg record -- YOUR COMMAND",
         steps=series.steps(over=(begun + now) / 2) if longer else series.steps(under=(begun + now) / 2),
     )
+
+
+#: Steps, and calls that differ, before answers that do not are a broken tool.
+CALLED = 3
+
+
+@rule("D70", "every tool call gets the same answer", link="tokens", scope="case",
+      explains=("D01", "D03", "L08"),
+      source="a tool server that is down answers every call with its error")  # fmt: skip
+def one_answer(case: Case) -> Iterator[Finding]:
+    """Tokens between two turns of a response that are not the policy's own, the same in every sample of 3 steps and
+    more while the turns before them
+    differ: a warning where the run states tools, since a template's words between turns are
+    the same on purpose.
+    """
+    answers: set[bytes] = set()
+    calls: set[bytes] = set()
+    steps: list[int] = []
+    first: StepBatch | None = None
+    stated = False
+    for batch in case.batches():
+        own_N, tokens_N = batch.trained_N, batch.tokens_N
+        rollout = batch.columns.of("rollout_logprobs")
+        if own_N is None or tokens_N is None or batch.step is None:
+            continue
+        if rollout is not None:
+            own_N = own_N | (rollout.said_N & (rollout.values_N != 0))
+        stated = stated or any("tool" in str(key).lower() for key in _keys(batch.laid.stated))
+        found = False
+        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+            own = own_N[start : start + length]
+            edges = np.flatnonzero(np.diff(own.astype(np.int8))) + 1
+            # Outside, own, outside, own: what lies between the first two turns.
+            if own[0] or len(edges) < 3:
+                continue
+            row = tokens_N[start : start + length]
+            calls.add(row[edges[0] : edges[1]].tobytes())
+            answers.add(row[edges[1] : edges[2]].tobytes())
+            found = True
+        if len(answers) > 1:
+            return
+        if found:
+            steps.append(batch.step)
+            first = first or batch
+    if first is None or len(set(steps)) < CALLED or len(calls) < CALLED or not stated:
+        raise Skip("needs turns of tools over 3 steps, and a run that states tools")
+    yield finding(
+        "warning",
+        f"every tool call gets the same answer: one in {len(set(steps))} steps, to {len(calls)} different calls",
+        first.laid.where("input_ids", sample=0),
+        evidence=[shown("different answers", 1, "> 1"), shown("different calls", len(calls))],
+        cause="the tool fails (a server that is down, a parser that never matches) and answers every call with its "
+        "error: what the tool is needed for is out of reach",
+        steps=sorted(set(steps)),
+    )
+
+
+def _keys(facts: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in facts.items():
+        yield str(key)
+        if isinstance(value, Mapping):
+            yield from _keys(value)

@@ -69,3 +69,104 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
         ref.name: (blake2b(pages.array(ref).tobytes(), digest_size=16).digest(), ref.numel)
         for record in records for ref in record.tensors() if not ref.is_text and ref.is_readable and len(ref.shape)
     }  # fmt: skip
+
+
+@rule("D66", "the weights of the ranks drift apart", link="optimizer", scope="case",
+      explains=("D09", "D12", "D14", "D15", "D24", "D35", "L10"), lasts=True,
+      source="gradients that are not reduced over data-parallel ranks: no_sync left on, no wrapper")  # fmt: skip
+def ranks_apart(case: Case) -> Iterator[Finding]:
+    """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
+    Those that differ from the first step on are shards, and are not held against each other.
+    """
+    by_step: dict[int, dict[int, list[Record]]] = {}
+    for record in case.records():
+        key = record.key
+        if key.stage == "param" and key.step is not None and key.rank is not None:
+            by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
+    steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
+    if len(steps) < 2:
+        raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
+    looked = (steps[0], steps[-1])
+    paths = {one.path for step in looked for some in by_step[step].values() for one in some}
+    if sum(map(stored_bytes, paths)) > 4 * MOST:
+        raise Skip("the weights are large: rldbg compare --stage param holds two ranks against each other")
+
+    def apart(step: int) -> tuple[int, list[str]]:
+        """How many weights two ranks both have, and those that differ."""
+        first, *others = (_digests(some) for some in by_step[step].values())
+        shared = [name for name in first if all(name in other for other in others)]
+        return len(shared), [name for name in shared if any(other[name][0] != first[name][0] for other in others)]
+
+    (whole, before), (total, after) = map(apart, looked)
+    # Of weights that are recorded after an update, the first step is the first to differ: only equal ones tell.
+    if not whole or not total or before:
+        raise Skip("the ranks' weights differ from the first step on: they are shards, or were never one")
+    if not after:
+        return
+    holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
+    place = Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path))
+    yield finding(
+        "error",
+        f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
+        f"none did at step {looked[0]}",
+        place,
+        evidence=[
+            shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
+            shown("ranks", listed(sorted(by_step[looked[1]]))),
+        ],
+        cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own",
+        steps=steps,
+    )
+
+
+@rule("D67", "updates are lost in bfloat16 weights", link="optimizer", scope="case",
+      explains=("D46", "D55", "D57", "L14"), lasts=True,
+      source="bf16 has 8 bits: a step of the learning rate is lost beside a weight over 256 times it")  # fmt: skip
+def rounded_away(case: Case) -> Iterator[Finding]:
+    """Recorded weights in bfloat16, first step beside last: a warning where fewer than a quarter of their numbers ever
+    changed although the learning rate, summed over the steps between, is half of the typical spacing and more, while
+    one step of it is less. With a float32 master copy they would have moved.
+    """
+    records = [one for one in case.records() if one.key.stage == "param" and one.key.step is not None]
+    steps = sorted({one.key.step for one in records if one.key.step is not None})
+    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
+    rates = log.get("learning_rate") if log is not None else None
+    rate = max(rates.finite) if rates is not None and rates.finite else None
+    if len(steps) < 3 or not rate:
+        raise Skip("needs bfloat16 weights of 3 steps, and the learning rate")
+    first, last = (
+        {
+            ref.name: ref
+            for one in records if one.key.step == step and not one.key.rank
+            for ref in one.tensors() if ref.is_readable and len(ref.shape) == 2
+        }
+        for step in (steps[0], steps[-1])
+    )  # fmt: skip
+    names = [name for name in first if name in last and first[name].dtype == "bfloat16"]
+    if not names or sum(first[name].numel for name in names) * 4 > MOST:
+        raise Skip("no weights are recorded in bfloat16, or they are large")
+    changed, total, sizes = 0, 0, []
+    for name in names:
+        a, b = (pages.array(each[name]).astype("float64") for each in (first, last))
+        changed, total = changed + int((a != b).sum()), total + a.size
+        sizes.append(float(abs(a).mean()))
+    spacing = sum(sizes) / len(sizes) * 2**-8
+    updates = len(steps) - 1
+    if changed >= 0.25 * total or not rate < 0.5 * spacing < rate * updates * MINIS:
+        return
+    yield finding(
+        "warning",
+        f"updates are lost in bfloat16: {changed / total:.1%} of the recorded numbers changed over {len(steps)} steps",
+        Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
+        evidence=[
+            shown("learning rate", rate, f">= {0.5 * spacing:.2g}, half the spacing of a typical weight"),
+            shown("numbers that changed", share(changed, total)),
+        ],
+        cause="the weights are kept in bfloat16 without a float32 master copy: a step smaller than half their spacing "
+        "is rounded away",
+        steps=steps,
+    )
+
+
+#: Optimizer steps of a recorded step, at least, where several are not told apart.
+MINIS = 4

@@ -1,0 +1,140 @@
+"""Which algorithm a run is, as far as it states it: in its flags, in what the trainer noted, in the head of its log.
+
+One place reads the settings, in every framework's words; rules ask here before they call a value wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from replay_core.diagnose.stated import stated, stated_number
+from replay_core.records import Run
+
+#: Spellings of one estimator of advantages, by what it is called here; the longest that is in the name counts.
+_ESTIMATORS = {
+    "reinforce_plus_plus_baseline": "reinforce++_baseline", "reinforce++-baseline": "reinforce++_baseline",
+    "reinforce_baseline": "reinforce++_baseline", "reinforce_plus_plus": "reinforce++", "reinforce++": "reinforce++",
+    "reinforce_pp": "reinforce++", "reinforce": "reinforce", "vpg": "reinforce", "rloo": "rloo", "remax": "remax",
+    "dr_grpo": "dr_grpo", "dr.grpo": "dr_grpo", "drgrpo": "dr_grpo", "grpo": "grpo", "dapo": "grpo", "gspo": "grpo",
+    "cispo": "grpo", "gae": "gae", "ppo": "gae", "opo": "opo", "gpg": "gpg",
+}  # fmt: skip
+#: Estimators whose baseline is made of a sample's own group.
+OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
+_KL = {
+    "k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3", "low_var": "k3", "abs": "|log r|",
+    "k3+": "k3",
+}  # fmt: skip
+
+
+def stated_by(run: Run | None) -> dict[str, Any]:
+    """All that a run states of itself: its flags, and what the trainer noted or its log begins with."""
+    return {} if run is None else {**run.facts, "flags": run.flags or {}}
+
+
+class Algorithm:
+    """What a run states of its algorithm; an empty string or None where it states nothing.
+
+    facts: flags and notes as they were recorded, or name -> value of a log's head.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+
+    def number(self, *names: str) -> float | None:
+        """The first of these settings that is stated as one number."""
+        return stated_number(self._facts, *names)
+
+    def word(self, *names: str) -> str:
+        """The first of these settings that is stated as a word, in lower case."""
+        value = stated(self._facts, *names)
+        return value.lower() if isinstance(value, str) else ""
+
+    @property
+    def _names(self) -> list[str]:
+        return [
+            *((str(self._loss_kind).lower(),) if self._loss_kind else ()),
+            *(word for name in ("adv_estimator", "advantage_estimator", "adv_type") if (word := self.word(name))),
+            *(word for name in ("algorithm", "algo", "loss_type", "loss_mode") if (word := self.word(name))),
+        ]
+
+    @property
+    def _loss_kind(self) -> Any:
+        flags = self._facts.get("flags", self._facts)
+        loss = flags.get("loss") if isinstance(flags, Mapping) else None
+        return loss.get("kind") if isinstance(loss, Mapping) else loss if isinstance(loss, str) else None
+
+    @property
+    def kind(self) -> str:
+        """The algorithm by its own first name, in lower case."""
+        return next(iter(self._names), "")
+
+    @property
+    def estimator(self) -> str:
+        """How advantages are made: grpo, dr_grpo, rloo, remax, reinforce, reinforce++, gae, opo, gpg."""
+        for name in self._names:
+            found = [known for known in _ESTIMATORS if known in name]
+            if found:
+                return _ESTIMATORS[max(found, key=len)]
+        return ""
+
+    @property
+    def is_scaled(self) -> bool | None:
+        """Whether advantages are divided by a std."""
+        value = stated(
+            self._facts, "norm_adv_by_std", "norm_adv_by_std_in_grpo", "scale_rewards", "grpo_std_normalization"
+        )
+        if isinstance(value, str):
+            return value.lower() not in ("false", "none", "0")
+        return value if isinstance(value, bool) else None
+
+    @property
+    def averaged(self) -> str:
+        """What a loss is divided by: `constant` (Dr. GRPO), `tokens`, or nothing that is stated."""
+        how = self.word("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_normalization", "agg_mode")
+        names = " ".join([*self._names, how])
+        if "dr_grpo" in names or "dr.grpo" in names or "drgrpo" in names or "norm" in how or "const" in how:
+            return "constant"
+        return "tokens" if how or self._loss_kind else ""
+
+    @property
+    def is_by_sequence(self) -> bool:
+        """Whether one ratio stands for a response (GSPO): its clip range is of another size than a token's."""
+        level = self.word("importance_sampling_level", "ratio_level", "ratio_type")
+        return "gspo" in " ".join(self._names) or level.startswith(("seq", "geo"))
+
+    @property
+    def is_distilled(self) -> bool:
+        """Whether a teacher's log-probabilities make the advantages."""
+        told = stated(self._facts, "distill", "on_policy_distillation", "use_teacher", "opd")
+        return told is True or "distill" in " ".join(self._names)
+
+    @property
+    def is_off_policy(self) -> bool:
+        """Whether samples are of older weights on purpose: an asynchronous run, or importance weights of the engine."""
+        lag = self.number(
+            "async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps",
+            "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap",
+        )  # fmt: skip
+        return bool(lag) or bool(self.word("is_correction", "rollout_is"))
+
+    @property
+    def kl_estimator(self) -> str:
+        """The estimator of the KL term: k1, k2, k3, |log r|."""
+        return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")
+
+    @property
+    def clip_range(self) -> tuple[float, float] | None:
+        """(low, high), each the distance to 1."""
+        either = self.number("clip_ratio", "cliprange", "clip_range", "epsilon", "clip_eps", "eps_clip", "clip_epsilon")
+        low = self.number("clip_ratio_low", "clip_low", "eps_low", "epsilon_low", "eps_clip_low")
+        high = self.number("clip_ratio_high", "clip_high", "eps_high", "epsilon_high", "eps_clip_high")
+        low, high = either if low is None else low, either if high is None else high
+        return (low, high if high is not None else low) if low is not None else None
+
+    @property
+    def updates(self) -> float:
+        """Optimizer steps of a batch: epochs times mini-batches, 1 where neither is stated."""
+        epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "mu")
+        minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches")
+        return (epochs or 1.0) * (minis or 1.0)

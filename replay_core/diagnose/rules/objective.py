@@ -1,0 +1,340 @@
+"""What the objective is made of, recomputed: the loss of a token, its ratio and weights, the old log-probabilities."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
+from replay_core.objectives import kl
+
+#: Tokens that must say something, and |log ratio| from which two directions are told apart.
+FEWEST, MOVED = 8, 1e-3
+
+
+@rule("D50", "the policy loss is made wrongly", link="loss", scope="case",
+      explains=("D28", "L08", "L10", "D24", "D25", "D09", "D20", "L09", "L16"), lasts=True,
+      source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
+      "2506.13585")  # fmt: skip
+def policy_loss_made(case: Case) -> Iterator[Finding]:
+    """Makes the logged policy loss of every micro-batch from advantages, ratios and importance weights, as every known
+    algorithm does and as the classic mistakes do: the ratio upside down, the smaller of clipped and unclipped loss, the
+    sign turned, a sequence's ratio not divided by its length. A way fits if one factor makes it all logged losses of
+    a batch (2e-4). An error where no right way fits and one mistake fits, in half of such batches and more.
+    """
+    looked, fine = 0, 0
+    wrong: Counter[str] = Counter()
+    causes: dict[str, str] = {}
+    steps: dict[str, list[int]] = {}
+    first: StepBatch | None = None
+    for batch in case.batches():
+        logged = logged_of(batch, "pg_loss", "loss")
+        if logged is None:
+            continue
+        looked += 1
+        found = {one.mistake: one for one in _fitting(batch, logged)}
+        if not found or "" in found:
+            fine += "" in found
+            continue
+        first = first or batch
+        for mistake, one in found.items():
+            wrong[mistake] += 1
+            causes[mistake] = one.cause
+            steps.setdefault(mistake, []).extend([] if batch.step is None else [batch.step])
+    if not looked:
+        raise Skip("needs logged losses of 3 micro-batches, their advantages and ratios")
+    if not wrong:
+        if not fine:
+            raise Skip("no known way makes the logged losses: other terms are in them")
+        return
+    mistake, count = wrong.most_common(1)[0]
+    # A step whose ratios are all 1 agrees with every way to make it.
+    assert first is not None
+    yield finding(
+        "error",
+        f"the policy loss is made wrongly: {mistake}",
+        first.laid.where("advantages", sample=0),
+        evidence=[
+            shown("steps whose losses it makes", share(count, looked)),
+            shown("steps whose losses a right way makes", fine),
+            shown("agree to", CLOSE),
+        ],
+        cause=causes[mistake],
+        steps=steps[mistake],
+    )
+
+
+def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
+    """The first right way that fits; else each mistake that does."""
+    try:
+        for one in surrogates(batch):
+            if logged.fits(one.values_N):
+                yield one
+                if not one.mistake:
+                    return
+    except Skip:
+        return
+
+
+@rule("D61", "the recorded ratio is upside down", link="loss", scope="batch",
+      needs=("is_ratio", "policy_logprobs", "old_logprobs"),
+      explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
+      source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
+def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
+    """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
+    (|log ratio| > 1e-3, 8 and more), or e to the sum of a response's log ratios.
+    """
+    recorded = given(batch.columns.of("is_ratio"))
+    ratio_N, known_N, source = ratios(batch)
+    known_N = known_N & recorded.said_N & np.isfinite(recorded.values_N) & (recorded.values_N > 0)
+    logs_N = np.log(np.where(known_N, ratio_N, 1.0))
+    moved_N = known_N & (np.abs(logs_N) > MOVED)
+    if moved_N.sum() < FEWEST:
+        raise Skip("the ratio has not moved from 1")
+    told_N = np.log(np.where(known_N, recorded.values_N, 1.0))
+
+    def agree(expected_N: Array) -> float:
+        close = np.abs(told_N - expected_N) <= 1e-3 * np.abs(expected_N) + 1e-4
+        return float(close[moved_N].mean())
+
+    right, inverse = agree(logs_N), agree(-logs_N)
+    summed = agree(np.repeat(batch.flat.sum(np.where(known_N, logs_N, 0.0)), batch.flat.lengths_B))
+    mean_N = np.repeat(np.nan_to_num(batch.flat.mean(np.where(known_N, logs_N, 0.0), known_N)), batch.flat.lengths_B)
+    if max(right, agree(mean_N)) >= 0.5 or max(inverse, summed) < 0.99:
+        return
+    evidence = [
+        shown("tokens that agree with the mistake", max(inverse, summed), None, recorded.source),
+        shown("with exp(policy - old)", right, "1", source),
+    ]
+    if inverse >= summed:
+        yield finding(
+            "error",
+            "the policy loss is made wrongly: the recorded ratio is upside down, old over new",
+            batch.laid.where("is_ratio", sample=0),
+            evidence=evidence,
+            cause="exp(old - new) stands for exp(new - old): an update that raises a token's probability lowers it",
+        )
+    else:
+        yield finding(
+            "error",
+            "the policy loss is made wrongly: a sequence's ratio is e to the sum of its log ratios, not to their "
+            "mean: it is not normalised by length",
+            batch.laid.where("is_ratio", sample=0),
+            evidence=evidence,
+            cause="GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
+        )
+
+
+@rule("D59", "importance weights are upside down", link="ratio", scope="batch",
+      needs=("is_weights", "rollout_logprobs", "trainer_logprobs"), explains=("D09", "D12", "D24", "L08", "L10"),
+      lasts=True, source="verl rollout correction, TIS: trainer over rollout, cut off above")  # fmt: skip
+def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
+    """The recorded importance weights beside exp(trainer - rollout), each cut off at the largest weight, by token and
+    by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
+    (8 and more), and trainer over rollout on less than half of them.
+    """
+    weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
+    best_right, best_wrong, count = 0.0, 0.0, 0
+    for name in ("old_logprobs", "policy_logprobs"):
+        trainer = batch.columns.of(name)
+        if trainer is None:
+            continue
+        both_N = batch.pair(trainer, rollout) & weights.said_N & np.isfinite(weights.values_N) & (weights.values_N > 0)
+        d_N = np.where(both_N, np.clip(trainer.values_N - rollout.values_N, -30, 30), 0.0)
+        told_N = both_N & (np.abs(d_N) > MOVED)
+        if told_N.sum() < FEWEST:
+            continue
+        cap, floor = float(weights.values_N[both_N].max()), float(weights.values_N[both_N].min())
+        count = max(count, int(told_N.sum()))
+
+        def agree(log_N: Array) -> float:
+            expected_N = np.clip(np.exp(np.clip(log_N, -30, 30)), floor, cap)  # noqa: B023 - called at once
+            close_N = np.abs(weights.values_N - expected_N) <= 1e-3 * expected_N + 1e-4
+            return float(close_N[told_N].mean())  # noqa: B023
+
+        sums_N = np.repeat(batch.flat.sum(d_N), batch.flat.lengths_B)
+        means_N = np.repeat(np.nan_to_num(batch.flat.mean(d_N, both_N)), batch.flat.lengths_B)
+        best_right = max(best_right, *map(agree, (d_N, sums_N, means_N)))
+        best_wrong = max(best_wrong, *map(agree, (-d_N, -sums_N, -means_N)))
+    if not count:
+        raise Skip("rollout and trainer hardly differ: every weight is 1")
+    if best_wrong >= 0.95 and best_right < 0.5:
+        yield finding(
+            "error",
+            "importance weights are upside down: they are rollout over trainer, not trainer over rollout",
+            batch.laid.where("is_weights", sample=0),
+            evidence=[
+                shown("tokens that agree with exp(rollout - trainer)", best_wrong, "0", weights.source),
+                shown("with exp(trainer - rollout)", best_right, "1"),
+                shown("tokens compared", count),
+            ],
+            cause="the difference of log-probabilities is taken the wrong way round: tokens that the engine found too "
+            "probable are weighted up, not down",
+        )
+
+
+@rule("D60", "old log-probabilities are not those of the batch", link="ratio", scope="batch",
+      needs=("old_logprobs", "policy_logprobs"), lasts=True,
+      explains=("D09", "D14", "D24", "D35", "L10", "L16", "L08"),
+      source="old log-probabilities are taken once per batch, before its first update (PPO)")  # fmt: skip
+def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
+    """Old log-probabilities that a micro-batch was given, beside those recorded for the whole batch before its updates.
+    An error where they are the current policy's own (to 1e-6) on tokens whose recorded ones differ by 1e-3 and more:
+    the ratio is then always 1. An error where they are another sample's of the batch, for most samples that differ.
+    """
+    given_each = list(batch.columns.every("old_logprobs"))
+    policy = given(batch.columns.of("policy_logprobs"))
+    if len(given_each) < 2:
+        raise Skip("old log-probabilities are recorded once")
+    here = next((one for one in given_each if one.source.split(" of ")[-1] == policy.source.split(" of ")[-1]), None)
+    whole = next((one for one in given_each if one is not here), None)
+    if here is None or whole is None:
+        raise Skip("old log-probabilities are not recorded beside the policy's")
+    both_N = batch.pair(here, whole) & policy.said_N & np.isfinite(policy.values_N)
+    apart_N = both_N & (np.abs(here.values_N - whole.values_N) > MOVED)
+    if apart_N.sum() < FEWEST:
+        return
+    place = batch.laid.where("old_logprobs", at=int(np.flatnonzero(apart_N)[0]))
+    refreshed = float((np.abs(here.values_N - policy.values_N)[apart_N] <= 1e-6).mean())
+    if refreshed > 0.95:
+        yield finding(
+            "error",
+            "old log-probabilities are refreshed in every mini-batch: they are the current policy's own, so the ratio "
+            "is always 1 and clipping never acts",
+            place,
+            evidence=[
+                shown("tokens whose old log-probability is the policy's", refreshed, "0", here.source),
+                shown("tokens that differ from the batch's own", int(apart_N.sum()), "0", whole.source),
+            ],
+            cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; "
+            "they must be taken once, before the first update",
+        )
+        return
+    other = _other_rows(batch, here.values_N, whole.values_N, both_N, apart_N)
+    if other is not None:
+        yield finding(
+            "error",
+            f"old log-probabilities belong to other samples in {share(*other)} rows that differ: rows are shuffled "
+            "against each other",
+            place,
+            evidence=[shown("rows with another sample's", share(*other), "none", f"{here.source} and {whole.source}")],
+            cause="an epoch's tokens are shuffled (permuted) and what belongs to them is not: old log-probabilities, "
+            "and what lies beside them, are misaligned with their rows",
+        )
+
+
+def _other_rows(
+    batch: StepBatch, here_N: Array,
+    whole_N: Array, both_N: Array,
+    apart_N: Array,
+) -> tuple[int, int] | None:  # fmt: skip
+    """(samples whose values begin as another sample's do, samples that differ); None where they are no majority."""
+    starts: dict[bytes, set[int]] = {}
+    heads: list[tuple[int, bytes]] = []
+    differing = set(np.unique(batch.flat.sample_N[apart_N]).tolist())
+    response_N = given(batch.trained_N) if batch.trained_N is not None else both_N
+    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
+        at = np.arange(start, start + length)
+        at = at[response_N[at]][:2]
+        if len(at) < 2:
+            continue
+        starts.setdefault(np.round(whole_N[at], 5).tobytes(), set()).add(sample)
+        if sample in differing:
+            heads.append((sample, np.round(here_N[at], 5).tobytes()))
+    moved = sum(1 for _, head in heads if head in starts)
+    return (moved, len(heads)) if len(heads) >= 4 and 2 * moved > len(heads) else None
+
+
+@rule("D60", "the ratio is always 1 in spite of several updates", link="ratio", scope="signals",
+      needs=("policy_kl", "clip_fraction"), explains=("D15",),
+      source="old log-probabilities taken anew in every mini-batch")  # fmt: skip
+def always_one(log: RunLog) -> Iterator[Finding]:
+    """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
+    while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: a warning.
+    """
+    moved, cut, grads = given(log.get("policy_kl")), given(log.get("clip_fraction")), log.get("grad_norm")
+    if log.algorithm.updates < 2 or len(moved.finite) < 3:
+        raise Skip("needs a run that states several updates of a batch, and the policy's KL of 3 steps")
+    rates = log.get("learning_rate")
+    still = (grads is not None and not any(grads.finite)) or (rates is not None and not any(rates.finite))
+    if still or any(abs(value) > 1e-7 for value in moved.finite) or any(cut.finite):
+        return
+    yield finding(
+        "warning",
+        f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
+        f"{len(moved.finite)} steps",
+        moved.points[0].where(moved.name),
+        evidence=[moved.shown(0.0, "> 0 after the first update"), cut.shown(0.0)],
+        cause="old log-probabilities are recomputed with the current policy in every mini-batch or epoch, so that "
+        "clipping never acts",
+        next_step="take old log-probabilities once, before the first update; rldbg record -- YOUR COMMAND shows them",
+        steps=moved.steps(),
+    )
+
+
+_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
+
+
+@rule("D29", "the KL term is another estimator than stated", link="ref", scope="case", lasts=True,
+      explains=("L10", "L08", "D49"),
+      source="Schulman 2020; k1's gradient is 0 on average: it is no loss (arXiv 2510.01555)")  # fmt: skip
+def kl_term(case: Case) -> Iterator[Finding]:
+    """The logged KL loss of micro-batches, made of policy and reference by k1, k2, k3 and |log r|, each also with the
+    two swapped: an error where only an estimator fits that is not the stated one, or the swapped order; a warning where
+    k1 fits and none is stated, since its gradient is 0 on average and it cannot hold the policy near its reference.
+    """
+    fits: Counter[str] = Counter()
+    looked = 0
+    first: StepBatch | None = None
+    stated, steps = "", []
+    for batch in case.batches():
+        logged = logged_of(batch, "kl_loss")
+        policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
+        if logged is None or policy is None or ref is None:
+            continue
+        both_N = batch.pair(policy, ref)
+        p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+        if np.abs(p_N - r_N).max(initial=0.0) < MOVED:
+            continue
+        stated, first, looked = stated or batch.laid.algorithm.kl_estimator, first or batch, looked + 1
+        steps += [] if batch.step is None else [batch.step]
+        for name, estimate in _ESTIMATORS.items():
+            if logged.fits(estimate(p_N, r_N)):
+                fits[name] += 1
+            elif logged.fits(estimate(r_N, p_N)):
+                fits[f"{name} with policy and reference swapped"] += 1
+    if not looked or first is None:
+        raise Skip("needs the KL loss of 3 micro-batches, and a policy that has moved from its reference")
+    if not fits:
+        raise Skip("no estimator makes the logged KL losses: other tokens, or a cut-off")
+    name, count = fits.most_common(1)[0]
+    if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3", "|log r|")):
+        return
+    if stated and 2 * fits[stated] >= looked:
+        return
+    yield finding(
+        "error" if stated or "swapped" in name else "warning",
+        f"the KL loss is {name}" + (f", and the run states {stated}" if stated else ": it can be negative"),
+        first.laid.where("ref_logprobs", sample=0),
+        evidence=[
+            shown("steps whose KL losses it makes", share(count, looked)),
+            shown("estimator stated", stated or None),
+        ],
+        cause="the estimator that is configured does not reach the loss"
+        + (
+            "; k1, the plain difference, is negative for half of the tokens, and its gradient is not the KL's"
+            if name == "k1"
+            else ""
+        ),
+        steps=steps,
+    )

@@ -1,0 +1,191 @@
+"""The loss of every token by every known way to make it, right ones and wrong ones, held against what was logged.
+
+A logged policy loss is a reduction of its tokens. Which reduction, and which factor, is another question
+(`rules/loss.py`): here a way to make a token's loss fits if one factor makes it the logged loss of every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip
+from replay_core.diagnose.rules.ratio import ratios
+from replay_core.objectives import policy_loss
+
+#: Clip ranges of published recipes (low, high): PPO, DAPO, tighter and wider ones, GSPO's.
+RANGES = ((0.2, 0.2), (0.2, 0.28), (0.1, 0.1), (0.3, 0.3), (0.2, 0.3), (0.2, 0.4), (3e-4, 4e-4), (3e-3, 4e-3))
+#: What a batch of wide ratios is clipped at besides: no range at all.
+DUAL = 3.0
+#: Relative agreement of a recomputed loss in every micro-batch; those below the second are rounding.
+CLOSE, FLOOR = 2e-4, 1e-6
+#: Micro-batches that must agree before a free factor is no chance.
+FEWEST = 3
+
+_UPSIDE_DOWN = "the ratio is upside down, old over new"
+_SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
+_SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
+_SUMMED = "a sequence's ratio is e to the sum of its log ratios, not to their mean: it is not normalised by length"
+_CAUSES = {
+    _UPSIDE_DOWN: "exp(old - new) stands for exp(new - old)",
+    _SMALLER: "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one, and clipping "
+    "is on the wrong side",
+    _SIGN: "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
+    _SUMMED: "GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """One way to make the loss of a token [N]. `mistake` says what is wrong with it, empty where nothing is.
+    `clip`: the range it is clipped at, None where it is not clipped.
+    """
+
+    values_N: Array
+    clip: tuple[float, float] | None = None
+    mistake: str = ""
+    is_ratio: bool = True
+    """Whether the ratio stands in it at all."""
+
+    @property
+    def cause(self) -> str:
+        return _CAUSES[self.mistake]
+
+
+def by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array, *, summed: bool = False) -> Array:
+    """GSPO's ratio: e to the mean (or the sum) of a sample's log ratios, for each of its tokens."""
+    logs_N = np.where(known_N, np.log(np.maximum(np.where(known_N, ratio_N, 1.0), 1e-30)), 0.0)
+    logs_B = np.clip(batch.flat.sum(logs_N), -50, 50) if summed else np.nan_to_num(batch.flat.mean(logs_N, known_N))
+    return np.repeat(np.exp(logs_B), batch.flat.lengths_B)
+
+
+def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
+    """Every way, the right ones first: those of the stated algorithm before others.
+
+    Raises:
+        Skip: no ratio is recorded, nor log-probabilities it can be made of.
+    """
+    column = batch.columns.of("advantages")
+    if column is None:
+        raise Skip("no advantages are recorded")
+    a_N = np.where(column.said_N, np.nan_to_num(column.values_N), 0.0)
+    found_N, known_N, _ = ratios(batch)
+    r_N = np.where(known_N, found_N, 1.0)
+    logprobs = batch.columns.of("policy_logprobs")
+    logp_N = None if logprobs is None else np.where(logprobs.said_N, np.nan_to_num(logprobs.values_N), 0.0)
+    weights = batch.columns.of("is_weights")
+    every_w: list[Array | float] = [1.0]
+    if weights is not None:
+        every_w.insert(0, np.where(weights.said_N, np.nan_to_num(weights.values_N), 1.0))
+    stated = batch.laid.algorithm.clip_range
+    ranges = (*((stated,) if stated else ()), *RANGES)
+    kinds = [r_N, by_sequence(batch, r_N, known_N)]
+    for w in every_w:
+        for ratio_N in kinds[::-1] if batch.laid.algorithm.is_by_sequence else kinds:
+            for low, high in ranges:
+                plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
+                yield Surrogate(w * plain_N, (low, high))
+                yield Surrogate(w * np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N), (low, high))
+                if logp_N is not None:
+                    yield Surrogate(-w * ratio_N.clip(1 - low, 1 + high) * a_N * logp_N, (low, high))
+                    yield Surrogate(-w * np.minimum(ratio_N, 1 + high) * a_N * logp_N, (low, high))
+            yield Surrogate(-w * a_N * ratio_N)
+        yield Surrogate(-w * a_N, is_ratio=False)
+        if logp_N is not None:
+            yield Surrogate(-w * a_N * logp_N, is_ratio=False)
+    sum_N = by_sequence(batch, r_N, known_N, summed=True)
+    for w in every_w:
+        for low, high in ranges:
+            inverse_N = 1 / np.maximum(r_N, 1e-30)
+            yield Surrogate(
+                w * policy_loss.clipped(inverse_N, a_N, clip_low=low, clip_high=high), (low, high), _UPSIDE_DOWN
+            )
+            least_N = np.minimum(-a_N * r_N, -a_N * r_N.clip(1 - low, 1 + high))
+            yield Surrogate(w * least_N, (low, high), _SMALLER)
+            for ratio_N in kinds:
+                plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
+                yield Surrogate(-w * plain_N, (low, high), _SIGN)
+            yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED)
+        yield Surrogate(w * a_N * r_N, None, _SIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The logged losses of a batch's micro-batches [M], and which tokens each is of."""
+
+    values_M: Array
+    token_of: Array
+    """Flat tokens that count, micro-batch by micro-batch."""
+    sample_of: Array
+    """The sample of each of these tokens, numbered through over all micro-batches."""
+    micro_of_sample: Array
+    update_tokens_M: Array
+
+    def fits(self, values_N: Array) -> bool:
+        """Whether one positive factor makes every micro-batch's sum, token mean, or mean of token means the logged."""
+        return self.factor(values_N) is not None
+
+    def factor(self, values_N: Array) -> float | None:
+        """That factor (of the token mean, or of what fits); None where none does."""
+        samples = len(self.micro_of_sample)
+        sums = np.bincount(self.sample_of, weights=values_N[self.token_of], minlength=samples)
+        counts = np.bincount(self.sample_of, minlength=samples)
+        micros = len(self.values_M)
+
+        def per_micro(each: Array) -> Array:
+            return np.bincount(self.micro_of_sample, weights=each, minlength=micros)
+
+        total, tokens, heard = per_micro(sums), per_micro(counts), per_micro(np.ones(samples))
+        of_means = per_micro(sums / np.maximum(counts, 1))
+        for base in (
+            total / np.maximum(tokens, 1), of_means / np.maximum(heard, 1), total / np.maximum(self.update_tokens_M, 1),
+            total / np.maximum(heard, 1), total,
+        ):  # fmt: skip
+            size = float(base @ base)
+            if not size > 0:
+                continue
+            factor = float(base @ self.values_M) / size
+            limit = CLOSE * np.maximum(np.abs(self.values_M), 1e-2 * np.abs(self.values_M).max()) + FLOOR
+            if factor > 0 and bool((np.abs(factor * base - self.values_M) <= limit).all()):
+                return factor
+        return None
+
+
+def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | None:
+    """The micro-batches of a batch that log the first of these scalars that any logs, with their tokens; None for fewer
+    than `fewest` of them, or where all are 0.
+    """
+    rows, trained_N = batch.laid.rows_by_micro(), batch.trained_N
+    told = next((found for name in names if (found := batch.columns.scalars(name))), [])
+    scalars = [
+        (scalar, samples) for scalar in told
+        if (samples := rows.get((scalar.record.key.rank, scalar.record.key.micro))) and np.isfinite(scalar.value)
+    ]  # fmt: skip
+    if trained_N is None or len(scalars) < fewest or max(abs(scalar.value) for scalar, _ in scalars) < 10 * FLOOR:
+        return None
+    starts_B, lengths_B = batch.flat.starts_B, batch.flat.lengths_B
+    token_of, sample_of, tokens = [], [], []
+    micro_of_sample: list[int] = []
+    for micro, (_, samples) in enumerate(scalars):
+        count = 0
+        for sample in samples:
+            at = np.arange(starts_B[sample], starts_B[sample] + lengths_B[sample])
+            at = at[trained_N[at]]
+            token_of.append(at)
+            sample_of.append(np.full(len(at), len(micro_of_sample)))
+            micro_of_sample.append(micro)
+            count += len(at)
+        tokens.append(count)
+    of_update: dict[tuple[int | None, int | None], int] = defaultdict(int)
+    keys = [(scalar.record.key.epoch, scalar.record.key.minibatch) for scalar, _ in scalars]
+    for key, count in zip(keys, tokens, strict=True):
+        of_update[key] += count
+    return Logged(
+        np.array([scalar.value for scalar, _ in scalars]), np.concatenate(token_of), np.concatenate(sample_of),
+        np.array(micro_of_sample), np.array([of_update[key] for key in keys]),
+    )  # fmt: skip

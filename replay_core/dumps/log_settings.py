@@ -1,0 +1,48 @@
+"""Settings that a log prints of the run: JSON, a dictionary, a namespace, a table of dots, `name: value`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replay_core.regexes import regex
+
+#: A name with its value, however the two are joined. A path of names counts by its last one.
+_SETTING = regex(
+    r"""(?<![\w/.-])["']?(?:[a-z]\w{0,60}\.){0,6}(?P<name>[a-z]\w{1,60})["']?(?:\s{0,4}[:=]\s{0,4}|\s\.{2,80}\s{0,4})"""
+    r"""(?P<value>"[^"\n]{0,80}"|'[^'\n]{0,80}'|[A-Za-z0-9_.+-]{1,60})(?=$|[\s,;)\]}])"""
+)
+#: What no configuration has more of; a log of prose ends the search.
+_MOST = 4000
+_CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
+
+
+class LogSettings:
+    """name -> value of the lines before the first metric; a name that has two values is left out of `facts`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._twice: set[str] = set()
+
+    def take(self, text: str) -> None:
+        """The settings of one line."""
+        if len(self._values) >= _MOST or not ("=" in text or ":" in text or ".." in text):
+            return
+        for match in _SETTING.finditer(text):
+            name, value = match["name"], _value(match["value"])
+            if name in self._values and self._values[name] != value:
+                self._twice.add(name)
+            self._values.setdefault(name, value)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {name: value for name, value in self._values.items() if name not in self._twice}
+
+
+def _value(text: str) -> Any:
+    text = text.strip("\"'")
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
+    try:
+        return float(text)
+    except ValueError:
+        return text

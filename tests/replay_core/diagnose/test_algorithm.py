@@ -1,0 +1,46 @@
+"""What a run states of its algorithm, in the words of several frameworks, and what rules make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replay_core.diagnose.algorithm import Algorithm, stated_by
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
+
+HEADS = {
+    "verl": "{'algorithm': {'adv_estimator': 'rloo', 'gamma': 1.0},\n'clip_ratio_low': 0.2, 'clip_ratio_high': 0.28,\n",
+    "json": 'config: {"adv_estimator": "rloo", "eps_low": 0.2, "eps_high": 0.28}\n',
+    "slime": "advantage_estimator ................ rloo\neps_clip ............ 0.2\neps_clip_high ....... 0.28\n",
+    "namespace": "Namespace(advantage_estimator='rloo', epsilon=0.2, epsilon_high=0.28)\n",
+}
+LINES = [f"step:{n} - actor/pg_loss:0.0{n} - actor/pg_clipfrac:0.6 - actor/grad_norm:1.{n}\n" for n in range(1, 9)]
+
+
+@pytest.mark.parametrize("form", sorted(HEADS))
+def test_the_head_of_a_log_states_the_algorithm(tmp_path: Path, form: str) -> None:
+    (tmp_path / "train.log").write_text(HEADS[form] + "".join(LINES))
+    algorithm = Algorithm(stated_by(open_run(tmp_path / "train.log")))
+    assert (algorithm.estimator, algorithm.clip_range) == ("rloo", (0.2, 0.28))
+
+
+@pytest.mark.parametrize(("head", "found"), [("loss_mode: gspo\n", []), ("loss_mode: vanilla\n", ["D24"])])
+def test_a_sequence_s_ratio_is_clipped_on_purpose(tmp_path: Path, head: str, found: list[str]) -> None:
+    (tmp_path / "train.log").write_text(head + "".join(LINES))
+    run = open_run(tmp_path / "train.log")
+    told = diagnose(Case(run, Signals.of(run)), ["D24"]).findings
+    assert [one.id for one in told if one.severity != "info"] == found
+
+
+def test_a_rate_that_runs_out_before_the_run_does_is_said(tmp_path: Path) -> None:
+    rates = [3e-4, 1e-4] + [0.0] * 8
+    lines = [f"step:{n} - actor/lr:{rate} - actor/grad_norm:1.{n}\n" for n, rate in enumerate(rates)]
+    (tmp_path / "train.log").write_text("".join(lines))
+    run = open_run(tmp_path / "train.log")
+    (found,) = [one for one in diagnose(Case(run, Signals.of(run)), ["L07"]).findings if one.severity != "info"]
+    assert "run out" in found.claim
+    assert found.steps[0] == 2
