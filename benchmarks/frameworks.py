@@ -248,7 +248,7 @@ def environment(needs: tuple[str, ...], sources: str) -> str:
     if not python.exists():
         venv.create(folder, symlinks=True)
     if not wheel.exists():
-        subprocess.run([*pip, *shlex.split(os.environ.get("PIP_FLAGS", "")), *needs, str(ROOT)], check=True)
+        subprocess.run([*pip, *shlex.split(os.environ.get("PIP_FLAGS", "")), *needs, f"{ROOT}[replay]"], check=True)
     elif wheel.read_text() != sources:
         subprocess.run([*pip, "--no-deps", "--force-reinstall", str(ROOT)], check=True)
     wheel.write_text(sources)
