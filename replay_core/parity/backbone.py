@@ -13,6 +13,7 @@ from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.parity.config import CriticConfig
 from replay_core.parity.critics import HEAD_BIAS, HEAD_WEIGHT, Built
 from replay_core.replay.architectures import settings
+from replay_core.replay.versions import loaded_in
 
 RANDOM = "random:"
 
@@ -47,7 +48,7 @@ def _random(config: CriticConfig) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.random_seed)
         model = transformers.AutoModelForCausalLM.from_config(
-            made, dtype=torch.float32, attn_implementation=config.attention
+            made, **loaded_in(torch.float32), attn_implementation=config.attention
         )
         # Biases and norms of a fresh model are all zeros and ones: a converter that mixed them up would not show.
         for name, parameter in model.named_parameters():
@@ -72,7 +73,7 @@ def _directory(config: CriticConfig) -> Built:
         raise ModelError("the model directory holds no weights", file=str(directory), expected="*.safetensors")
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False, dtype=torch.float32,
+            directory, local_files_only=True, trust_remote_code=False, **loaded_in(torch.float32),
             attn_implementation=config.attention, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
     except RldbgError:

@@ -18,6 +18,7 @@ from replay_core.referee.arithmetic import Noise
 from replay_core.referee.recorded import Recorded
 from replay_core.referee.shadow import Shadow
 from replay_core.referee.weights import SideModel
+from replay_core.replay.versions import set_attention
 
 Array = NDArray[Any]
 
@@ -55,7 +56,7 @@ def rounding_floor(
     """
     width = int(valid_BL.sum(axis=1).max())
     ids_BL, valid_BL, about_BL = ids_BL[:, :width], valid_BL[:, :width], about_BL[:, :width]
-    causal_lm.set_attn_implementation("eager")
+    set_attention(causal_lm, "eager")
     if hasattr(causal_lm, "set_experts_implementation"):
         causal_lm.set_experts_implementation("eager")  # fused experts are kernels of their own dtypes
     shadow = Shadow(

@@ -18,6 +18,7 @@ from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.model import load
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.versions import loaded_in
 
 _DTYPES = ("bfloat16", "float16", "float32")
 #: Other checkpoints that are tried.
@@ -97,7 +98,11 @@ class Checkpoint:
         """Load the weights as the model's own class does, if its names are not those of the files (Mixtral's)."""
         missing = (name for name, own in causal_lm.named_parameters() if self.like(name, own) is None)
         if next(missing, None) is not None and (self.place / "config.json").is_file():
-            state = type(causal_lm).from_pretrained(self.place, dtype=next(causal_lm.parameters()).dtype).state_dict()
+            state = (
+                type(causal_lm)
+                .from_pretrained(self.place, **loaded_in(next(causal_lm.parameters()).dtype))
+                .state_dict()
+            )
             self._converted.update({engine_names.short(name): value for name, value in state.items()})
 
     def like(self, path: str, own: torch.Tensor) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from replay_core.replay.flags import DEFAULTS, Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import FACTORY, RANDOM, cached
+from replay_core.replay.versions import loaded_in, set_attention
 
 #: The kernel of a replay where none is asked for.
 SDPA = str(DEFAULTS["attention"])
@@ -105,7 +106,7 @@ def prepare(model: LoadedModel, flags: Flags) -> list[str]:
     if before != wanted:
         try:
             with _naming_attention(flags, causal_lm.config.model_type):
-                causal_lm.set_attn_implementation(wanted)
+                set_attention(causal_lm, wanted)
         except BaseException as error:
             # A failed set may leave either in place.
             causal_lm.config._attn_implementation = before
@@ -144,7 +145,7 @@ def _random(arch: str, plan: ReplayPlan, batch: MicroBatch) -> Any:
         if plan.is_critic:
             config.num_labels = 1
         model = kind_of_model.from_config(
-            config, dtype=torch.float32, attn_implementation=attention.implementation(plan.flags)
+            config, **loaded_in(torch.float32), attn_implementation=attention.implementation(plan.flags)
         )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, plan.flags.dtype))
@@ -188,7 +189,9 @@ def _from_shards(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[
     weights, said = sharded.state(directory, allow_pickles=plan.allow_pickled_weights)
     with _naming_attention(plan.flags, config.model_type):
         model = _class(plan).from_config(
-            config, dtype=getattr(torch, plan.flags.dtype), attn_implementation=attention.implementation(plan.flags)
+            config,
+            **loaded_in(getattr(torch, plan.flags.dtype)),
+            attn_implementation=attention.implementation(plan.flags),
         )
     return model, [said, *sharded.fill(model, weights, directory)]
 
@@ -214,7 +217,7 @@ def _from_whole(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[A
             config=config,
             local_files_only=True,
             trust_remote_code=False,
-            dtype=getattr(torch, plan.flags.dtype),
+            **loaded_in(getattr(torch, plan.flags.dtype)),
             attn_implementation=attention.implementation(plan.flags),
             use_safetensors=not pickled,
             output_loading_info=True,

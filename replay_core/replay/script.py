@@ -16,6 +16,7 @@ from replay_core.replay.cell import BatchReplay
 from replay_core.replay.flags import Flags
 from replay_core.replay.interventions import Observer, relative
 from replay_core.replay.model import prepare
+from replay_core.replay.versions import loaded_in
 
 #: Of the model's weights, where none are taken along.
 _SEED = 0
@@ -66,7 +67,7 @@ def states(part, model):
 
 kind = CONFIG.pop("model_type")
 torch.manual_seed({seed})
-model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG), dtype=torch.float32)
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG))
 {weights}model = model.to(DEVICE, DTYPE).eval()
 alone, together = states(ALONE, model), states(TOGETHER, model)
 apart = (together - alone).norm(dim=-1) / alone.norm(dim=-1)
@@ -89,7 +90,7 @@ def repro(alone: BatchReplay, together: BatchReplay, said: str) -> tuple[str, bo
     causal_lm = together.model.causal_lm
     limit = WORST_ROW["end-to-end"][together.flags.dtype]
     torch.manual_seed(_SEED)
-    drawn = type(causal_lm)._from_config(causal_lm.config, dtype=torch.float32, attn_implementation="eager")
+    drawn = type(causal_lm)._from_config(causal_lm.config, **loaded_in(torch.float32), attn_implementation="eager")
     held = {name: one.clone() for name, one in causal_lm.state_dict().items()}
     try:
         causal_lm.load_state_dict(drawn.state_dict())

@@ -33,6 +33,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.references import RANDOM
 from replay_core.replay.script import repro
+from replay_core.replay.versions import loaded_in
 from replay_core.replay.why import SAME, ReplayBench, smallest
 
 #: Bytes of weights that a capsule has room for, beside what it says.
@@ -166,7 +167,7 @@ def _made(
     with contextlib.suppress(Exception):
         # A config may bind its parts to each other in ways that nobody can list: then the next larger slice is tried.
         dtype = next(causal_lm.parameters()).dtype
-        made = type(causal_lm)._from_config(config, dtype=dtype, attn_implementation="eager")
+        made = type(causal_lm)._from_config(config, **loaded_in(dtype), attn_implementation="eager")
         made.load_state_dict({name: weights[name] for name in made.state_dict()})
         return made.eval().requires_grad_(False), batch
     return None
