@@ -37,7 +37,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg, misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        library = _SOURCE.with_name("libnative.dylib" if sys.platform == "darwin" else "libnative.so")
+        library = _SOURCE.with_name("native.library")
         if not compiled(self.root / _SOURCE, self.root / library):
             self.app.display_warning("nothing here compiles C: numpy will compare, at a quarter of the speed")
             return

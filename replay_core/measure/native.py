@@ -6,7 +6,6 @@ One library without an interface to Python, so it is of no Python's version; cal
 from __future__ import annotations
 
 import ctypes
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ Rows = NDArray[Any]
 F64 = NDArray[np.float64]
 
 #: Where the build leaves it.
-PLACE = Path(__file__).with_name("libnative.dylib" if sys.platform == "darwin" else "libnative.so")
+PLACE = Path(__file__).with_name("native.library")
 #: Dtypes that it knows, and the type in which it adds up.
 _REALS = {"bfloat16": np.float32, "float16": np.float32, "float32": np.float64, "float64": np.float64}
 _LINES = 7

@@ -40,7 +40,8 @@ def test_a_leak_is_proved_by_the_tokens_that_move(ask):
     cause = ask("packing=on block_mask=off", plan={"capture": "none"})["cells"][-1]["cause"]
     assert (cause["off"], cause["exact"]) == ([1, 2], [0])
     assert "samples 1..2 off: sees other samples: changing sample 0 moves" in cause["sentence"]
-    assert cause["evidence"]["smallest"] == {"rows": 2, "tokens": [1, 4]}, cause["evidence"]["smallest"]
+    smallest = {"rows": 2, "tokens": [1, 4], "layers": 1, "of_layers": 2}
+    assert cause["evidence"]["smallest"] == smallest, cause["evidence"]["smallest"]
 
 
 def test_a_matrix_names_the_smallest_set_that_breaks_agreement(ask):
