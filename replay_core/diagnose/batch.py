@@ -220,8 +220,25 @@ class StepBatch:
             if found is None:
                 found = self.columns.per_sample(name)
             if found is not None and len(found):
-                return np.unique(np.asarray(found), return_inverse=True)[1].reshape(-1)
+                return self._told_apart(np.unique(np.asarray(found), return_inverse=True)[1].reshape(-1))
         return self.prompt_B
+
+    def _told_apart(self, named_B: Array) -> Array:
+        """The groups of ids that every rank counts from its own beginning, as their prompts tell: one id is then
+        another group on another rank.
+        """
+        spine, prompt_B = self.spine, self.prompt_B
+        rank_P = [part.held.record.key.rank for part in spine.parts]
+        if prompt_B is None or len(set(rank_P)) < 2:
+            return named_B
+        rank_B = np.array([-1 if (rank := rank_P[part]) is None else rank for part, _ in spine.index])
+        apart_B = np.unique(np.stack([named_B, rank_B]), axis=1, return_inverse=True)[1].reshape(-1)
+
+        def mixes(group_B: Array) -> bool:
+            pairs = np.unique(np.stack([group_B, prompt_B]), axis=1)
+            return bool((np.bincount(pairs[0]) > 1).any())
+
+        return apart_B if mixes(named_B) and not mixes(apart_B) else named_B
 
     @property
     def group_is_named(self) -> bool:

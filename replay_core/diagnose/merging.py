@@ -97,15 +97,16 @@ def _is_worse(one: Finding, before: Finding) -> bool:
 
 
 def weighed(one: Finding, looked: int, varies: bool) -> Finding:
-    """A merged finding with how many of the steps looked at show it. One that varies from step to step is an error in
-    half of them, a warning in a quarter, else worth knowing.
+    """A merged finding with how many of the steps looked at show it. One that varies from step to step is as bad as it
+    says in half of them, milder in a quarter, else worth knowing.
     """
     if looked < 2 or not one.steps:
         return one
     bad = len(one.steps)
     severity = one.severity
     if varies:
-        severity = max(severity, severity_of(bad, looked), key=SEVERITIES.index)
+        milder = SEVERITIES.index(severity) + SEVERITIES.index(severity_of(bad, looked))
+        severity = SEVERITIES[min(milder, len(SEVERITIES) - 1)]
     return replace(one, severity=severity, looked=looked)
 
 

@@ -47,6 +47,8 @@ class _MicroLoss:
     update_tokens: int = 0
     """Tokens and samples of all micro-batches of its optimizer step."""
     update_samples: int = 0
+    ranks: int = 1
+    """Ranks of that step."""
 
 
 def reductions_of(
@@ -59,6 +61,12 @@ def reductions_of(
     yield "seq-mean-token-mean over the micro-batch", float(reductions.sequence_mean(values_BT, mask_BT))
     yield "seq-mean-token-sum over the micro-batch", float(reductions.sequence_sum_mean(values_BT, mask_BT))
     yield "token-sum over the tokens of the update", total / max(part.update_tokens, 1)
+    if part.ranks > 1:
+        # Gradients are averaged over the ranks afterwards.
+        yield (
+            "token-sum over the tokens of the update, times the ranks",
+            part.ranks * total / max(part.update_tokens, 1),
+        )
     yield (
         "seq-mean-token-mean over the samples of the update",
         float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT) / max(part.update_samples, 1),
@@ -398,10 +406,18 @@ def _with_updates(parts: list[_MicroLoss]) -> list[_MicroLoss]:
     """Each part with the tokens and samples of its update: of all ranks, of one epoch and mini-batch."""
     tokens: dict[tuple[int | None, int | None], int] = defaultdict(int)
     samples: dict[tuple[int | None, int | None], int] = defaultdict(int)
+    ranks: dict[tuple[int | None, int | None], set[int | None]] = defaultdict(set)
     for part in parts:
         tokens[_update(part)] += int((part.mask_BT != 0).sum())
         samples[_update(part)] += len(part.values_BT)
-    return [replace(part, update_tokens=tokens[_update(part)], update_samples=samples[_update(part)]) for part in parts]
+        ranks[_update(part)].add(part.logged.record.key.rank)
+    return [
+        replace(
+            part, update_tokens=tokens[_update(part)], update_samples=samples[_update(part)],
+            ranks=len(ranks[_update(part)]),
+        )
+        for part in parts
+    ]  # fmt: skip
 
 
 def _update(part: _MicroLoss) -> tuple[int | None, int | None]:

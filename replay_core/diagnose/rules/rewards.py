@@ -74,8 +74,8 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
       explains=("D02", "D03", "D04", "D23", "D28", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Iterator[Finding]:
-    """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.75 and more a warning, 0.5 info;
-    by the share of steps that show it (half of them, a quarter, fewer).
+    """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.75 and more a warning, 0.5 info,
+    in half of the steps; in a quarter of them one milder, in fewer worth knowing.
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
     advantages of it. Silent where equal rewards still have advantages (a critic, or the batch, is the baseline).
