@@ -23,7 +23,7 @@ def compiled(source: Path, library: Path) -> bool:
     compiler = next((found for name in (asked[0], "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None or sys.platform == "win32":
         return False
-    part = library.with_name(f".{library.name}.{os.getpid()}.tmp")
+    part = library.with_suffix(f".{os.getpid()}.tmp")
     try:
         subprocess.run([compiler, *_OPTIONS, str(source), "-o", str(part)], check=True, capture_output=True)
         os.replace(part, library)
@@ -37,7 +37,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg, misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        library = _SOURCE.with_name("native.library")
+        library = _SOURCE.with_name("native.kernel")
         if not compiled(self.root / _SOURCE, self.root / library):
             self.app.display_warning("nothing here compiles C: numpy will compare, at a quarter of the speed")
             return

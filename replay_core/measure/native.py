@@ -17,14 +17,14 @@ Rows = NDArray[Any]
 F64 = NDArray[np.float64]
 
 #: Where the build leaves it.
-PLACE = Path(__file__).with_name("native.library")
+PLACE = Path(__file__).with_name("native.kernel")
 #: Dtypes that it knows, and the type in which it adds up.
 _REALS = {"bfloat16": np.float32, "float16": np.float32, "float32": np.float64, "float64": np.float64}
 _LINES = 7
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def loaded() -> ctypes.CDLL | None:
     """The kernel; None where none was built, or it is another machine's."""
     try:
         found = ctypes.CDLL(str(PLACE))
@@ -46,7 +46,7 @@ def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[F64, F
     real = _REALS.get(name)
     if real is None or a_RC.dtype != b_RC.dtype or not (_is_plain(a_RC) and _is_plain(b_RC)):
         return None
-    kernel = library()
+    kernel = loaded()
     if kernel is None:
         return None
     rows, columns = a_RC.shape

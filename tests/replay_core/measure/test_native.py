@@ -29,7 +29,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _built(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "PLACE", kernel)
-    native.library.cache_clear()
+    native.loaded.cache_clear()
 
 
 def _pair(dtype: str, rows: int, columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,15 +101,15 @@ def test_without_a_kernel_numpy_compares(tmp_path: Path, monkeypatch: pytest.Mon
     for place in (tmp_path / "none.so", tmp_path / "broken.so"):
         (tmp_path / "broken.so").write_bytes(b"\x7fELF, or so it says")
         monkeypatch.setattr(native, "PLACE", place)
-        native.library.cache_clear()
+        native.loaded.cache_clear()
         a, b = _pair("bfloat16", 4, 64, 1)
-        assert native.library() is None
+        assert native.loaded() is None
         assert figures([(a, b)]).mismatched > 0
-    native.library.cache_clear()
+    native.loaded.cache_clear()
 
 
 def test_a_library_of_another_kind_is_no_kernel(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "PLACE", Path(ctypes.util.find_library("c") or "libc.so.6"))
-    native.library.cache_clear()
-    assert native.library() is None
-    native.library.cache_clear()
+    native.loaded.cache_clear()
+    assert native.loaded() is None
+    native.loaded.cache_clear()
