@@ -341,6 +341,8 @@ def _referee_job(params: dict[str, Any], on_event: OnEvent) -> RulingDocument:
     selection: dict[str, Any] = {
         name: Selection.parse(params[name]) for name in ("step", "rank", "micro") if params.get(name) is not None
     }
+    if params.get("role"):
+        selection["role"] = params["role"]
     b = Path(params["b"]) if params.get("b") else None
     weights = {f"weights_{side}": params.get(f"weights_{side}") for side in "ab"}
     graft = bool(params.get("graft"))

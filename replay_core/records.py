@@ -341,6 +341,8 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     #: The folders that are runs of their own, where the path is a folder of runs that repeat each other's steps.
     inside: list[Path] = field(default_factory=list)
+    #: Further files that the records are read from, which are no record's own path.
+    beside: list[Path] = field(default_factory=list)
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))

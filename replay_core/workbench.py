@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from replay_core.collecting import seldom
 from replay_core.dumps import open_run
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument, PairEntry
     from replay_core.documents.diagnosis import DiagnosisDocument
     from replay_core.documents.difference import DifferenceDocument
+    from replay_core.documents.gathering import GatheringDocument
     from replay_core.documents.kinds import Document
     from replay_core.documents.mismatch import MismatchDocument
     from replay_core.documents.parity import ParityDocument
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from replay_core.documents.weights import WeightsDocument
     from replay_core.inspection.subject import Subject
     from replay_core.measure.statistics import Statistics
+    from replay_core.units.shard import Shard
     from replay_core.weight_sync.state import WeightState
 
 
@@ -582,6 +584,60 @@ def parity(
     from replay_core.parity.pipeline import ParityRequest, run_parity
 
     return parity_document(run_parity(config_a, config_b, ParityRequest(**asked), out, runner, on_event))
+
+
+def work_units(
+    command: Literal["compare", "diagnose", "replay", "referee"],
+    params: Mapping[str, Any],
+    out: Path,
+    shard: Shard | None,
+    runner: Runner,
+    on_event: OnEvent = ignore,
+    *,
+    select: Mapping[str, str] | None = None,
+    judged: Mapping[str, Any] | None = None,
+) -> GatheringDocument:
+    """Do the units of a job that have no answer in `out` yet, those of a shard; a gathering document of them.
+
+    Args:
+        params: of the job `command`, without the part of the run.
+        runner: what runs each; where it loses a process, that is one unit's outcome.
+        select: step, rank, micro as they are typed, and role; judged: what `export.outcome.exit_code` is told.
+
+    Raises:
+        RequestError: `out` holds the units of another request, or other files.
+        RldbgError: a run cannot be opened.
+    """
+    from replay_core.units.folder import Folder
+    from replay_core.units.gathering import gathered
+    from replay_core.units.plan import Request, planned
+    from replay_core.units.working import work
+
+    plan = planned(Request(command, params, select or {}, judged or {}), on_event)
+    folder = Folder(out)
+    folder.keep_plan(plan)
+    work(plan, folder, plan.units if shard is None else shard.of(plan.units), runner, on_event)
+    return gathered(folder, plan, shard)
+
+
+def gather(path: Path) -> GatheringDocument:
+    """What the units of a directory have come to, so far.
+
+    Raises:
+        RequestError: it holds no units.
+        DumpError: its plan is damaged.
+    """
+    from replay_core.units.folder import Folder
+    from replay_core.units.gathering import gathered
+
+    return gathered(Folder(path))
+
+
+def holds_units(path: Path) -> bool:
+    """Whether a directory is one of units."""
+    from replay_core.units.folder import is_folder
+
+    return is_folder(path)
 
 
 def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> ParityDocument:

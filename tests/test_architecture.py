@@ -16,7 +16,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),  # the child process's loop
     ("desk",),  # a child's jobs, as calls of the workbench
     ("workbench",),  # the one façade
-    ("inspection",),  # one tensor under the glass, or two side by side
+    ("inspection", "units"),  # one tensor under the glass, or two side by side; long jobs cut into files
     ("export",),  # documents that leave the machine
     ("executors",),  # jobs in child processes
     ("mismatch",),  # engine against trainer: which setting closes the gap
@@ -90,6 +90,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
             "ruling",
             "samples",
             "mismatch",
+            "gathering",
         )
     },
     "replay_core.documents.version": (None, "the version that every document carries"),
@@ -105,6 +106,8 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.child": (None, "a child behind a command"),
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
+    "replay_core.units.shard": (None, "which part of the units a worker takes: plain data"),
+    "replay_core.units.folder": (("is_folder",), "a directory of units, by one small file"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
     "replay_core.replay.architectures": (("ARCHITECTURES",), "the random models that a question completes"),
     "replay_core.replay.frontier": (None, "which modules to look at after digests: plain data, no torch"),

@@ -41,6 +41,7 @@ COMMANDS = {
     "diagnose": "tui_debugger.commands.diagnose",
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
+    "gather": "tui_debugger.commands.gather",
     "info": "tui_debugger.commands.info",
     "cache": "tui_debugger.commands.cache",
     "help": "tui_debugger.commands.help",
@@ -50,7 +51,7 @@ COMMANDS = {
 
 HIDDEN = ("ui",)
 #: What reads, answers and ends.
-_ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee")
+_ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee", "gather")
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
 _UNLIMITED = ("record", "replay", "capsule", "demo", "parity", "mismatch")
 

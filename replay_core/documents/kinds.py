@@ -9,6 +9,7 @@ from replay_core.documents.diagnosis import DiagnosisDocument
 from replay_core.documents.difference import DifferenceDocument
 from replay_core.documents.explanation import ExplanationDocument
 from replay_core.documents.following import FollowingDocument
+from replay_core.documents.gathering import GatheringDocument
 from replay_core.documents.info import InfoDocument
 from replay_core.documents.mismatch import MismatchDocument
 from replay_core.documents.parity import ParityDocument
@@ -36,4 +37,5 @@ Document = Union[  # noqa: UP007 - classes of typing have no | before Python 3.1
     RulingDocument,
     SamplesDocument,
     MismatchDocument,
+    GatheringDocument,
 ]

@@ -257,6 +257,7 @@ def _joined(path: Path, parts: list[Run]) -> Run:
         list(dict.fromkeys(notes)),
         flags[0] if flags and all(known == flags[0] for known in flags) else None,
         models,
+        beside=[file for part in parts for file in part.beside],
     )
 
 
@@ -280,7 +281,9 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
             problems += being_written([record.path for record in records])
     if not records:
         problems.append(Problem(str(path), "the dump holds no record"))
-    return Run(path, dialect.name, records, problems, index.notes, index.flags, index.models, index.facts)
+    return Run(
+        path, dialect.name, records, problems, index.notes, index.flags, index.models, index.facts, beside=index.beside
+    )
 
 
 def _loader(dialect: Dialect, key: RecordKey, file: Path) -> Callable[[], Sequence[TensorRef]]:

@@ -9,6 +9,7 @@ from replay_core.errors import ExitCode
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument
     from replay_core.documents.diagnosis import DiagnosisDocument
+    from replay_core.documents.gathering import GatheringDocument
     from replay_core.documents.kinds import Document
     from replay_core.documents.replay import ReplayDocument
     from replay_core.documents.ruling import RulingDocument
@@ -32,9 +33,23 @@ def exit_code(
         return _ruling(doc, fail_above)
     if doc["kind"] == "mismatch":
         return ExitCode.CELL_FAILED if doc["agrees"] is None else _agreeing(doc["agrees"])
+    if doc["kind"] == "gathering":
+        return _gathering(doc)
     if doc["kind"] == "parity" or doc["kind"] == "weights":
         return _agreeing(doc["agrees"])
     return ExitCode.AGREES
+
+
+def _gathering(doc: GatheringDocument) -> ExitCode:
+    """The worst of its units: 3 before 4 before 1 before 0. A unit without an answer is none that agrees."""
+    if any(unit["state"] == "failed" and unit["exit_code"] == ExitCode.BAD_BYTES for unit in doc["units"]):
+        return ExitCode.BAD_BYTES
+    codes = {unit["exit_code"] for unit in doc["units"] if unit["state"] == "done"}
+    if ExitCode.BAD_BYTES in codes:
+        return ExitCode.BAD_BYTES
+    if ExitCode.CELL_FAILED in codes or doc["counts"]["done"] < doc["counts"]["total"]:
+        return ExitCode.CELL_FAILED
+    return _agreeing(doc["agrees"] is True)
 
 
 def _agreeing(agrees: bool) -> ExitCode:

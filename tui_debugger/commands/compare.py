@@ -16,6 +16,7 @@ from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, Partial
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
+from tui_debugger.commands.sharding import in_units, refuse, sharded, typed
 from tui_debugger.reports.comparison import comparison_report, explanation
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ _PATH = DumpPath()
 @click.option(
     "--jsonl", is_flag=True, help="Print a JSON line per tensor as it is judged, then the rest of the document."
 )
+@sharded
 @click.option("--self_hosted_dir", type=_PATH, hidden=True)
 @click.option("--weaver_dir", type=_PATH, hidden=True)
 @click.option("--remote_api_dir", type=_PATH, hidden=True)
@@ -72,6 +74,8 @@ def command(
     weights: str | None,
     show_all: bool,
     jsonl: bool,
+    shard: str | None,
+    units: Path | None,
     self_hosted_dir: Path | None,
     weaver_dir: Path | None,
     remote_api_dir: Path | None,
@@ -92,6 +96,17 @@ def command(
         raise click.UsageError("--exact leaves nothing to tolerate: without --atol, --rtol and --tolerance")
     if as_json and jsonl:
         raise click.UsageError("--json and --jsonl are two forms of one answer: take one")
+    if shard is not None or units is not None:
+        refuse({"--explain": explain, "--jsonl": jsonl, "--referee": ruled})
+        if a is None or b is None or self_hosted_dir or weaver_dir or remote_api_dir:
+            raise click.UsageError("--out takes two dumps, A and B")
+        asked = {
+            "a": str(a.resolve()), "b": str(b.resolve()), "exact": exact, "atol": atol, "rtol": rtol, "stage": stage,
+            "name": list(name), "map": _told(map_file), "tolerance": _told(tolerance_file),
+        }  # fmt: skip
+        select = typed(step=step, rank=rank, micro=micro)
+        return in_units("compare", asked, units, shard, as_json=as_json, output=output, select=select,
+                        judged={"allow_missing": allow_missing})  # fmt: skip
     given = [path for path in (a, b, self_hosted_dir, weaver_dir, remote_api_dir) if path is not None]
     options: dict[str, Any] = {
         "exact": exact,
@@ -138,6 +153,10 @@ def command(
         return comparison_report(document, show_all=show_all, width=width)
 
     return finish(doc, report, as_json=as_json, output=output, allow_missing=allow_missing)
+
+
+def _told(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
 
 
 def _reopened(path: Path, options: dict[str, Any]) -> ComparisonDocument:

@@ -17,6 +17,7 @@ from replay_core import workbench
 from replay_core.errors import RldbgError, error_from_mapping
 from replay_core.records import Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
+from tui_debugger.commands.sharding import in_units, sharded, typed
 from tui_debugger.reports.diagnosis import diagnosis_report
 
 _STDIN = Path("-")
@@ -35,6 +36,7 @@ _STDIN = Path("-")
     help="The mildest finding that makes the exit code 1.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Spell out what is downstream, and every skipped rule.")
+@sharded
 @document_output
 def command(
     paths: tuple[Path, ...],
@@ -43,6 +45,8 @@ def command(
     explain: str | None,
     fail_on: str,
     show_all: bool,
+    shard: str | None,
+    units: Path | None,
     as_json: bool,
     output: Path | None,
 ) -> int:
@@ -57,6 +61,12 @@ def command(
         return 0
     if not paths:
         raise click.UsageError("diagnose needs a dump or a log")
+    if shard is not None or units is not None:
+        if paths == (_STDIN,):
+            raise click.UsageError("--out takes a dump or a log that can be read again, not -")
+        asked = {"paths": [str(path.resolve()) for path in paths], "rules": list(rules)}
+        return in_units("diagnose", asked, units, shard, as_json=as_json, output=output, select=typed(step=step),
+                        judged={"fail_on": fail_on})  # fmt: skip
     progress = ProgressLine()
     if paths == (_STDIN,):
         with _standard_input() as path:

@@ -9,6 +9,7 @@ import click
 from replay_core import workbench
 from replay_core.records import Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
+from tui_debugger.commands.sharding import in_units, sharded, typed
 from tui_debugger.reports.ruling import ruling_report
 
 
@@ -25,6 +26,7 @@ from tui_debugger.reports.ruling import ruling_report
     "--graft", is_flag=True, help="Put each module's output of B into A's forward: which carries the difference?"
 )
 @click.option("--all", "show_all", is_flag=True, help="List every tensor that was ruled.")
+@sharded
 @document_output
 def command(
     a: Path,
@@ -39,6 +41,8 @@ def command(
     fail_above: float | None,
     graft: bool,
     show_all: bool,
+    shard: str | None,
+    units: Path | None,
     as_json: bool,
     output: Path | None,
 ) -> int:
@@ -50,6 +54,14 @@ def command(
 
     Exit 0: NOISE. Exit 1: BUG or SUSPECT. Exit 4: not ruled; it says what is missing.
     """
+    if shard is not None or units is not None:
+        asked = {
+            "a": str(a.resolve()), "b": None if b is None else str(b.resolve()), "graft": graft,
+            "weights_a": weights_a or weights, "weights_b": weights_b or weights, "role": role,
+        }  # fmt: skip
+        select = typed(step=step, rank=rank, micro=micro, role=role)
+        return in_units("referee", asked, units, shard, as_json=as_json, output=output, select=select,
+                        judged={"fail_above": fail_above})  # fmt: skip
     progress = ProgressLine()
     doc = workbench.referee(
         a, b, weights_a=weights_a or weights, weights_b=weights_b or weights, step=step, rank=rank, micro=micro,

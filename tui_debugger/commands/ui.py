@@ -53,6 +53,8 @@ def command(
         others = (b, *more)
         if one_run or more or _belong_together(a, b):
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
+    if a is not None and b is None and (a / "plan.json").is_file() and _holds_units(a):
+        return _gathered(a)
     if (
         a is not None
         and snapshot.is_document(a)
@@ -89,6 +91,20 @@ def _printed(path: Path) -> int:
         raise RequestError("the document is for programs", file=str(path), found=document["kind"],
                            hint=f"python -m json.tool {path}")  # fmt: skip
     return finish(document, report, as_json=False, output=None)
+
+
+def _holds_units(path: Path) -> bool:
+    from replay_core.units.folder import is_folder  # every dialect comes with it: no dump pays that here
+
+    return is_folder(path)
+
+
+def _gathered(path: Path) -> int:
+    """What the units of a directory have come to."""
+    from replay_core import workbench
+    from tui_debugger.reports.gathering import gathering_report
+
+    return finish(workbench.gather(path), gathering_report, as_json=False, output=None)
 
 
 def _is_capsule(path: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tui_debugger.handout.blocks import Handout, Plain, Section
 from tui_debugger.handout.sheets.comparison import comparison_sheet
 from tui_debugger.handout.sheets.diagnosis import diagnosis_sheet
+from tui_debugger.handout.sheets.gathering import gathering_sheet
 from tui_debugger.handout.sheets.listing import info_sheet, record_sheet, run_sheet, tensor_sheet
 from tui_debugger.handout.sheets.mismatch import mismatch_sheet
 from tui_debugger.handout.sheets.parity import parity_sheet
@@ -17,6 +18,7 @@ from tui_debugger.handout.sheets.samples import samples_sheet
 from tui_debugger.handout.sheets.weights import weights_sheet
 from tui_debugger.reports.comparison import comparison_report
 from tui_debugger.reports.diagnosis import diagnosis_report
+from tui_debugger.reports.gathering import gathering_report
 from tui_debugger.reports.mismatch import mismatch_report
 from tui_debugger.reports.parity import parity_report
 from tui_debugger.reports.record import record_report
@@ -40,6 +42,7 @@ KINDS: dict[str, tuple[Callable[[Any], Handout], Callable[[Any], str] | None]] =
     "mismatch": (mismatch_sheet, mismatch_report),
     "samples": (samples_sheet, samples_report),
     "weights": (weights_sheet, weights_report),
+    "gathering": (gathering_sheet, gathering_report),
     "run": (run_sheet, run_report),
     "record": (record_sheet, record_report),
     "tensor": (tensor_sheet, tensor_report),

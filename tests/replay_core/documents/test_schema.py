@@ -27,7 +27,7 @@ SCHEMA = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KINDS = (
     "run", "record", "tensor", "difference", "comparison", "replay", "diagnosis", "parity", "info", "following",
-    "explanation", "ruling", "weights", "mismatch", "samples",
+    "explanation", "ruling", "weights", "mismatch", "samples", "gathering",
 )  # fmt: skip
 
 

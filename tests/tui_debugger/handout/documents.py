@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from replay_core import workbench
+from replay_core.desk import perform
+from replay_core.executors.in_process import InProcess
 from tests.tui_debugger.scripted import DOCUMENTS
 
 DATA = Path(__file__).parents[2] / "data"
@@ -42,6 +45,9 @@ def genuine() -> dict[str, Any]:
     found["mismatch"] = workbench.mismatch(DATA / "faults/temperature_mismatch")
     found["samples"] = workbench.samples(DATA / "slime", by="mismatch", shown=(2, 3))
     found["run"] = workbench.open_dump(NEXRL / "self_hosted_fp32", headers=True)
+    with tempfile.TemporaryDirectory() as units:
+        sides = {"a": str(NEXRL / "self_hosted_fp32"), "b": str(NEXRL / "self_hosted_bf16")}
+        found["gathering"] = workbench.work_units("compare", sides, Path(units), None, InProcess(perform))
     # Pages of a real ruling and of real weights: what is inside them is read as a colleague's rldbg reads it.
     return found | {name: workbench.reopen(Path(__file__).with_name(f"{name}.html")) for name in ("ruling", "weights")}
 

@@ -1,0 +1,109 @@
+"""A worker: takes its units one after the other, leaves a file for each, and never stops at one that fails."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from replay_core.documents.kinds import Document
+from replay_core.errors import CellError, ChildDiedError, DumpError, ExitCode, JobCancelledError, RldbgError
+from replay_core.export.outcome import exit_code
+from replay_core.jobs import Event, Job, OnEvent, Progress, Runner, ignore
+from replay_core.units.folder import Folder, Outcome
+from replay_core.units.headline import headline
+from replay_core.units.plan import Plan, Unit
+
+#: Which units are to be done: all that are not, in their order.
+Taken = Callable[[Sequence[Unit]], Sequence[Unit]]
+
+
+def work(plan: Plan, folder: Folder, units: Sequence[Unit], runner: Runner, on_event: OnEvent = ignore) -> int:
+    """Do every unit that has no answer yet. How many had one.
+
+    Raises:
+        JobCancelledError, KeyboardInterrupt: the caller wants no more; what is done stays done.
+        RequestError: the directory cannot be written.
+    """
+    already = 0
+    for number, unit in enumerate(units):
+        on_event(Progress(number, len(units), unit.label))
+        if is_done(folder, unit):
+            already += 1
+            continue
+        do(plan, folder, unit, runner, on_event)
+    on_event(Progress(len(units), len(units), "units"))
+    return already
+
+
+def is_done(folder: Folder, unit: Unit) -> bool:
+    """Whether a unit has an answer. One that failed has none: it may have been the machine's fault."""
+    try:
+        found = folder.outcome(unit.id)
+    except DumpError:
+        return False  # a damaged file is written anew
+    return found is not None and found["state"] == "done" and folder.document(unit.id).is_file()
+
+
+def do(plan: Plan, folder: Folder, unit: Unit, runner: Runner, on_event: OnEvent = ignore) -> None:
+    """Do one unit, whatever comes of it."""
+    began = time.monotonic()
+    document: dict[str, Any] | None = None
+    error: RldbgError | None = None
+    with folder.held(unit.id):
+        try:
+            document = runner.run(_placed(unit, folder), _quietly(on_event))
+        except JobCancelledError:
+            raise
+        except RldbgError as raised:
+            error = raised
+        keep(plan, folder, unit, document, error, time.monotonic() - began)
+
+
+def keep(
+    plan: Plan, folder: Folder, unit: Unit, document: dict[str, Any] | None, error: RldbgError | None, took_s: float
+) -> None:
+    """Write what a unit came to."""
+    outcome: Outcome = {
+        "state": "done", "exit_code": 0, "said": "", "error": None, "took_s": took_s, "tries": _tries(folder, unit) + 1
+    }  # fmt: skip
+    if document is not None:
+        outcome["exit_code"] = int(exit_code(cast(Document, document), **plan.request.judged))
+        outcome["said"] = headline(cast(Document, document))
+        if plan.request.command == "replay" and outcome["exit_code"] == ExitCode.AGREES:
+            # A thousand that agree are a thousand dumps that nobody looks at.
+            shutil.rmtree(folder.cells(unit.id), ignore_errors=True)
+            for cell in document["cells"]:
+                cell["dump"] = cell["log"] = None
+    elif error is not None:
+        outcome["state"] = "crashed" if isinstance(error, ChildDiedError) else "failed"
+        known = (ExitCode.BAD_BYTES, ExitCode.BAD_REQUEST)
+        outcome["exit_code"] = int(error.exit_code if error.exit_code in known else CellError.exit_code)
+        outcome["said"], outcome["error"] = error.in_one_line, error.to_mapping()
+    folder.end(unit.id, outcome, document)
+
+
+def _placed(unit: Unit, folder: Folder) -> Job:
+    """The job, told where its files go."""
+    if unit.job.kind != "replay":
+        return unit.job
+    return Job("replay", {**unit.job.params, "out": str(folder.cells(unit.id))})
+
+
+def _tries(folder: Folder, unit: Unit) -> int:
+    try:
+        found = folder.outcome(unit.id)
+    except DumpError:
+        return 0
+    return found["tries"] if found is not None else 0
+
+
+def _quietly(on_event: OnEvent) -> OnEvent:
+    """What a unit says of itself, without its own count: the line tells of units."""
+
+    def heard(event: Event) -> None:
+        if not isinstance(event, Progress):
+            on_event(event)
+
+    return heard
