@@ -608,13 +608,13 @@ def work_units(
         RequestError: `out` holds the units of another request, or other files.
         RldbgError: a run cannot be opened.
     """
-    from replay_core.units.folder import Folder
+    from replay_core.units.folder import UnitFolder
     from replay_core.units.gathering import gathered
     from replay_core.units.plan import Request, planned
     from replay_core.units.working import work
 
     plan = planned(Request(command, params, select or {}, judged or {}), on_event)
-    folder = Folder(out)
+    folder = UnitFolder(out)
     folder.keep_plan(plan)
     work(plan, folder, plan.units if shard is None else shard.of(plan.units), runner, on_event)
     return gathered(folder, plan, shard)
@@ -627,10 +627,10 @@ def gather(path: Path) -> GatheringDocument:
         RequestError: it holds no units.
         DumpError: its plan is damaged.
     """
-    from replay_core.units.folder import Folder
+    from replay_core.units.folder import UnitFolder
     from replay_core.units.gathering import gathered
 
-    return gathered(Folder(path))
+    return gathered(UnitFolder(path))
 
 
 def holds_units(path: Path) -> bool:

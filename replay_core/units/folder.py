@@ -52,7 +52,7 @@ class Outcome(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class UnitFolder:
     """A directory of units.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import DumpError
 from replay_core.export import documents
-from replay_core.units.folder import Folder
+from replay_core.units.folder import UnitFolder
 from replay_core.units.plan import Plan, Unit
 from replay_core.units.shard import Shard
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replay_core.documents.parts import ErrorEntry, ProblemEntry
 
 
-def gathered(folder: Folder, plan: Plan | None = None, shard: Shard | None = None) -> GatheringDocument:
+def gathered(folder: UnitFolder, plan: Plan | None = None, shard: Shard | None = None) -> GatheringDocument:
     """What the units of a directory have come to; of a shard, its own.
 
     plan: the one whose units count; None: the one that lies there.
@@ -63,7 +63,7 @@ def gathered(folder: Folder, plan: Plan | None = None, shard: Shard | None = Non
 
 
 def _entry(
-    folder: Folder, unit: Unit, holders: dict[str, bool], problems: list[ProblemEntry], took_s: list[float]
+    folder: UnitFolder, unit: Unit, holders: dict[str, bool], problems: list[ProblemEntry], took_s: list[float]
 ) -> UnitEntry:
     entry: UnitEntry = {
         "id": unit.id, "label": unit.label, "run": unit.run, "step": unit.step, "rank": unit.rank, "micro": unit.micro,

@@ -11,7 +11,7 @@ from replay_core.documents.kinds import Document
 from replay_core.errors import CellError, ChildDiedError, DumpError, ExitCode, JobCancelledError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, Job, OnEvent, Progress, Runner, ignore
-from replay_core.units.folder import Folder, Outcome
+from replay_core.units.folder import UnitFolder, Outcome
 from replay_core.units.headline import headline
 from replay_core.units.plan import Plan, Unit
 
@@ -19,7 +19,7 @@ from replay_core.units.plan import Plan, Unit
 Taken = Callable[[Sequence[Unit]], Sequence[Unit]]
 
 
-def work(plan: Plan, folder: Folder, units: Sequence[Unit], runner: Runner, on_event: OnEvent = ignore) -> int:
+def work(plan: Plan, folder: UnitFolder, units: Sequence[Unit], runner: Runner, on_event: OnEvent = ignore) -> int:
     """Do every unit that has no answer yet. How many had one.
 
     Raises:
@@ -37,7 +37,7 @@ def work(plan: Plan, folder: Folder, units: Sequence[Unit], runner: Runner, on_e
     return already
 
 
-def is_done(folder: Folder, unit: Unit) -> bool:
+def is_done(folder: UnitFolder, unit: Unit) -> bool:
     """Whether a unit has an answer. One that failed has none: it may have been the machine's fault."""
     try:
         found = folder.outcome(unit.id)
@@ -46,7 +46,7 @@ def is_done(folder: Folder, unit: Unit) -> bool:
     return found is not None and found["state"] == "done" and folder.document(unit.id).is_file()
 
 
-def do(plan: Plan, folder: Folder, unit: Unit, runner: Runner, on_event: OnEvent = ignore) -> None:
+def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnEvent = ignore) -> None:
     """Do one unit, whatever comes of it."""
     began = time.monotonic()
     document: dict[str, Any] | None = None
@@ -62,7 +62,7 @@ def do(plan: Plan, folder: Folder, unit: Unit, runner: Runner, on_event: OnEvent
 
 
 def keep(
-    plan: Plan, folder: Folder, unit: Unit, document: dict[str, Any] | None, error: RldbgError | None, took_s: float
+    plan: Plan, folder: UnitFolder, unit: Unit, document: dict[str, Any] | None, error: RldbgError | None, took_s: float
 ) -> None:
     """Write what a unit came to."""
     outcome: Outcome = {
@@ -84,14 +84,14 @@ def keep(
     folder.end(unit.id, outcome, document)
 
 
-def _placed(unit: Unit, folder: Folder) -> Job:
+def _placed(unit: Unit, folder: UnitFolder) -> Job:
     """The job, told where its files go."""
     if unit.job.kind != "replay":
         return unit.job
     return Job("replay", {**unit.job.params, "out": str(folder.cells(unit.id))})
 
 
-def _tries(folder: Folder, unit: Unit) -> int:
+def _tries(folder: UnitFolder, unit: Unit) -> int:
     try:
         found = folder.outcome(unit.id)
     except DumpError:

@@ -25,7 +25,7 @@ from replay_core.export.outcome import exit_code
 from replay_core.jobs import Answer, Job, OnEvent, ignore
 from replay_core.recorder import Recorder
 from replay_core.units import folder as folders
-from replay_core.units.folder import Folder
+from replay_core.units.folder import UnitFolder
 from replay_core.units.shard import Shard
 
 STEPS = 6
@@ -186,7 +186,7 @@ def test_a_worker_that_is_alive_runs_and_one_that_is_dead_has_crashed(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doc = compared(runs, tmp_path, shard=Shard(1, 3))
-    whole, folder = workbench.gather(tmp_path), Folder(tmp_path)
+    whole, folder = workbench.gather(tmp_path), UnitFolder(tmp_path)
     left = [unit["id"] for unit in whole["units"] if unit["state"] == "left"]
     assert (doc["counts"]["done"], len(left)) == (2, 4)
     with folder.held(left[0]):
@@ -222,8 +222,8 @@ def test_a_worker_that_is_killed_is_started_again_and_only_the_rest_runs(
 ) -> None:
     words = [sys.executable, "-m", "tui_debugger", "compare", *map(str, runs), "--out", str(tmp_path)]
     worker = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in _until(lambda: len(Folder(tmp_path).ended()) >= 2):
-        assert worker.poll() is None or len(Folder(tmp_path).ended()) >= 2
+    for _ in _until(lambda: len(UnitFolder(tmp_path).ended()) >= 2):
+        assert worker.poll() is None or len(UnitFolder(tmp_path).ended()) >= 2
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "outcomes").glob("*.json")}
