@@ -11,7 +11,7 @@ from replay_core.documents.kinds import Document
 from replay_core.errors import CellError, ChildDiedError, DumpError, ExitCode, JobCancelledError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, Job, OnEvent, Progress, Runner, ignore
-from replay_core.units.folder import UnitFolder, Outcome
+from replay_core.units.folder import Outcome, UnitFolder
 from replay_core.units.headline import headline
 from replay_core.units.plan import Plan, Unit
 
