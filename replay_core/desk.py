@@ -139,6 +139,7 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
         a,
         b,
         exact=bool(params.get("exact")),
+        digests=bool(params.get("digests")),
         name=tuple(params.get("name") or ()),
         map_file=Path(params["map"]) if params.get("map") else None,
         tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,

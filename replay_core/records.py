@@ -265,6 +265,8 @@ class Record:
         self.is_flat: bool | None = None
         #: Whether every field is what a line of a text says; None until somebody looks.
         self.is_told: bool | None = None
+        #: What an index tells of the fields, digests included, without opening the file; None where no index does.
+        self.told: Callable[[], Sequence[TensorRef] | None] | None = None
         self._load = load
         self._tensors: tuple[TensorRef, ...] | None = None
 

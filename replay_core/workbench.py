@@ -153,6 +153,7 @@ def compare_dumps(
     b: Path,
     *,
     exact: bool = False,
+    digests: bool = False,
     name: Sequence[str] = (),
     map_file: Path | None = None,
     tolerance_file: Path | None = None,
@@ -171,6 +172,7 @@ def compare_dumps(
     """A comparison document of two dumps, or of the part of each that the selection leaves.
 
     Args:
+        digests: of tensors whose digests both dumps recorded, read only those that differ (`compare/told.py`).
         name: only tensors of these names (globs).
         map_file: the user's own names, `name in a = name in b` a line.
         tolerance_file: the user's own limits by name (`compare/tolerance.py`).
@@ -192,6 +194,7 @@ def compare_dumps(
     from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
     from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
+    from replay_core.compare.told import by_digests
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
@@ -201,6 +204,8 @@ def compare_dumps(
     records_a = _chosen(run_a, chosen)
     beside = {part: chosen.get(part) for part in scope_b or {}}
     records_b = _chosen(run_b, chosen) if scope_b is None else records_of_scope(run_b, scope_b, beside)
+    if digests:
+        records_a, records_b = by_digests(records_a or run_a.records, records_b or run_b.records)
     if summarised is None:
         summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
     compared = compare_runs(

@@ -52,6 +52,8 @@ class Dialect:
     several: Callable[[Sequence[RecordKey], Path], Iterator[Sequence[TensorRef] | DumpError]] | None = None
     """The same of several records of one file, in the order of the keys, for files of very many small ones: to ask for
     each of them alone costs ten times what stands in it. What is wrong with a record alone stands in its place."""
+    told: Callable[[RecordKey, Path], Sequence[TensorRef] | None] | None = None
+    """What its index tells of the fields of one file, digests included, and no bytes; None where it does not."""
     before: Mapping[str, str] = field(default_factory=dict)
     """Dialects that would take a file of this one's if they were asked first, each with the reason."""
     grows: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def _indexed(
                     bare.append((key, index_file))
                     continue
                 file = path / entry["file"]
-                fields = tuple(str(field["name"]) for field in entry["fields"])
+                fields = tuple([sys.intern(str(field["name"])) for field in entry["fields"]])
                 what = None if is_inside(file) else "points outside the dump; ignored"
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 what = "unreadable index line; its file is read by name"
@@ -263,7 +264,8 @@ def _lines(index_file: Path, problems: list[Problem]) -> Iterator[tuple[int, byt
 
 
 def _described_field(field: dict[str, Any], order: int) -> TensorRef:
-    title, dtype = str(field["name"]), str(field["dtype"])
+    # The same few names in every rank.
+    title, dtype = sys.intern(str(field["name"])), sys.intern(str(field["dtype"]))
     shape = geometry(tuple(field.get("shape") or ()), None).shape
     if "value" in field and field.get("shape") is None:
         value = field["value"]
@@ -282,6 +284,34 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
         order=order,
         digest=digest if isinstance(digest, str) else None,
     )
+
+
+def told(key: RecordKey, path: Path) -> list[TensorRef] | None:
+    """The fields of a record's file as its rank's index has them; None of one that holds shards, whose digests are of
+    the parts, and where no index lists it."""
+    own = f"index_rank{key.rank or 0}.jsonl"
+    root = next((folder for folder in list(path.parents)[1:3] if (folder / own).is_file()), None)
+    fields = None if root is None else _fields_of_files(root / own).get(str(path.relative_to(root)))
+    if fields is None or any("global_shape" in field for field in fields):
+        return None
+    try:
+        return [_described_field(field, order) for order, field in enumerate(fields)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@kept_while_unchanged(4)
+def _fields_of_files(index_file: Path) -> dict[str, list[dict[str, Any]]]:
+    """File -> what the index says of each field of it. The last line that names a file counts."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _, line in _lines(index_file, []):
+        try:
+            entry = json.loads(line)
+            if isinstance(entry.get("file"), str) and all(isinstance(one, dict) for one in entry["fields"]):
+                found[entry["file"]] = entry["fields"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,4 +377,4 @@ def _shard(field: dict[str, Any]) -> _Shard:
     return _Shard(shape, tuple(placements), mesh, coordinate)
 
 
-DIALECT = Dialect("native", "index", detect, index, read, grows=_INDEX.pattern)
+DIALECT = Dialect("native", "index", detect, index, read, told=told, grows=_INDEX.pattern)

@@ -273,7 +273,10 @@ def _run(dialect: Dialect, path: Path, index: Index) -> Run:
             if file not in shelves:
                 shelves[file] = _Shelf(dialect, file)
             load = shelves[file].loader(key)
-        records.append(Record(key, file, load, names))
+        record = Record(key, file, load, names)
+        if dialect.told is not None:
+            record.told = partial(dialect.told, key, file)
+        records.append(record)
     problems = index.problems + _duplicates(records)
     if path.is_dir():
         problems += holes((record.key for record in records), str(path))

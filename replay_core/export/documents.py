@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from replay_core.documents.following import FollowingDocument
     from replay_core.documents.kinds import Document
-    from replay_core.documents.parts import ProblemEntry, Stamp
+    from replay_core.documents.parts import KeyEntry, ProblemEntry, Stamp
     from replay_core.documents.record import Alignment, FieldEntry, RecordDocument
     from replay_core.documents.run import RunDocument, SeveralRuns
     from replay_core.dumps.following import Pulse
@@ -219,7 +219,8 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
         "ruling": None,
     }
     doc = clean(doc)
-    doc["tensors"] = [tensor_row(row) for row in [*comparison.tensors, *comparison.skipped]]
+    keys: dict[int, KeyEntry] = {}
+    doc["tensors"] = [tensor_row(row, keys) for row in [*comparison.tensors, *comparison.skipped]]
     return doc
 
 
@@ -229,7 +230,7 @@ def _side(run: Run) -> RunSide:
 
 def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
-    keys, place = _keys(row), _place(row)
+    keys, place = _keys(row, {}), _place(row)
     entry: DivergenceEntry = {
         "name": row.name,
         "a_key": keys["a_key"],
@@ -249,10 +250,13 @@ def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around |
     return entry
 
 
-def tensor_row(row: TensorVerdict) -> PairEntry:
-    """One tensor pair of a comparison, its numbers as they enter a document."""
+def tensor_row(row: TensorVerdict, known: dict[int, KeyEntry] | None = None) -> PairEntry:
+    """One tensor pair of a comparison, its numbers as they enter a document.
+
+    known: entries of keys by their record's id. A rank has a thousand tensors under one key, which is held once.
+    """
     a, b = None if row.a is None else row.a[1], None if row.b is None else row.b[1]
-    keys, place = _keys(row), _place(row)
+    keys, place = _keys(row, {} if known is None else known), _place(row)
     return {
         "name": row.name,
         "a_key": keys["a_key"],
@@ -273,8 +277,16 @@ def tensor_row(row: TensorVerdict) -> PairEntry:
     }
 
 
+#: Of digests no element is known; the one entry stands in every row.
+_NOWHERE: ElementEntry = {
+    "index": {"sample": None, "position": None, "raw_a": None, "raw_b": None, "sample_b": None}, "a": None, "b": None
+}  # fmt: skip
+
+
 def _place(row: TensorVerdict) -> ElementEntry:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
+    if row.by_digest:
+        return _NOWHERE
     sample, position = row.token or (None, None)
     raw_a = None if row.raw_a is None else list(row.raw_a)
     raw_b = None if row.raw_b is None else list(row.raw_b)
@@ -288,10 +300,13 @@ def _place(row: TensorVerdict) -> ElementEntry:
     return {"index": index, "a": row.value_a, "b": row.value_b}
 
 
-def _keys(row: TensorVerdict) -> RecordPair:
+def _keys(row: TensorVerdict, known: dict[int, KeyEntry]) -> RecordPair:
+    for side in (row.a, row.b):
+        if side is not None and id(side[0]) not in known:
+            known[id(side[0])] = side[0].key.to_mapping()
     return {
-        "a_key": None if row.a is None else row.a[0].key.to_mapping(),
-        "b_key": None if row.b is None else row.b[0].key.to_mapping(),
+        "a_key": None if row.a is None else known[id(row.a[0])],
+        "b_key": None if row.b is None else known[id(row.b[0])],
     }
 
 

@@ -32,6 +32,7 @@ _PATH = DumpPath()
 @click.option("--stage", type=click.Choice(STAGES), metavar="STAGE", help="Which dump point: forward_data, loss, ...")
 @click.option("--name", multiple=True, metavar="GLOB", help="Only tensors of this name: 'layers.*.output'.")
 @click.option("--exact", is_flag=True, help="Bitwise: any difference is a DIFF.")
+@click.option("--digests", is_flag=True, help="Read only tensors whose recorded digests differ; the others by digest.")
 @click.option("--atol", type=float, help="With --rtol: hold every float to |b - a| <= atol + rtol |a| instead.")
 @click.option("--rtol", type=float, help="See --atol; either alone leaves the other 0.")
 @click.option("--tolerance", "tolerance_file", type=_PATH, help="Your own limits by name: TOML, a [[tolerance]] each.")
@@ -64,6 +65,7 @@ def command(
     stage: str | None,
     name: tuple[str, ...],
     exact: bool,
+    digests: bool,
     atol: float | None,
     rtol: float | None,
     tolerance_file: Path | None,
@@ -101,8 +103,9 @@ def command(
         if a is None or b is None or self_hosted_dir or weaver_dir or remote_api_dir:
             raise click.UsageError("--out takes two dumps, A and B")
         asked = {
-            "a": str(a.resolve()), "b": str(b.resolve()), "exact": exact, "atol": atol, "rtol": rtol, "stage": stage,
-            "name": list(name), "map": _told(map_file), "tolerance": _told(tolerance_file),
+            "a": str(a.resolve()), "b": str(b.resolve()), "exact": exact, "digests": digests, "atol": atol,
+            "rtol": rtol, "stage": stage, "name": list(name), "map": _told(map_file),
+            "tolerance": _told(tolerance_file),
         }  # fmt: skip
         select = typed(step=step, rank=rank, micro=micro)
         return in_units("compare", asked, units, shard, as_json=as_json, output=output, select=select,
@@ -110,6 +113,7 @@ def command(
     given = [path for path in (a, b, self_hosted_dir, weaver_dir, remote_api_dir) if path is not None]
     options: dict[str, Any] = {
         "exact": exact,
+        "digests": digests,
         "atol": atol,
         "rtol": rtol,
         "tolerance_file": tolerance_file,

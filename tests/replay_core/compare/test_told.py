@@ -1,0 +1,127 @@
+"""Two dumps of many ranks: the digests that both recorded first, and only then the values of what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from replay_core import workbench
+from replay_core.errors import ExitCode
+from replay_core.export.outcome import exit_code
+from replay_core.recorder import Recorder
+
+TENSORS, RANKS, WRONG = 200, 512, 341
+
+
+def record(directory: Path, rank: int, wrong: int | None = None, tensors: int = TENSORS) -> None:
+    """What one rank records: ids, and the outputs of its modules; one of them off in one element."""
+    torch.manual_seed(0)
+    fields = {f"layers.{layer}.mlp.output": torch.randn(2, 64) for layer in range(tensors)}
+    if wrong is not None:
+        fields[f"layers.{wrong}.mlp.output"][1, 5] += 3
+    with Recorder(directory).step(0, rank=rank) as step:
+        step("modules", micro=0, input_ids=torch.arange(4).reshape(2, 2), **fields)
+
+
+def as_rank(directory: Path, rank: int) -> None:
+    """The files of rank 0 again, as those of another: 512 recorders would take minutes."""
+    index = (directory / "index_rank0.jsonl").read_text()
+    renamed = index.replace('"rank": 0', f'"rank": {rank}').replace("_rank0_", f"_rank{rank}_")
+    (directory / f"index_rank{rank}.jsonl").write_text(renamed)
+    file = Path(json.loads(index.splitlines()[0])["file"])
+    shutil.copy(directory / file, directory / file.with_name(file.name.replace("_rank0_", f"_rank{rank}_")))
+
+
+def two_dumps(directory: Path, ranks: int, wrong_rank: int, tensors: int = TENSORS) -> tuple[Path, Path]:
+    for side in "ab":
+        record(directory / side, 0, tensors=tensors)
+        for rank in range(1, ranks):
+            if (side, rank) == ("b", wrong_rank):
+                record(directory / side, rank, tensors // 2, tensors)
+            else:
+                as_rank(directory / side, rank)
+    return directory / "a", directory / "b"
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of tensors that were read."""
+    real, counted = os.preadv, [0]
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        count = real(descriptor, buffers, offset)
+        counted[0] += count
+        return count
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    return counted
+
+
+def test_only_what_has_another_digest_is_read_and_the_answer_is_the_same(tmp_path: Path, bytes_read: list[int]) -> None:
+    a, b = two_dumps(tmp_path, 6, 4, 20)
+    whole = workbench.compare_dumps(a, b)
+    all_bytes, bytes_read[0] = bytes_read[0], 0
+    doc = workbench.compare_dumps(a, b, digests=True)
+    assert doc["counts"] == whole["counts"]
+    assert doc["first_divergence"] == whole["first_divergence"]
+    first = doc["first_divergence"]
+    assert first is not None
+    assert (first["name"], first["a_key"]["rank"] if first["a_key"] else None) == ("layers.10.mlp.output", 4)
+    assert doc["coverage"]["tensors_by_digest"] == 6 * 20 - 1, "what was not read is counted"
+    assert all(row["reason"] == "equal digests; values were not read" for row in doc["tensors"]
+               if row["verdict"] == "SAME" and "mlp" in row["name"])  # fmt: skip
+    assert bytes_read[0] < 0.05 * all_bytes
+
+
+def test_what_is_damaged_and_recorded_alike_is_called_equal_by_digest_alone_and_read_without_the_option(
+    tmp_path: Path,
+) -> None:
+    a, b = two_dumps(tmp_path, 2, 1, 4)
+    file = next(b.rglob("step_*rank0*"))
+    file.write_bytes(file.read_bytes()[:-2000])
+    assert exit_code(workbench.compare_dumps(a, b)) == ExitCode.BAD_BYTES
+    doc = workbench.compare_dumps(a, b, digests=True)
+    assert doc["coverage"]["records_unreadable"] == 1, "its tokens are read, to pair samples by"
+
+
+def test_an_index_without_digests_or_that_is_torn_leaves_everything_to_be_read(tmp_path: Path) -> None:
+    a, b = two_dumps(tmp_path, 2, 1, 4)
+    for number, index in enumerate(sorted(b.glob("index_*"))):
+        index.write_text(index.read_text().replace('"sha256:', '"md5:') if number else "{not json}\n")
+    doc = workbench.compare_dumps(a, b, digests=True)
+    assert doc["coverage"]["tensors_by_digest"] == 0
+    assert [row["name"] for row in doc["tensors"] if row["verdict"] == "DIFF"] == ["layers.2.mlp.output"]
+
+
+@pytest.mark.long
+def test_one_wrong_tensor_of_a_hundred_thousand_is_found_in_300_mb_and_under_two_percent_of_the_bytes(
+    tmp_path: Path,
+) -> None:
+    a, b = two_dumps(tmp_path, RANKS, WRONG)
+    code = f"""
+import json, os, resource
+from pathlib import Path
+from replay_core import workbench
+real, read = os.preadv, [0]
+def preadv(descriptor, buffers, offset):
+    count = real(descriptor, buffers, offset)
+    read[0] += count
+    return count
+os.preadv = preadv
+doc = workbench.compare_dumps(Path({str(a)!r}), Path({str(b)!r}), digests=True)
+first = doc["first_divergence"]
+print(json.dumps([doc["counts"]["total"], first["name"], first["a_key"]["rank"], read[0],
+                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    total, name, rank, read, peak_mb = json.loads(ran.stdout)
+    assert (total, name, rank) == (RANKS * (TENSORS + 1), f"layers.{TENSORS // 2}.mlp.output", WRONG)
+    assert read < 0.02 * 2 * RANKS * TENSORS * 2 * 64 * 4, read
+    assert peak_mb <= 300, peak_mb
