@@ -104,8 +104,8 @@ def _headline(found: Mismatch) -> str:
     gap, floor = found.gap, _floor(found)
     fault = next((one for one in found.faults if one.is_fault), None)
     if found.lacks:
-        said = f"not answered: lacks {found.lacks[0]}"
-        return said if fault is None else f"tokens: {fault.what}; the gap is {said}"
+        said = f"the dump lacks {found.lacks[0]}"
+        return said if fault is None else f"tokens: {fault.what}; of the gap nothing is known: {said}"
     assert gap is not None
     said = f"engine and trainer are {gap.mean:.3g} nats apart (mean |d|, {gap.tokens} tokens)"
     if fault is not None:

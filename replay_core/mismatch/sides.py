@@ -66,7 +66,7 @@ class Sides:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """Why a step gives no answer: what it lacks, in sentences. batch: its samples, where it has any."""
+    """Why a step gives no answer: each what follows "the dump lacks". batch: its samples, where it has any."""
 
     step: int | None
     lacks: tuple[str, ...]
@@ -96,53 +96,54 @@ def sides_of(run: Run, step: int | None = None) -> Sides | Unanswered:
         return missing
     if not run.records:
         raise SelectionError("there is no record", file=str(run.path), hint=f"rldbg ls {run.path}")
-    return Unanswered(
-        step, ("no record holds samples: log-probabilities of tokens are needed, of rollout and trainer",)
-    )
+    return Unanswered(step, ("samples: log-probabilities of tokens are needed, of rollout and trainer",))
 
 
 def _of(run: Run, batch: StepBatch, unreadable: list[str]) -> Sides | Unanswered:
-    lacks = [f"cannot be read: {what}" for what in unreadable]
+    lacks = [f"values that can be read: {what}" for what in unreadable]
     rollout, trainer = batch.columns.of("rollout_logprobs"), batch.trainer
     if rollout is None:
-        lacks.append(
-            "the rollout's log-probabilities: record them as rollout_logprobs" + _elsewhere(batch, "rollout_logprobs")
-        )
+        lacks.append(f"the rollout's log-probabilities{_instead(batch, 'rollout_logprobs')}")
     if trainer is None:
-        lacks.append(
-            "the trainer's log-probabilities: record them as old_logprobs, or policy_logprobs"
-            + _elsewhere(batch, "old_logprobs", "policy_logprobs")
-        )
+        lacks.append(f"the trainer's log-probabilities{_instead(batch, 'old_logprobs', 'policy_logprobs')}")
     if rollout is not None and trainer is not None:
         lacks += _said(batch, rollout, trainer)
         if not lacks or len(lacks) == len(unreadable):
             try:
                 return Sides(run, batch, gap(batch))
             except Skip as skipped:
-                lacks.append(str(skipped))
+                lacks.append(f"sides that can be compared: {skipped}")
     return Unanswered(batch.step, tuple(lacks), batch)
 
 
-def _elsewhere(batch: StepBatch, *names: str) -> str:
-    """Where they lie in a record of other samples, that is what must be said."""
+def _instead(batch: StepBatch, *names: str) -> str:
+    """What there is in their place: a tensor that fits no sample here, one of other samples, or nothing."""
+    unfit = next((ref for name in names if (ref := batch.columns.ref(name)) is not None), None)
+    if unfit is not None:
+        return (
+            f" of these samples: {unfit.name} {list(unfit.shape)} fits neither the tokens nor the responses of "
+            f"{len(batch)} samples with {int(batch.flat.lengths_B.sum())} tokens"
+        )
+    said = ": record them as " + ", or ".join(names)
     for other in batch.strangers:
         if any(other.refs(name) for name in names):
-            return (
+            return said + (
                 f"; {other.parts[0].held.record.path.name} holds some, of {len(other)} samples of which none has the "
                 "tokens of one here"
             )
-    return ""
+    return said
 
 
 def _said(batch: StepBatch, rollout: Column, trainer: Column) -> list[str]:
     """What makes of two columns no two sides."""
+    if batch.trained_N is not None and not batch.trained_N.any():
+        return ["tokens that count: the loss mask is 0 everywhere"]
     lacks = []
     for who, column in (("rollout", rollout), ("trainer", trainer)):
-        values_M = column.values_N[column.said_N & np.isfinite(column.values_N)]
+        counted_N = column.said_N if batch.trained_N is None else column.said_N & batch.trained_N
+        values_M = column.values_N[counted_N & np.isfinite(column.values_N)]
         if values_M.size > 1 and not np.ptp(values_M) > 0:
             lacks.append(f"log-probabilities of the {who} that differ: all {values_M.size} are {values_M[0]:g}")
         elif not values_M.size:
-            lacks.append(f"finite log-probabilities of the {who}: of {int(column.said_N.sum())} none is")
-    if batch.trained_N is not None and not batch.trained_N.any():
-        lacks.append("tokens that count: the loss mask is 0 everywhere")
+            lacks.append(f"finite log-probabilities of the {who}: of {int(counted_N.sum())} none is")
     return lacks

@@ -180,11 +180,12 @@ def values_that_are_none(batch: StepBatch) -> Iterator[TokenFault]:
         for word, bad_N in (("-inf", np.isneginf(column.values_N)), ("not a number", np.isnan(column.values_N)),
                             ("above 0", column.values_N > 1e-3)):  # fmt: skip
             bad_N = bad_N & column.said_N & counted_N
-            if bad_N.any():
+            if count := int(bad_N.sum()):
                 at = int(np.flatnonzero(bad_N)[0])
-                left = "; they are left out of the gap" if word != "above 0" else ", and no log-probability is"
+                left = "; left out of the gap" if word != "above 0" else ", and no log-probability is"
+                have = "token has" if count == 1 else "tokens have"
                 yield TokenFault(
-                    f"{int(bad_N.sum())} counted tokens have a {who} log-probability that is {word}{left}",
+                    f"{count} counted {have} a {who} log-probability that is {word}{left}",
                     int((batch.flat.count(bad_N) > 0).sum()),
                     int(batch.flat.sample_N[at]),
                     int(batch.flat.position_N[at]),

@@ -50,7 +50,7 @@ def test_a_genuine_dump_of_one_side_says_what_it_lacks(name: str) -> None:
     assert doc["agrees"] is None
     assert doc["gap"] is None
     assert doc["lacks"]
-    assert doc["headline"].startswith("not answered: lacks ")
+    assert doc["headline"].startswith("the dump lacks ")
 
 
 def test_another_temperature_is_told_from_the_numbers_alone() -> None:
@@ -102,6 +102,14 @@ def test_a_small_gap_without_a_sign_agrees(tmp_path: Path) -> None:
         ({"old_logprobs": None}, "the trainer's log-probabilities"),
         ({"rollout_logprobs": torch.full((16, 12), -0.5)}, "of the rollout that differ: all"),
         ({"old_logprobs": torch.full((16, 12), -0.5)}, "of the trainer that differ: all"),
+        (
+            {"rollout_logprobs": torch.full((16, 12), -0.5) * (torch.arange(12) >= 3)},
+            "of the rollout that differ: all 128 are -0.5",
+        ),
+        (
+            {"rollout_logprobs": -torch.rand(9, 12)},
+            "rollout_logprobs [9, 12] fits neither the tokens nor the responses",
+        ),
         ({"rollout_logprobs": torch.full((16, 12), -math.inf)}, "finite log-probabilities of the rollout"),
         ({"response_mask": torch.zeros(16, 12, dtype=torch.long)}, "tokens that count"),
     ],
