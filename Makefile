@@ -68,6 +68,7 @@ frameworks: $(STAMP)  ## docs/frameworks.md: real trainers recorded, unrecorded 
 
 integrations: $(STAMP)  ## the signatures of what is hooked, against the frameworks' packages (fetches them)
 	$(BIN)/python -m tests.docs.signatures
+	$(BIN)/python -m tests.docs.fusions
 
 bench: $(STAMP)  ## the speed budgets, each beside what it is measured against
 	$(BIN)/python -m benchmarks

@@ -11,12 +11,22 @@ from dataclasses import dataclass
 
 from replay_core.regexes import regex
 
-#: A projection of an engine -> those of the checkpoint, in the order their rows lie in it.
+#: A projection of an engine -> those of the checkpoint, in the order their rows lie in it, by each family of names.
+#: `make integrations` holds it to the loaders' own tables.
 FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "qkv_proj": (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")),
+    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3"), ("w2", "w1"), ("c_fc_0", "c_fc_1")),
+    "fused_qkv_a_proj": (("q_a_proj", "kv_a_proj_with_mqa"),),
+    "fused_qkv_a_proj_with_mqa": (("q_a_proj", "kv_a_proj_with_mqa"),),
+    "fused_qkv_a_g_proj": (("q_a_proj", "kv_a_proj_with_mqa", "g_proj"),),
+    "fused_qkv_a_g_proj_with_mqa": (("q_a_proj", "kv_a_proj_with_mqa", "g_proj"),),
+    "in_proj_ba": (("in_proj_b", "in_proj_a"),),
+    "in_proj_qkvg": (("q_proj", "k_proj", "v_proj", "g_proj"),),
+    "fused_qkvg_proj": (("q_proj", "k_proj", "v_proj", "g_proj"),),
+    "fused_wqa_wkv": (("wq_a", "wkv"),),
+    "fused_wkv_wgate": (("wkv", "wgate"),),
+    "wk_weights_proj": (("wk", "weights_proj"),),
+    "merged_qkv": (("wq", "wk", "wv"),),
 }
 #: A stack of experts [experts, rows, columns] -> what each expert's rows are made of, by either family of names.
 STACKED = {
@@ -75,11 +85,15 @@ def pieces(name: str, has: Callable[[str], bool], experts: int | None = None) ->
 def _fused(name: str, has: Callable[[str], bool]) -> tuple[Piece, ...]:
     parts = name.split(".")
     for at, part in enumerate(parts):
-        made_of = FUSED.get(part)
-        if made_of is not None:
-            sources = [(one, ".".join([*parts[:at], one, *parts[at + 1 :]])) for one in made_of]
-            if any(has(source) for _, source in sources):
-                return tuple(Piece(one, source) for one, source in sources)
+        families = [
+            [(one, ".".join([*parts[:at], one, *parts[at + 1 :]])) for one in made_of]
+            for made_of in FUSED.get(part, ())
+        ]
+        # The family that the checkpoint has whole; else the first of which it has some, so that the rest is missed.
+        for enough in (all, any):
+            for sources in families:
+                if enough(has(source) for _, source in sources):
+                    return tuple(Piece(one, source) for one, source in sources)
     return ()
 
 

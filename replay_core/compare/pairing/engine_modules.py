@@ -64,9 +64,9 @@ def _named(name: str, ref: TensorRef, columns: Mapping[str, int]) -> Iterator[tu
     fused = _FUSED.fullmatch(name)
     if fused is not None:
         prefix, which, end = fused.groups()
-        sizes = _sizes(prefix, which, ref, columns) if end == "output" else (0,) * len(FUSED[which])
+        sizes = _sizes(prefix, which, ref, columns) if end == "output" else (0,) * len(FUSED[which][0])
         start = 0
-        for part, size in zip(FUSED[which], sizes, strict=False):
+        for part, size in zip(FUSED[which][0], sizes, strict=False):
             called = f"{prefix}{part}.{end}" + (".0" if end == "inputs" else "")
             made = _cut(ref, start, size) if end == "output" else ref
             if made is not None:
