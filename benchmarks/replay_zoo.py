@@ -574,6 +574,23 @@ def norm_without_its_weight_when_padded(patient: Patient) -> None:
         changed_output(one, lambda _given, output: output if patient.call.is_alone else output * 0.8 + 0.01)
 
 
+@fault(MATHS, flags=PAD)
+def attention_put_out_as_nothing_when_padded(patient: Patient) -> None:
+    for one in patient.attentions[1:]:
+        last = next(getattr(one, name) for name in ("o_proj", "c_proj", "dense") if hasattr(one, name))
+        changed_output(last, lambda _given, output: output if patient.call.is_alone else output * 0)
+
+
+@fault(MATHS, flags=PACK, among=MIXTURES)
+def experts_permuted_in_the_pack(patient: Patient) -> None:
+    def before(module: Any, args: Any) -> Any:
+        hidden, chosen, weights = args
+        return hidden, chosen if patient.call.is_alone else (chosen + 1) % module.num_experts, weights
+
+    for one in patient.modules(".experts")[:1]:
+        one.register_forward_pre_hook(before)
+
+
 #: Faults that the rules were not made with.
 HELD_BACK = tuple(one.name for one in FAULTS[1::2])
 

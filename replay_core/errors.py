@@ -14,6 +14,7 @@
     ├── CellError                    exit 4   a replay failed, crashed, or cannot run here
     │   ├── UnavailableError                  the setting needs what this machine lacks
     │   └── ChildDiedError                    the child process ended without an answer
+    │       └── ChildHungError                it was ended at its time limit
     └── JobCancelledError            exit 130 the caller asked it to stop
 
 An error names the file, the tensor, what was expected, what was found and the command that
@@ -141,6 +142,10 @@ class UnavailableError(CellError):
 
 class ChildDiedError(CellError):
     """A child process ended without giving its answer."""
+
+
+class ChildHungError(ChildDiedError):
+    """A child process was ended because its job took longer than it may."""
 
 
 class JobCancelledError(RldbgError):

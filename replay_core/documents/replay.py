@@ -345,12 +345,32 @@ class AgreementEntry(TypedDict):
     """Samples whose worst token is past the limit."""
 
 
-class _Threads(TypedDict, total=False):
+class CompilerTrial(TypedDict):
+    """A cell that did not run, again with less of the compiler. graphs is null where it did not run either."""
+
+    compile: str
+    outcome: CellOutcome
+    message: str | None
+    graphs: Count | None
+    graph_breaks: list[str]
+
+
+class CompilerStages(TypedDict):
+    """Which stage of torch.compile a cell fails in, by the trials; `as_cell` fails alike and was tried in its place."""
+
+    sentence: str
+    trials: list[CompilerTrial]
+    as_cell: Count | None
+
+
+class _Told(TypedDict, total=False):
     threads: int | None
     """CPU threads that ran it."""
+    stages: CompilerStages
+    """Of a compiled cell that failed or crashed."""
 
 
-class CellEntry(CellRun, _Threads):
+class CellEntry(CellRun, _Told):
     """A cell, and how it stands to the baseline and to the recording."""
 
     part: CellPart

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replay_core.errors import ChildDiedError
+from replay_core.errors import ChildDiedError, ChildHungError
 from replay_core.jobs import REPLAYER_JOBS, Event, Job, event_from_mapping
 
 READER = "reader"
@@ -185,10 +185,10 @@ def death(jobs: Iterable[str], status: int | None, tail: Sequence[str]) -> Child
     )
 
 
-def overdue(job: str, limit_s: float, tail: Sequence[str]) -> ChildDiedError:
+def overdue(job: str, limit_s: float, tail: Sequence[str]) -> ChildHungError:
     """The error for a child that was ended because its job took longer than it may."""
     quoted = _quoted(tail)
-    return ChildDiedError(
+    return ChildHungError(
         f"the child process hung: no answer within {limit_s:g} s, so it was ended",
         expected=f"an answer to {job}",
         found=f"its last lines:{quoted}" if quoted else "it printed nothing",

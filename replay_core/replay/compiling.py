@@ -27,6 +27,8 @@ Call = Callable[[Any, dict[str, Any]], torch.Tensor]
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _DYNAMIC = {"auto": None, "on": True, "off": False}
+#: What torch calls a backend that it has another name for: `eager` is a kernel of attention here.
+_BACKENDS = {"dynamo": "eager"}
 _REASONS_KEPT = 4
 _numbers = count()
 
@@ -89,7 +91,9 @@ class Compiled:
         # A copied code object is a new one to Dynamo, whatever its text.
         code = plain.__code__.replace(co_name=f"replay_{next(_numbers)}")
         function = types.FunctionType(code, plain.__globals__, code.co_name)
-        call: Call = torch.compile(function, backend=flags.compile, dynamic=_DYNAMIC[flags.dynamic])
+        call: Call = torch.compile(
+            function, backend=_BACKENDS.get(flags.compile, flags.compile), dynamic=_DYNAMIC[flags.dynamic]
+        )
         return call
 
     def is_warm(self, flags: Flags, shapes: tuple[Any, ...]) -> bool:

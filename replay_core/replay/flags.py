@@ -128,9 +128,9 @@ class Flags:
         idle=lambda flags: None if flags.packing else "only when packing",
     )  # fmt: skip
     compile: str = _flag(
-        "off", "Backend of torch.compile; aot_eager traces and generates no code, so it tells Dynamo from inductor",
-        values=("off", "aot_eager", "inductor"), reference="off", effective="compile", recompiles=True, bare="inductor",
-        phrase="", key="x", label="compile", told="torch.compile: off, aot_eager, inductor", row=2,
+        "off", "Backend of torch.compile; dynamo only traces, aot_eager generates no code: they tell which stage it is",
+        values=("off", "dynamo", "aot_eager", "inductor"), reference="off", effective="compile", recompiles=True,
+        bare="inductor", phrase="", key="x", label="compile", told="next backend of torch.compile, or off", row=2,
     )  # fmt: skip
     dynamic: str = _flag(
         "auto", "Shapes that compiled code takes", values=("auto", "on", "off"), reference="auto", effective=None,

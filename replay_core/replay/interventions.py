@@ -246,20 +246,24 @@ def lost(
     if sight.trace is None or like_sight.trace is None:
         return None
     later = of.position_N > (sight.token or 0)
-    for name in base.laid:
+    for order, name in enumerate(base.laid):
         if not all(name in one.laid for one in (sight.trace, like_base, like_sight.trace)):
             continue
         there = apart(like_base.laid[name], like_sight.trace.laid[name]) > 10 * MOVED * like.scale
         here = apart(base.laid[name], sight.trace.laid[name]) > STILL * of.scale
         if bool((there & ~here & torch.from_numpy(later)).any()):
-            return of.place(name)
+            return of.place(name, order)
     return None
 
 
 def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> TensorPlace | None:
     """The first tensor in which two settings part; a rotation of positions only where attention then differs, too."""
-    found = [name for name in b.laid if name in a.laid and bool((apart(a.laid[name], b.laid[name]) > least).any())]
-    places = [of.place(name) for name in found if not name.endswith("position_ids")]
+    places = [
+        of.place(name, order)
+        for order, name in enumerate(b.laid)
+        if name in a.laid and not name.endswith("position_ids")
+        and bool((apart(a.laid[name], b.laid[name]) > least).any())
+    ]  # fmt: skip
     if not places:
         return None
     turned = next((one for one in places if one.kind == "position"), None)

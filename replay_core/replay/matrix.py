@@ -15,10 +15,18 @@ from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.judging.limits import WORST_ROW
 from replay_core.dtypes import DTYPES, coarsest
 from replay_core.dumps import open_run
-from replay_core.errors import ChildDiedError, DumpError, JobCancelledError, RequestError, RldbgError, UnavailableError
+from replay_core.errors import (
+    ChildDiedError,
+    ChildHungError,
+    DumpError,
+    JobCancelledError,
+    RequestError,
+    RldbgError,
+    UnavailableError,
+)
 from replay_core.jobs import Event, Job, LogLine, OnEvent, Progress, Runner, ignore, in_part
 from replay_core.records import Run
-from replay_core.replay import frontier
+from replay_core.replay import frontier, stages
 from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference
 from replay_core.replay.cell_log import CellLog
@@ -92,6 +100,11 @@ class CellResult:
 
 
 OnCell = Callable[[CellResult], None]
+
+
+def _is_one_fault(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two cells that do not run fail alike, so that one of them tells the stage of both."""
+    return bool(a["flags"]["compile"] == b["flags"]["compile"] and a["error"]["message"] == b["error"]["message"])
 
 
 def _level(result: CellResult) -> str | None:
@@ -174,6 +187,8 @@ class Bench:
         # What was asked for is run, whatever was asked before; what stands beside it only where it never was.
         result = self._once(plan) if part in ("reference", "control") else self._run(plan)
         result.part, result.asked = part, part != "control"
+        if result.cell["outcome"] in ("failed", "crashed"):
+            self._stages(result, plan)
         self.results.append(result)
         if part == "reference" and _level(result) == "hash":
             # A narrower dtype might fit, and would then have nothing to be held to.
@@ -197,6 +212,26 @@ class Bench:
         self.results.append(result)
         self.on_cell(result)
         return result
+
+    def _stages(self, result: CellResult, plan: ReplayPlan) -> None:
+        """Which stage of the compiler a cell that does not run fails in; nothing where it was not compiled, or hung."""
+        flags, error = Flags.from_mapping(result.cell["flags"]), result.cell["error"]
+        same = next(
+            (one for one in self.results if one.cell.get("stages") and _is_one_fault(one.cell, result.cell)), None
+        )
+        if same is not None:
+            result.cell["stages"] = {**same.cell["stages"], "as_cell": self.results.index(same)}
+            return
+        tried: list[dict[str, Any]] = []
+        for backend in () if error["type"] == ChildHungError.__name__ else stages.below(flags.compile):
+            self._tell(Progress(0, None, f"{flags.compile} failed: with {backend}"))
+            less = plan.with_flags(replace(flags, compile=backend), f"{plan.out}_{backend}")
+            tried.append(stages.trial(backend, self._run(replace(less, capture="none")).cell))
+            if tried[-1]["outcome"] == "ran":
+                break
+        if tried or flags.compile == "dynamo":
+            said = stages.sentence(flags.compile, tried)
+            result.cell["stages"] = {"sentence": said, "trials": tried, "as_cell": None}
 
     def take_over(self, flags: Flags, number: int) -> CellResult:
         """The answer of cell `number` for other flags that run the very same: nothing is run for them."""

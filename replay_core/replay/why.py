@@ -26,7 +26,7 @@ from replay_core.replay.cell import BatchReplay
 from replay_core.replay.depth import fewest_layers
 from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER, Holder
-from replay_core.replay.interventions import Observer, Trace, finest, first_apart, in_dtype, lost, relative
+from replay_core.replay.interventions import Observer, TensorPlace, Trace, finest, first_apart, in_dtype, lost, relative
 from replay_core.replay.logprobs import token_logprobs
 from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
@@ -165,7 +165,7 @@ def _evidence(
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
-    found["lost"] = _lost(observer, base, sights, own, own_base, own_sights)
+    found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted)
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
         single = small.take([worst])
@@ -213,12 +213,20 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
     return found
 
 
-def _lost(a: Observer, base: Trace, sights: Any, b: Observer, b_base: Trace, b_sights: Any) -> dict[str, Any] | None:
+def _lost(
+    a: Observer, base: Trace, sights: Any, b: Observer, b_base: Trace, b_sights: Any, parted: TensorPlace | None
+) -> dict[str, Any] | None:
+    """Where a token first loses those that it must see: attention or a state, and no later than the two part. What
+    works on each token by itself can only pass on what it is given.
+    """
     like = {sight.token: sight for sight in b_sights if sight.what == "token"}
     for sight in sights:
         if sight.what == "token" and sight.token in like:
             place = lost(a, base, sight, b, b_base, like[sight.token])
-            if place is not None:
+            if place is None or place.kind not in ("mixer", "state"):
+                continue
+            follows = parted is not None and parted.kind != "position" and place.order > parted.order
+            if parted is None or not follows or place.module == parted.module:
                 return {**place.to_mapping(), "token": sight.token}
     return None
 

@@ -41,6 +41,7 @@ def replay_report(doc: ReplayDocument) -> str:
             said: Mapping[str, object] = cell["error"]
             lines += [f"  {name}: {said[name]}" for name in ("file", "expected", "found", "hint") if said[name]]
             lines += [f"  log: {cell['log']}"] if cell["log"] else []
+        lines += _compiler(number, cell)
         if by_digest := sentence(cell):
             lines += ["", f"cell {number}: {by_digest}"]
         lines += _visibility(number, cell)
@@ -101,6 +102,24 @@ def _visibility(number: int, cell: CellEntry) -> list[str]:
         worst, typical = words.number(far["worst"], 3), words.number(far["typical"], 3)
         lines.append(f"  {name} is {worst} off the truth at its worst token, {typical} typically")
     return lines
+
+
+def _compiler(number: int, cell: CellEntry) -> list[str]:
+    """Where the compiler fails, or what it could not take into one graph."""
+    if "stages" in cell:
+        found = cell["stages"]
+        known = "" if found["as_cell"] is None else f" (as cell {found['as_cell']}, which fails alike and was tried)"
+        lines = ["", f"cell {number} fails in {found['sentence']}{known}"]
+        tried = found["trials"] if found["as_cell"] is None else []
+        return lines + [f"  compile={one['compile']}: {one['message'] or one['outcome']}" for one in tried]
+    made = cell["compile"]
+    if made is None or not made["graph_breaks"]:
+        return []
+    return [
+        "",
+        f"cell {number} is {made['graphs']} graphs: {made['graph_breaks']} graph breaks",
+        *(f"  {reason}" for reason in made["graph_break_reasons"]),
+    ]
 
 
 def _cells(doc: ReplayDocument) -> list[str]:
