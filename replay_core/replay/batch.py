@@ -14,12 +14,16 @@ from replay_core.samples.layout import Bools, Ints, TokenLayout
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A padded micro-batch: token ids and which slots hold tokens; `response_BS` says which were generated."""
+    """A padded micro-batch: token ids and which slots hold tokens; `response_BS` says which were generated.
+
+    positions_BS: the recorded position ids, of every slot that holds a token; None where not all of them are recorded.
+    """
 
     ids_BS: Ints
     valid_BS: Bools
     response_BS: Bools | None = None
     temperature: float | None = None
+    positions_BS: Ints | None = None
 
     @classmethod
     def of(cls, samples: Batch, temperature: float | None = None) -> MicroBatch:
@@ -55,7 +59,11 @@ class MicroBatch:
         if samples.generated_N is not None:
             response_BS = np.zeros(valid_BS.shape, dtype=bool)
             response_BS[valid_BS] = samples.generated_N
-        return cls(ids_BS.astype(np.int64), valid_BS, response_BS, temperature)
+        positions_BS, positions_N = None, recorded_positions(samples)
+        if positions_N is not None:
+            positions_BS = np.zeros(valid_BS.shape, dtype=np.int64)
+            positions_BS[valid_BS] = positions_N
+        return cls(ids_BS.astype(np.int64), valid_BS, response_BS, temperature, positions_BS)
 
     @property
     def rows(self) -> int:
@@ -77,7 +85,23 @@ class MicroBatch:
         """The batch of some of its rows."""
         chosen = list(rows)
         response = None if self.response_BS is None else self.response_BS[chosen]
-        return MicroBatch(self.ids_BS[chosen], self.valid_BS[chosen], response, self.temperature)
+        positions = None if self.positions_BS is None else self.positions_BS[chosen]
+        return MicroBatch(self.ids_BS[chosen], self.valid_BS[chosen], response, self.temperature, positions)
+
+    def first_columns(self, width: int) -> MicroBatch:
+        """The batch of its first slots."""
+        response = None if self.response_BS is None else self.response_BS[:, :width]
+        positions = None if self.positions_BS is None else self.positions_BS[:, :width]
+        return MicroBatch(self.ids_BS[:, :width], self.valid_BS[:, :width], response, self.temperature, positions)
+
+
+def recorded_positions(samples: Batch) -> Ints | None:
+    """[N]: the recorded position id of every token, by sample; None where one is missing or is no whole number."""
+    ref = samples.held.find("position_ids")
+    found = None if ref is None or samples.per_sample(ref) is not None else samples.values(ref)
+    if found is None or not found.said_N.all() or not np.array_equal(found.values_N, np.rint(found.values_N)):
+        return None
+    return found.values_N.astype(np.int64)
 
 
 def resolve_temperature(asked: float | None, recorded: float | None) -> tuple[float, str | None]:

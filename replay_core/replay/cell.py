@@ -66,8 +66,10 @@ class BatchReplay:
         self.arrangement: Arrangement = arrange(self.batch, self.flags)
         self.modules = modules_matching(self.model.backbone, self.plan.capture)
         longest = int(self.batch.valid_BS.sum(axis=1).max())
+        # Padding that is counted, and recorded positions, go further than the tokens of a row.
+        reach = 0 if self.flags.positions == "cumsum" else int(self.arrangement.position_ids.max(initial=0)) + 1
         said = [
-            fit.need_positions(self.model.backbone, self.model.config, longest),
+            fit.need_positions(self.model.backbone, self.model.config, max(longest, reach)),
             fit.mask_note(self.model.causal_lm.config._attn_implementation),
         ]
         self.notes += [note for note in said if note]

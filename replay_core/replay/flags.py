@@ -127,6 +127,15 @@ class Flags:
         key="b", label="block mask", told="block mask on, or off: packed rows then leak", row=5,
         idle=lambda flags: None if flags.packing else "only when packing",
     )  # fmt: skip
+    positions: str = _flag(
+        "cumsum", "Position ids of each row: its tokens counted, its slots with the padding (arange), or as recorded",
+        values=("cumsum", "arange", "recorded"), reference="cumsum", effective="position_ids",
+        phrase="positions {value}",
+        idle=lambda flags: (
+            "each row alone counts from 0" if flags.is_reference
+            else "a pack has no padding to count" if flags.packing and flags.positions == "arange" else None
+        ),
+    )  # fmt: skip
     compile: str = _flag(
         "off", "Backend of torch.compile; dynamo only traces, aot_eager generates no code: they tell which stage it is",
         values=("off", "dynamo", "aot_eager", "inductor"), reference="off", effective="compile", recompiles=True,

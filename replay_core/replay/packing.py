@@ -3,6 +3,7 @@
 padded: the recorded rows; positions cumsum(mask) - 1 with 1 in padding (OpenRLHF's Actor); the mask is given.
 packed: samples end to end in one row; positions restart at 0; no mask, so the library itself keeps samples apart.
 rows alone: each sample by itself, positions 0..L-1, no mask. The reference.
+`positions` has others given in their place: 0..S-1 with padding counted, or those that were recorded.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from replay_core.errors import UnavailableError
 from replay_core.replay import faults
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.samples.layout import Bools, Ints, TokenLayout
+
+_CUMSUM, _ARANGE = "cumsum(attention_mask) - 1, 1 in padding", "0..S-1 in each row, padding counted"
+_RECORDED = "as recorded"
 
 
 @dataclass(frozen=True)
@@ -105,16 +110,22 @@ def arrange(batch: MicroBatch, flags: Flags) -> Arrangement:
 
 def _padded(batch: MicroBatch, flags: Flags) -> Arrangement:
     mask_BS = batch.valid_BS.astype(np.int64)
-    positions_BS = np.where(batch.valid_BS, np.cumsum(mask_BS, axis=1) - 1, 1)
+    positions_BS, rule = np.where(batch.valid_BS, np.cumsum(mask_BS, axis=1) - 1, 1), _CUMSUM
+    if flags.positions == "arange":
+        positions_BS, rule = np.broadcast_to(np.arange(mask_BS.shape[1]), mask_BS.shape).copy(), _ARANGE
+    elif flags.positions == "recorded":
+        positions_BS, rule = np.where(batch.valid_BS, _recorded(batch), 1), f"{_RECORDED}, 1 in padding"
     forwards = [
         Forward(batch.ids_BS[rows], positions_BS[rows], mask_BS[rows], valid=batch.valid_BS[rows])
         for rows in _row_groups(batch.rows, flags)
     ]
-    return Arrangement(forwards, batch.layout(), 0, None, "cumsum(attention_mask) - 1, 1 in padding")
+    return Arrangement(forwards, batch.layout(), 0, None, rule)
 
 
 def _flat(batch: MicroBatch, flags: Flags) -> Arrangement:
     forwards = []
+    # Each row alone is what everything is held to, whatever was recorded.
+    recorded_BS = _recorded(batch) if flags.positions == "recorded" and not flags.is_reference else None
     for rows in _row_groups(batch.rows, flags):
         lengths = batch.valid_BS[rows].sum(axis=1)
         ids_T = batch.ids_BS[rows][batch.valid_BS[rows]]
@@ -122,6 +133,8 @@ def _flat(batch: MicroBatch, flags: Flags) -> Arrangement:
             continue
         starts_T = np.repeat(np.cumsum(lengths) - lengths, lengths)
         positions_T = np.arange(ids_T.size) - starts_T
+        if recorded_BS is not None:
+            positions_T = recorded_BS[rows][batch.valid_BS[rows]]
         segments = int((lengths > 0).sum())
         # An all-ones mask says "one sequence" to the library, which then looks no further at the positions.
         leaks = segments > 1 and not flags.block_mask
@@ -131,7 +144,24 @@ def _flat(batch: MicroBatch, flags: Flags) -> Arrangement:
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     response_T = None if batch.response_BS is None else batch.response_BS[batch.valid_BS]
     layout = TokenLayout.packed(cu_seqlens, response_mask_T=response_T)
-    return Arrangement(forwards, layout, 1, cu_seqlens, "0..L-1 in each sample")
+    return Arrangement(forwards, layout, 1, cu_seqlens, "0..L-1 in each sample" if recorded_BS is None else _RECORDED)
+
+
+def _recorded(batch: MicroBatch) -> Ints:
+    """The recorded position ids.
+
+    Raises:
+        UnavailableError: not every token has one, or one is below 0.
+    """
+    positions_BS = batch.positions_BS
+    if positions_BS is None or int(positions_BS.min(initial=0)) < 0:
+        found = "no whole number for every token" if positions_BS is None else f"{positions_BS.min()}"
+        raise UnavailableError(
+            "positions=recorded: the record holds no position_ids to replay", tensor="position_ids",
+            expected="a number from 0 for every token, beside input_ids", found=found,
+            hint="positions=cumsum counts each row's tokens",
+        )  # fmt: skip
+    return positions_BS
 
 
 def _row_groups(rows: int, flags: Flags) -> list[slice]:

@@ -12,7 +12,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.errors import DumpError, RequestError, RldbgError
 from replay_core.records import Record, RecordKey, Run, Selection, TensorRef
-from replay_core.replay.batch import MicroBatch
+from replay_core.replay.batch import MicroBatch, recorded_positions
 from replay_core.replay.plan import ReplayPlan
 from replay_core.samples.batch import Batch
 from replay_core.samples.padding import among
@@ -69,7 +69,7 @@ def read_batch(run: Run, plan: ReplayPlan) -> RecordedBatch:
     samples, said = _samples([holder, *siblings], run)
     whole = MicroBatch.of(samples, _temperature(samples.held.find("temperature"), run))
     notes += [said] if said else []
-    notes += _positions(samples)
+    notes += [] if plan.flags.positions == "recorded" else _positions(samples)
     if key.step is None:
         notes.append(f"the dump numbers no steps: {holder.path.name} is replayed")
     if key.micro is None:
@@ -186,16 +186,15 @@ def _wholes(run: Run, key: RecordKey) -> list[Record]:
 
 def _positions(samples: Batch) -> list[str]:
     """What to say of recorded position_ids that are not what the replay gives: 0..L-1 in every sample."""
-    ref = samples.held.find("position_ids")
-    found = None if ref is None or samples.per_sample(ref) is not None else samples.values(ref)
-    if found is None or not (wrong_N := found.said_N & (found.values_N != samples.position_N)).any():
+    positions_N = recorded_positions(samples)
+    if positions_N is None or not (wrong_N := positions_N != samples.position_N).any():
         return []
     at = int(np.flatnonzero(wrong_N)[0])
     sample, position = int(np.searchsorted(samples.starts, at, side="right")) - 1, samples.position_N[at]
-    example = f"token {position} of sample {sample} has {found.values_N[at]:g}"
+    example = f"token {position} of sample {sample} has {positions_N[at]}"
     return [
         f"the recorded position_ids do not count every sample's tokens from 0 ({example}): the replay does, so what "
-        "was recorded was computed from other positions"
+        "was recorded was computed from other positions; positions=recorded gives them as they are"
     ]
 
 

@@ -197,9 +197,10 @@ def _bytes(causal_lm: Any) -> int:
 def _record(batch: MicroBatch, temperature: float, out: Path, reference: Flags) -> None:
     mask_BS = batch.valid_BS if batch.response_BS is None else batch.response_BS
     flags = {"asked": {"attention": reference.attention}}
+    recorded = {} if batch.positions_BS is None else {"position_ids": torch.from_numpy(batch.positions_BS)}
     with Recorder(out, model="../model", flags=flags, format="safetensors") as recorder, recorder.step(0) as record:
         record(
             "forward_data", micro=0, input_ids=torch.from_numpy(batch.ids_BS),
             attention_mask=torch.from_numpy(batch.valid_BS.astype(np.int64)),
-            response_mask=torch.from_numpy(mask_BS), temperature=temperature,
+            response_mask=torch.from_numpy(mask_BS), temperature=temperature, **recorded,
         )  # fmt: skip

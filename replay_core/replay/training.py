@@ -277,7 +277,7 @@ def _cell(
 ) -> BatchReplay:
     forward = replace(plan, capture="none")
     cell = BatchReplay(forward, flags, recorded.batch, model, temperature, on_event)
-    if settings_asked(run.flags).get("position_ids") == "library":
+    if settings_asked(run.flags).get("position_ids") == "library" and flags.positions == "cumsum":
         cell.arrangement = cell.arrangement.without_positions()
     return cell
 

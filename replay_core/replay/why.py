@@ -262,18 +262,13 @@ def smallest(
     step = width // 2
     while step >= 1 and tries > 0:
         tries -= 1
-        less_batch = _first_columns(batch, batch.ids_BS.shape[1] - step)
+        less_batch = batch.first_columns(batch.ids_BS.shape[1] - step)
         if fails(less_batch):
             batch = less_batch
             step = min(step, batch.ids_BS.shape[1] // 2)
         else:
             step //= 2
     return batch
-
-
-def _first_columns(batch: MicroBatch, width: int) -> MicroBatch:
-    response = None if batch.response_BS is None else batch.response_BS[:, :width]
-    return MicroBatch(batch.ids_BS[:, :width], batch.valid_BS[:, :width], response, batch.temperature)
 
 
 def _logprobs_apart(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> float | None:

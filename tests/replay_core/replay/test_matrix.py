@@ -1,13 +1,17 @@
 """The cells of a replay held against each row alone: real models, real dumps; crashes in real children."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from replay_core.executors.child import ChildRunner
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, Progress
+from replay_core.recorder import Recorder
 from tests.fixtures import FIXTURES
+from tests.replay_core.replay.conftest import small_batch
 
 FAULTS = {
     "packing=on block_mask=off": ("other_samples", ["mask_set"]),
@@ -162,3 +166,41 @@ def test_a_compiled_cell_has_no_digests_and_is_looked_at_from_the_start(ask):
 def test_run_twice_is_judged_by_digests_too(ask):
     repeated = ask("attention=eager", twice=True, plan={"capture_level": "hash"})["determinism"]
     assert (repeated["equal"], repeated["tensors"] > 50) == (True, True)
+
+
+def counting() -> Any:
+    """A GPT-2, which looks its positions up: counted otherwise they are others, whatever the mask."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=128, n_embd=32, n_layer=1, n_head=4, n_positions=64, bos_token_id=None, eos_token_id=None,
+        initializer_range=0.2,
+    ))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_positions_that_were_recorded_explain_what_was_recorded(ask, tmp_path):
+    import torch
+
+    batch = small_batch()
+    ids, mask = torch.from_numpy(batch.ids_BS), torch.from_numpy(batch.valid_BS.astype(np.int64))
+    positions = torch.arange(24).expand(3, -1)
+    with torch.no_grad():
+        logits = counting().eval()(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    said = torch.zeros(3, 24)
+    said[:, :-1] = logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    with Recorder(tmp_path / "dump") as recorder, recorder.step(0) as record:
+        record("forward_data", micro=0, input_ids=ids, attention_mask=mask, position_ids=positions,
+               response_mask=torch.from_numpy(batch.response_BS), temperature=1.0, old_log_probs=said)  # fmt: skip
+    plan = {"dump": str(tmp_path / "dump"), "model": f"factory:{__name__}:counting", "capture": "none",
+            "forward_path": str(Path(__file__).parents[3])}  # fmt: skip
+    doc = ask(plan=plan, matrix="positions=cumsum,arange,recorded")
+    cells = {cell["flags"]["positions"]: cell for cell in doc["cells"][2:]}
+    assert {name: cell["agreement"]["agrees"] for name, cell in cells.items()} == {
+        "cumsum": True, "arange": False, "recorded": False,
+    }  # fmt: skip
+    assert {cells[name]["cause"]["kind"] for name in ("arange", "recorded")} == {"positions"}
+    assert cells["recorded"]["recorded"][0]["mean_abs"] < 1e-6 < cells["cumsum"]["recorded"][0]["mean_abs"]
+    assert "positions=recorded" in " ".join(doc["notes"])

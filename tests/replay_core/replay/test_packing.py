@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from replay_core.compare import compare_runs
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
+from replay_core.errors import UnavailableError
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import arrange
 from tests.replay_core.replay.conftest import ROWS, small_batch
@@ -16,6 +20,31 @@ def test_padded_positions_follow_openrlhf():
     left, tokens, right = ROWS[0]
     assert forward.position_ids[0].tolist() == [1] * left + list(range(tokens)) + [1] * right
     assert forward.attention_mask[0].tolist() == [0] * left + [1] * tokens + [0] * right
+
+
+def test_positions_count_the_slots_with_their_padding_where_that_is_asked():
+    (forward,) = arrange(small_batch(), Flags(positions="arange")).forwards
+    assert forward.position_ids.tolist() == [list(range(24))] * 3
+    assert forward.attention_mask is not None
+
+
+def test_recorded_positions_are_given_as_they_are_and_never_to_the_reference():
+    batch = small_batch()
+    recorded = replace(batch, positions_BS=np.where(batch.valid_BS, np.arange(24) + 5, 0))
+    (padded,) = arrange(recorded, Flags(positions="recorded")).forwards
+    assert np.array_equal(padded.position_ids[batch.valid_BS], (np.arange(24) + np.full((3, 1), 5))[batch.valid_BS])
+    assert set(padded.position_ids[~batch.valid_BS].tolist()) == {1}
+    (packed,) = arrange(recorded, Flags(positions="recorded", packing=True)).forwards
+    assert packed.position_ids[0].tolist() == recorded.positions_BS[batch.valid_BS].tolist()
+    alone = arrange(recorded, Flags(positions="recorded", rows_per_forward=1))
+    assert [forward.position_ids[0, 0] for forward in alone.forwards] == [0, 0, 0]
+    assert alone.position_rule == "0..L-1 in each sample"
+
+
+def test_recorded_positions_that_are_not_there_are_unavailable():
+    with pytest.raises(UnavailableError, match="holds no position_ids") as refused:
+        arrange(small_batch(), Flags(positions="recorded"))
+    assert "positions=cumsum" in refused.value.hint
 
 
 def test_a_pack_has_no_mask_and_positions_that_restart():
