@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,19 @@ class MicroBatch:
         response = None if self.response_BS is None else self.response_BS[chosen]
         positions = None if self.positions_BS is None else self.positions_BS[chosen]
         return MicroBatch(self.ids_BS[chosen], self.valid_BS[chosen], response, self.temperature, positions)
+
+    def padded_on(self, side: str) -> MicroBatch:
+        """The same rows with all of their padding on one side, `left` or `right`; padding keeps its ids."""
+        # Tokens keep their order: a stable sort only moves what is padding.
+        order_BS = np.argsort(self.valid_BS if side == "left" else ~self.valid_BS, axis=1, kind="stable")
+
+        def moved(values_BS: Any) -> Any:
+            return None if values_BS is None else np.take_along_axis(values_BS, order_BS, axis=1)
+
+        return MicroBatch(
+            moved(self.ids_BS), moved(self.valid_BS), moved(self.response_BS), self.temperature,
+            moved(self.positions_BS),
+        )  # fmt: skip
 
     def first_columns(self, width: int) -> MicroBatch:
         """The batch of its first slots."""

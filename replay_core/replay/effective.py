@@ -13,6 +13,7 @@ from replay_core.replay.libraries import transformers
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.twins import CPU_FLASH
 
+NO_ATTENTION = "no attention operator seen"
 _FUSED = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_attention", "cudnn_attention")
 
 
@@ -28,8 +29,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
     def attention(self) -> str:
-        """The attention kernels among them, in words."""
-        return attention_in(self.counts)
+        """The attention kernels among them, in words; without a softmax there was none, whatever was multiplied."""
+        return attention_in(self.counts, compiled=False)
 
 
 class Profiled:
@@ -55,8 +56,8 @@ class Profiled:
         return attention_in(self.counts)
 
 
-def attention_in(counts: Counter[str]) -> str:
-    """The attention kernels among counted operators, in words."""
+def attention_in(counts: Counter[str], *, compiled: bool = True) -> str:
+    """The attention kernels among counted operators, in words. `compiled`: a softmax may have been fused away."""
     fused = sorted(name for name in counts if any(word in name for word in _FUSED))
     if fused:
         # A kernel's inner operator runs under its name.
@@ -67,8 +68,9 @@ def attention_in(counts: Counter[str]) -> str:
             return "math (bmm + _safe_softmax)"
         if counts["_softmax"]:
             return "eager (bmm + softmax)"
-        return "eager (bmm, softmax fused by the compiler)"
-    return "no attention operator seen"
+        if compiled:
+            return "eager (bmm, softmax fused by the compiler)"
+    return NO_ATTENTION
 
 
 def effective_settings(
@@ -100,6 +102,8 @@ def effective_settings(
 def notes_on(flags: Flags, effective: dict[str, Any]) -> list[str]:
     """What a reader of the settings must know: flags that had no effect, kernels that two flags share."""
     notes = []
+    if effective["attention"] == NO_ATTENTION and flags.compile == "off":
+        notes.append(f"no attention ran: attention={flags.attention} changes nothing of this model")
     if flags.attention == "flex":
         notes.append("the time includes compiling the flex kernel for each shape")
     if effective["attention"] == CPU_FLASH:

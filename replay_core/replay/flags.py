@@ -136,6 +136,11 @@ class Flags:
             else "a pack has no padding to count" if flags.packing and flags.positions == "arange" else None
         ),
     )  # fmt: skip
+    padding: str = _flag(
+        "recorded", "Where each row has its padding: as recorded, or all of it on one side",
+        values=("recorded", "left", "right"), reference="recorded", effective="padding", phrase="padding {value}",
+        idle=lambda flags: "only when padded" if flags.packing or flags.is_reference else None,
+    )  # fmt: skip
     compile: str = _flag(
         "off", "Backend of torch.compile; dynamo only traces, aot_eager generates no code: they tell which stage it is",
         values=("off", "dynamo", "aot_eager", "inductor"), reference="off", effective="compile", recompiles=True,

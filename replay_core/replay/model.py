@@ -321,6 +321,14 @@ def _naming_weights(directory: Path) -> Iterator[None]:
     except Exception as error:
         if _is_about_attention(error):
             raise
+        if "Unrecognized configuration class" in str(error):
+            raise ModelError(
+                "the model's config is none of a language model alone",
+                file=str(directory / "config.json"),
+                expected="a ...ForCausalLM of transformers",
+                found=", ".join(_architectures(directory)) or "no name",
+                hint="its text part: --model factory:MODULE:FUNCTION, a function that returns it as a ...ForCausalLM",
+            ) from error
         raise ModelError(
             f"the weights cannot be loaded: {_first_line(error)}",
             file=str(directory),
@@ -339,6 +347,10 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             transformers.utils.logging.enable_progress_bar()
+
+
+def _architectures(directory: Path) -> list[str]:
+    return [str(one) for one in getattr(_config(directory), "architectures", None) or ()]
 
 
 def _first_line(error: BaseException) -> str:

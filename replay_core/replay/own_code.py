@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
@@ -135,6 +136,7 @@ def logprobs(reference: str, folder: str | None, causal_lm: Any, batch: dict[str
 
 
 def _called(reference: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    mine = os.getpid()
     try:
         return call(*arguments)
     except KeyboardInterrupt:
@@ -145,6 +147,10 @@ def _called(reference: str, call: Callable[..., Any], *arguments: Any) -> Any:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         what = f"{reference} raised {type(error).__name__}: {first}"
         raise CellError(what, hint="the log holds the whole traceback") from error
+    finally:
+        if os.getpid() != mine:
+            # A process that the code forked and let come back here would run the job a second time, and answer it.
+            os._exit(0)
 
 
 @contextlib.contextmanager

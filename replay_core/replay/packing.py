@@ -104,6 +104,8 @@ class Arrangement:
 
 def arrange(batch: MicroBatch, flags: Flags) -> Arrangement:
     """Lay the batch out as the flags say."""
+    if flags.padding != "recorded" and flags.idle("padding") is None:
+        batch = batch.padded_on(flags.padding)
     arrangement = _flat(batch, flags) if flags.packing or flags.is_reference else _padded(batch, flags)
     return replace(arrangement, forwards=[faults.spoil(forward, flags) for forward in arrangement.forwards])
 

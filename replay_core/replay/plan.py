@@ -81,6 +81,11 @@ class ReplayPlan:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
                 if not self.backward:
                     raise RequestError(f"several {what} are one piece of work only with --backward")
+        if self.backward and self.flags.padding != "recorded":
+            raise RequestError(
+                "a loss is formed on the rows as they were recorded", expected="padding=recorded with --backward",
+                found=f"padding={self.flags.padding}", hint="without --backward padding goes to either side",
+            )  # fmt: skip
         if self.optimizer is not None and not self.backward:
             raise RequestError("an optimizer step needs gradients", expected="--backward --optimizer-step")
         if self.forward is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.forward):

@@ -54,6 +54,21 @@ def test_weights_of_another_shape_are_named(ask, tmp_path):
     assert (refused.value.tensor, refused.value.expected, refused.value.found) == (name, "[64, 32]", "[3, 3]")
 
 
+def test_a_model_of_pictures_and_words_is_told_from_broken_weights(ask, tmp_path):
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    words = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "num_key_value_heads": 2,
+             "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}}  # fmt: skip
+    pictures = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 32}
+    config = Qwen2_5_VLConfig(text_config=words, vision_config=pictures)
+    path = saved(Qwen2_5_VLForConditionalGeneration(config), tmp_path / "vl")
+    with pytest.raises(ModelError, match="none of a language model alone") as refused:
+        ask(plan={"model": path})
+    assert refused.value.found == "Qwen2_5_VLForConditionalGeneration"
+    assert "shard" not in refused.value.hint
+
+
 def test_weights_that_are_not_finite_are_named_and_not_taken_for_a_leak(ask, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from replay_core.replay.effective import Operators, Profiled, attention_in, notes_on
+from replay_core.replay.effective import NO_ATTENTION, Operators, Profiled, attention_in, notes_on
 from replay_core.replay.flags import Flags
 
 
@@ -24,6 +24,23 @@ from replay_core.replay.flags import Flags
 )  # fmt: skip
 def test_the_kernel_is_named_by_its_operators(counts, words):
     assert attention_in(Counter(counts)) == words
+
+
+def test_a_product_without_a_softmax_is_no_attention_where_nothing_was_fused():
+    assert attention_in(Counter({"bmm": 4, "mm": 9}), compiled=False) == "no attention operator seen"
+
+
+def test_a_model_of_states_alone_is_not_said_to_attend():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "conv_kernel": 4}
+    model = MambaForCausalLM(MambaConfig(**sizes, pad_token_id=0, bos_token_id=0, eos_token_id=0)).eval()
+    with torch.no_grad(), Operators() as operators:
+        model(input_ids=torch.arange(8)[None], use_cache=False)
+    assert operators.counts["bmm"] + operators.counts["matmul"] + operators.counts["baddbmm"], "it multiplies states"
+    assert operators.attention() == NO_ATTENTION
+    said = notes_on(Flags.parse("attention=eager"), {"attention": operators.attention()})
+    assert "no attention ran: attention=eager changes nothing of this model" in said
 
 
 def test_both_ways_of_counting_see_the_kernel_that_ran():

@@ -168,6 +168,14 @@ def test_run_twice_is_judged_by_digests_too(ask):
     assert (repeated["equal"], repeated["tensors"] > 50) == (True, True)
 
 
+def test_padding_on_either_side_is_held_sample_by_sample(ask):
+    doc = ask(plan={"capture": "none"}, matrix="padding=recorded,left,right")
+    assert [cell["agreement"]["agrees"] for cell in doc["cells"][2:]] == [True] * 3
+    assert [cell["effective"]["padding"] for cell in doc["cells"][2:]] == ["recorded", "left", "right"]
+    positions = [row["worst_token"]["position"] for row in doc["cells"][-1]["segments"]]
+    assert len(positions) == 3
+
+
 def counting() -> Any:
     """A GPT-2, which looks its positions up: counted otherwise they are others, whatever the mask."""
     import torch

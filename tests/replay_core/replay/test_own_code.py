@@ -1,5 +1,6 @@
 """The user's own code: found where it lies, its answer laid on the batch's tokens, its failures named."""
 
+import os
 import sys
 
 import pytest
@@ -78,3 +79,19 @@ def test_a_module_that_cannot_be_imported_fails_and_the_path_is_as_before(code):
     with pytest.raises(CellError, match="OSError: no cluster"):
         own_code.function(f"{module}:f", folder)
     assert sys.path == before
+
+
+def test_a_process_that_the_code_forks_and_lets_come_back_answers_nothing(code, tmp_path):
+    module, folder = code(
+        "import os, time\n"
+        "def f():\n"
+        "    forked = os.fork()\n"
+        "    if forked:\n"
+        "        os.waitpid(forked, 0)\n"
+        "    return str(os.getpid())\n"
+    )
+    answers = tmp_path / "answers"
+    answer = own_code._called("f", own_code.function(f"{module}:f", folder))
+    with answers.open("a") as file:
+        file.write(f"{answer}\n")
+    assert answers.read_text() == f"{os.getpid()}\n", "one process came back"

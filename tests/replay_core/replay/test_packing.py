@@ -41,6 +41,22 @@ def test_recorded_positions_are_given_as_they_are_and_never_to_the_reference():
     assert alone.position_rule == "0..L-1 in each sample"
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_goes_to_one_side_and_every_sample_keeps_its_tokens(side):
+    batch = small_batch()
+    arrangement, recorded = (arrange(batch, Flags(padding=one)) for one in (side, "recorded"))
+    (forward,) = arrangement.forwards
+    assert forward.attention_mask.tolist() == [
+        [0] * (24 - tokens) + [1] * tokens if side == "left" else [1] * tokens + [0] * (24 - tokens)
+        for tokens in LENGTHS
+    ]
+    assert arrangement.next_tokens()[1].tolist() == recorded.next_tokens()[1].tolist()
+    assert arrangement.response_mask.sum() == recorded.response_mask.sum()
+    assert arrange(batch, Flags(padding=side, packing=True)).input_ids.tolist() == (
+        arrange(batch, Flags(packing=True)).input_ids.tolist()
+    )
+
+
 def test_recorded_positions_that_are_not_there_are_unavailable():
     with pytest.raises(UnavailableError, match="holds no position_ids") as refused:
         arrange(small_batch(), Flags(positions="recorded"))

@@ -23,6 +23,7 @@ def test_a_plan_survives_a_round_trip_through_json():
         ({"temperature": 0.0}, "above 0"),
         ({"logit_chunk": 0}, "at least 1"),
         ({"max_rows": 0}, "at least 1"),
+        ({"backward": True, "flags": Flags(padding="left")}, "rows as they were recorded"),
     ],
 )
 def test_a_wrong_part_is_refused_before_anything_runs(parts, says):
