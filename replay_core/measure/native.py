@@ -1,4 +1,6 @@
-"""The native kernel of a pair's figures (`native.c`), as a wheel carries it; without it numpy does the same in sums.py.
+"""The native kernel (`native.c`) of a pair's figures and of one tensor's, as a wheel carries it.
+
+Without it numpy does the same in sums.py and statistics.py.
 
 One library without an interface to Python, so it is of no Python's version; calls let other threads run.
 """
@@ -21,6 +23,9 @@ PLACE = Path(__file__).with_name("native.kernel")
 #: Dtypes that it knows, and the type in which it adds up.
 _REALS = {"bfloat16": np.float32, "float16": np.float32, "float32": np.float64, "float64": np.float64}
 _LINES = 7
+#: Dtypes whose moments it knows.
+_MOMENTS = frozenset(("bfloat16", "float16", "float32", "float64", "int64", "int32", "uint8", "bool"))
+_FIGURES = 10
 
 
 @cache
@@ -30,6 +35,8 @@ def loaded() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(PLACE))
         for name in _REALS:
             getattr(found, f"pair_{name}").restype = ctypes.c_int64
+        for name in _MOMENTS:
+            getattr(found, f"moments_{name}").restype = None
     except (OSError, AttributeError):
         return None
     return found
@@ -55,6 +62,21 @@ def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[F64, F
     size = [ctypes.c_int64(one) for one in (rows, columns, len(spans))]
     differ = getattr(kernel, f"pair_{name}")(*pointers[:2], *size[:2], pointers[2], size[2], *pointers[3:])
     return lines, found[0].astype(np.float64), found[1].astype(np.float64), int(differ)
+
+
+def moments(values: Rows) -> list[float] | None:
+    """Of a flat chunk: `statistics.Moments`, in its order.
+
+    None where there is no kernel, or none for what this is, or a sum is past what a double holds.
+    """
+    name = str(values.dtype)
+    kernel = loaded() if name in _MOMENTS and _is_plain(values) else None
+    if kernel is None:
+        return None
+    found = np.empty(_FIGURES)
+    pointer, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(values.size)
+    getattr(kernel, f"moments_{name}")(pointer, size, ctypes.c_void_p(found.ctypes.data))
+    return found.tolist() if bool(np.isfinite(found[-3:]).all()) else None
 
 
 def _is_plain(values: Rows) -> bool:

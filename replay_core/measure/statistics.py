@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from replay_core.measure import native
 from replay_core.pages import flat_chunks, spread_chunks
 from replay_core.records import TensorRef
 
@@ -44,33 +46,71 @@ def statistics(ref: TensorRef, chunks: int | None = None) -> Statistics:
     Raises:
         DumpError: its bytes cannot be read.
     """
-    nan = pos_inf = neg_inf = zeros = count = looked_at = 0
-    low, high = np.inf, -np.inf
-    mean = deviation = squares = 0.0
+    whole, looked_at = Moments(), 0
     for _, chunk in flat_chunks(ref) if chunks is None else spread_chunks(ref, chunks):
         looked_at += chunk.size
-        values = as_real(chunk)
-        finite_mask = np.isfinite(values)
-        finite = values[finite_mask]
-        if finite.size != values.size:
-            nan += int(np.isnan(values).sum())
-            pos_inf += int((values == np.inf).sum())
-            neg_inf += int((values == -np.inf).sum())
-        zeros += int(finite.size - np.count_nonzero(finite))
-        if not finite.size:
-            continue
-        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-        chunk_mean = float(finite.mean())
-        chunk_deviation = float(((finite - chunk_mean) ** 2).sum())
-        delta, total = chunk_mean - mean, count + finite.size
-        deviation += chunk_deviation + delta * delta * count * finite.size / total
-        mean += delta * finite.size / total
-        squares += float(np.einsum("i,i->", finite, finite))
-        count = total
-    if not count:
-        return Statistics(looked_at, nan, pos_inf, neg_inf, zeros, None, None, None, None, None)
-    std = float(np.sqrt(deviation / count))
-    return Statistics(looked_at, nan, pos_inf, neg_inf, zeros, low, high, mean, std, float(np.sqrt(squares)))
+        found = native.moments(chunk)
+        whole.join(by_numpy(chunk) if found is None else Moments(*found))
+    return whole.statistics(looked_at)
+
+
+@dataclass(slots=True)
+class Moments:
+    """What is added up over chunks. Extremes, mean and sums are of the finite elements."""
+
+    finite: float = 0
+    nan: float = 0
+    pos_inf: float = 0
+    neg_inf: float = 0
+    zeros: float = 0
+    low: float = math.inf
+    high: float = -math.inf
+    mean: float = 0.0
+    #: Sum of squares around the mean.
+    deviation: float = 0.0
+    squares: float = 0.0
+
+    def join(self, more: Moments) -> None:
+        """Add those of a further chunk (Chan)."""
+        self.nan, self.pos_inf, self.neg_inf = (
+            self.nan + more.nan, self.pos_inf + more.pos_inf, self.neg_inf + more.neg_inf,
+        )  # fmt: skip
+        if not more.finite:
+            return
+        self.zeros += more.zeros
+        self.low, self.high = min(self.low, more.low), max(self.high, more.high)
+        delta, total = more.mean - self.mean, self.finite + more.finite
+        self.deviation += more.deviation + delta * delta * self.finite * more.finite / total
+        self.mean += delta * more.finite / total
+        self.squares += more.squares
+        self.finite = total
+
+    def statistics(self, numel: int) -> Statistics:
+        """As figures of so many elements."""
+        counts = (numel, *(int(count) for count in (self.nan, self.pos_inf, self.neg_inf, self.zeros)))
+        if not self.finite:
+            return Statistics(*counts, None, None, None, None, None)
+        std = math.sqrt(self.deviation / self.finite)
+        return Statistics(*counts, self.low, self.high, self.mean, std, math.sqrt(self.squares))
+
+
+def by_numpy(chunk: np.ndarray[Any, Any]) -> Moments:
+    """Those of a chunk of any dtype: what the kernel is held to."""
+    values = as_real(chunk)
+    finite = values[np.isfinite(values)]
+    found = Moments(finite.size)
+    if finite.size != values.size:
+        found.nan = int(np.isnan(values).sum())
+        found.pos_inf = int((values == np.inf).sum())
+        found.neg_inf = int((values == -np.inf).sum())
+    if not finite.size:
+        return found
+    found.zeros = int(finite.size - np.count_nonzero(finite))
+    found.low, found.high = float(finite.min()), float(finite.max())
+    found.mean = float(finite.mean())
+    found.deviation = float(((finite - found.mean) ** 2).sum())
+    found.squares = float(np.einsum("i,i->", finite, finite))
+    return found
 
 
 def as_reals(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[F64, F64]:

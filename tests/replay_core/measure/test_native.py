@@ -1,8 +1,10 @@
-"""The kernel says what numpy says: every dtype, shape and massive column, to what sums of that width leave."""
+"""The kernel says what numpy says: every dtype, shape, massive column, odd number, to what sums of that width leave."""
 
 from __future__ import annotations
 
 import ctypes.util
+import math
+from dataclasses import fields
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from hatch_build import compiled
 from replay_core.measure import native, sums
 from replay_core.measure.pair import figures
+from replay_core.measure.statistics import Moments, by_numpy
 
+COUNTED = {"int64": np.int64, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_}
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 
@@ -85,6 +89,52 @@ def test_every_number_of_two_bytes_is_read_right_and_what_is_not_finite_is_left_
         b[1, 1] = odd
         assert sums.smooth_sums(a, b, np.zeros(0, np.intp)) is None
         assert figures([(a, b)]).nonfinite_mismatched == 1
+
+
+ODD = (0.0, -0.0, 1.0, 1e-40, -3e-45, 5e-324, 6e-8, 6e4, 3e38, -1e300, np.inf, -np.inf, np.nan)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_built")
+@pytest.mark.parametrize("dtype", [*DTYPES, *COUNTED])
+@settings(max_examples=40)
+@given(
+    size=st.sampled_from([0, 1, 7, 1023, 1024, 1025, 5000]),
+    mean=st.sampled_from([0.0, 3.0, -1e4]),
+    odd=st.lists(st.tuples(st.integers(0, 4999), st.sampled_from(ODD)), max_size=40),
+    seed=st.integers(0, 99),
+)
+def test_the_kernel_says_of_one_tensor_what_numpy_says(
+    dtype: str, size: int, mean: float, odd: list[tuple[int, float]], seed: int
+):
+    values = np.random.default_rng(seed).standard_normal(size) * 5 + mean
+    for place, number in odd:
+        if size:
+            values[place % size] = number
+    with np.errstate(all="ignore"):
+        one = values.astype({**DTYPES, **COUNTED}[dtype])
+        found, expected = native.moments(one), by_numpy(one)
+    if found is None:
+        assert not math.isfinite(expected.squares)
+        return
+    assert found[:7] == [getattr(expected, name) for name in ORDER[:7]]
+    scale = max(abs(expected.low), abs(expected.high)) if expected.finite else 1.0
+    assert found[7] == pytest.approx(expected.mean, rel=1e-12, abs=1e-14 * scale)
+    assert found[8] == pytest.approx(expected.deviation, rel=1e-9, abs=1e-24 * scale * scale * size)
+    assert found[9] == pytest.approx(expected.squares, rel=1e-12)
+
+
+ORDER = [one.name for one in fields(Moments)]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_built")
+def test_moments_of_what_it_does_not_know_are_left_to_numpy():
+    for values in (np.ones(4, ">f4"), np.ones(4, ml_dtypes.float8_e4m3fn), np.ones(4, np.complex64), np.ones(8)[::2]):
+        assert native.moments(values) is None
+        assert by_numpy(values).low in (0, 1)
+    with np.errstate(all="ignore"):
+        assert native.moments(np.array([1e300, -1e300])) is None
 
 
 @pytest.mark.long
