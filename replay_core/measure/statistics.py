@@ -46,16 +46,16 @@ def statistics(ref: TensorRef, chunks: int | None = None) -> Statistics:
     Raises:
         DumpError: its bytes cannot be read.
     """
-    whole, looked_at = Moments(), 0
+    whole, looked_at = Accumulated(), 0
     for _, chunk in flat_chunks(ref) if chunks is None else spread_chunks(ref, chunks):
         looked_at += chunk.size
         found = native.moments(chunk)
-        whole.join(by_numpy(chunk) if found is None else Moments(*found))
+        whole.join(by_numpy(chunk) if found is None else Accumulated(*found))
     return whole.statistics(looked_at)
 
 
 @dataclass(slots=True)
-class Moments:
+class Accumulated:
     """What is added up over chunks. Extremes, mean and sums are of the finite elements."""
 
     finite: float = 0
@@ -70,7 +70,7 @@ class Moments:
     deviation: float = 0.0
     squares: float = 0.0
 
-    def join(self, more: Moments) -> None:
+    def join(self, more: Accumulated) -> None:
         """Add those of a further chunk (Chan)."""
         self.nan, self.pos_inf, self.neg_inf = (
             self.nan + more.nan, self.pos_inf + more.pos_inf, self.neg_inf + more.neg_inf,
@@ -87,18 +87,18 @@ class Moments:
 
     def statistics(self, numel: int) -> Statistics:
         """As figures of so many elements."""
-        counts = (numel, *(int(count) for count in (self.nan, self.pos_inf, self.neg_inf, self.zeros)))
+        nan, pos_inf, neg_inf, zeros = map(int, (self.nan, self.pos_inf, self.neg_inf, self.zeros))
         if not self.finite:
-            return Statistics(*counts, None, None, None, None, None)
-        std = math.sqrt(self.deviation / self.finite)
-        return Statistics(*counts, self.low, self.high, self.mean, std, math.sqrt(self.squares))
+            return Statistics(numel, nan, pos_inf, neg_inf, zeros, None, None, None, None, None)
+        std, l2 = math.sqrt(self.deviation / self.finite), math.sqrt(self.squares)
+        return Statistics(numel, nan, pos_inf, neg_inf, zeros, self.low, self.high, self.mean, std, l2)
 
 
-def by_numpy(chunk: np.ndarray[Any, Any]) -> Moments:
+def by_numpy(chunk: np.ndarray[Any, Any]) -> Accumulated:
     """Those of a chunk of any dtype: what the kernel is held to."""
     values = as_real(chunk)
     finite = values[np.isfinite(values)]
-    found = Moments(finite.size)
+    found = Accumulated(finite.size)
     if finite.size != values.size:
         found.nan = int(np.isnan(values).sum())
         found.pos_inf = int((values == np.inf).sum())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_core.errors import RequestError
+from replay_core.measure.kernel import moments_at
 from replay_core.recorder.pinned import copy_aside
 
 #: Elements looked at together where statistics are counted. They stay in the cache, and below 32,768 torch starts no
@@ -319,6 +320,31 @@ def statistics(tensor: Any) -> dict[str, Any]:
 
     Accumulated in float64; complex tensors are judged by their absolute values.
     """
+    found = _counted(tensor)
+    return _by_torch(tensor) if found is None else found
+
+
+def _counted(tensor: Any) -> dict[str, Any] | None:
+    """The same by the compiled loop, five times as fast; None where torch has to."""
+    if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        return None
+    found = moments_at(tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch."))
+    if found is None:
+        return None
+    counts = dict(zip(("finite", "nan", "posinf", "neginf", "zero"), map(int, found), strict=False))
+    number = counts.pop("finite")
+    smallest, largest, mean, around, squares = found[5:]
+    figures = {"count": tensor.numel(), **counts}
+    if not number:
+        return {**figures, **dict.fromkeys(("min", "max", "mean", "std", "l2"))}
+    return {
+        **figures, "min": smallest, "max": largest, "mean": mean, "std": math.sqrt(around / number),
+        "l2": math.sqrt(squares),
+    }  # fmt: skip
+
+
+def _by_torch(tensor: Any) -> dict[str, Any]:
+    """The same of any tensor."""
     torch = _torch()
     flat = (tensor.abs() if tensor.is_complex() else tensor).reshape(-1)
     counts = dict.fromkeys(("nan", "posinf", "neginf", "zero"), 0)

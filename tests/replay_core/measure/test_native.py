@@ -14,26 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hatch_build import compiled
-from replay_core.measure import native, sums
+from replay_core.measure import kernel, native, sums
 from replay_core.measure.pair import figures
-from replay_core.measure.statistics import Moments, by_numpy
+from replay_core.measure.statistics import Accumulated, by_numpy
 
 COUNTED = {"int64": np.int64, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_}
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("kernel") / native.PLACE.name
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("kernel") / kernel.PLACE.name
     if not compiled(Path(native.__file__).with_name("native.c"), made):
         pytest.skip("a C compiler and Linux are needed")
     return made
 
 
 @pytest.fixture
-def _built(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PLACE", kernel)
-    native.loaded.cache_clear()
+def _built(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "PLACE", library)
+    kernel.loaded.cache_clear()
 
 
 def _pair(dtype: str, rows: int, columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +124,7 @@ def test_the_kernel_says_of_one_tensor_what_numpy_says(
     assert found[9] == pytest.approx(expected.squares, rel=1e-12)
 
 
-ORDER = [one.name for one in fields(Moments)]
+ORDER = [one.name for one in fields(Accumulated)]
 
 
 @pytest.mark.long
@@ -150,16 +150,16 @@ def test_what_does_not_lie_row_by_row_is_left_to_numpy():
 def test_without_a_kernel_numpy_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for place in (tmp_path / "none.so", tmp_path / "broken.so"):
         (tmp_path / "broken.so").write_bytes(b"\x7fELF, or so it says")
-        monkeypatch.setattr(native, "PLACE", place)
-        native.loaded.cache_clear()
+        monkeypatch.setattr(kernel, "PLACE", place)
+        kernel.loaded.cache_clear()
         a, b = _pair("bfloat16", 4, 64, 1)
-        assert native.loaded() is None
+        assert kernel.loaded() is None
         assert figures([(a, b)]).mismatched > 0
-    native.loaded.cache_clear()
+    kernel.loaded.cache_clear()
 
 
 def test_a_library_of_another_kind_is_no_kernel(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(native, "PLACE", Path(ctypes.util.find_library("c") or "libc.so.6"))
-    native.loaded.cache_clear()
-    assert native.loaded() is None
-    native.loaded.cache_clear()
+    monkeypatch.setattr(kernel, "PLACE", Path(ctypes.util.find_library("c") or "libc.so.6"))
+    kernel.loaded.cache_clear()
+    assert kernel.loaded() is None
+    kernel.loaded.cache_clear()

@@ -1,0 +1,58 @@
+"""What the index says of a tensor: the compiled loop and torch say the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from replay_core.measure import kernel
+from replay_core.recorder import values
+
+DTYPES = (
+    torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
+)  # fmt: skip
+ODD = {
+    "plain": (),
+    "zeros of both signs": (0.0, -0.0),
+    "infinities and NaN": (math.inf, -math.inf, math.nan, math.nan),
+    "subnormal": (1e-40, -6e-8, 5e-324),
+}
+
+
+@pytest.mark.skipif(kernel.loaded() is None, reason="a C compiler and Linux are needed")
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_compiled_loop_says_what_torch_says(dtype: torch.dtype, odd: str):
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randn(3, 20_001, generator=generator, dtype=torch.float64) * 5 + 2
+    tensor.view(-1)[: len(ODD[odd])] = torch.tensor(ODD[odd], dtype=torch.float64)
+    tensor = (tensor if dtype.is_floating_point else tensor.nan_to_num(0, 3, 3).abs()).to(dtype)
+    found, expected = values._counted(tensor), values._by_torch(tensor)
+    assert found is not None
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert found[name] == (pytest.approx(value, rel=1e-9) if type(value) is float else value), name
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(4, 4)[:, ::2], torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.int16),
+        torch.full((3,), 1e300, dtype=torch.float64), torch.ones(3).to(torch.float8_e4m3fn),
+    ],
+    ids=["strided", "complex", "int16", "squares past a double", "float8"],
+)  # fmt: skip
+def test_what_the_loop_does_not_know_is_left_to_torch(tensor: torch.Tensor):
+    assert values._counted(tensor) is None
+    assert values.statistics(tensor)["max"] == float(
+        tensor.abs().max() if tensor.is_complex() else tensor.double().max()
+    )
+
+
+def test_of_nothing_and_of_nothing_finite_there_are_no_figures():
+    for tensor, count in ((torch.empty(0), 0), (torch.full((5,), math.nan), 5)):
+        found = values.statistics(tensor)
+        assert (found["count"], found["nan"], found["zero"], found["mean"]) == (count, count, 0, None)
+        assert found == values._by_torch(tensor)
