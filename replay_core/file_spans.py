@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO, TypeVar, cast
 
 from replay_core.errors import DumpError, TruncatedError
@@ -31,10 +32,28 @@ def _truncated(path: Path, offset: int, nbytes: int, size: int) -> TruncatedErro
 
 
 class Stream:
-    """An open file whose spans are copied into a caller's buffer."""
+    """A file opened for reading spans into a caller's buffer, for the length of a `with`: a class, as a slice of a few
+    numbers costs little more than its opening.
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self.path, self._fd = path, fd
+    Raises:
+        DumpError: it cannot be opened or read.
+    """
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Stream:
+        self._fd, _ = open_regular(self.path)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+        if isinstance(error, OSError):
+            raise DumpError(f"cannot read the file: {error.strerror}", file=str(self.path)) from None
 
     def into(self, buffer: memoryview, offset: int) -> None:
         """Fill the buffer from `offset`.
@@ -88,22 +107,6 @@ def regular(path: Path | str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
-
-
-@contextmanager
-def stream(path: Path) -> Iterator[Stream]:
-    """A file opened for reading spans.
-
-    Raises:
-        DumpError: it cannot be opened or read.
-    """
-    fd, _ = open_regular(path)
-    try:
-        yield Stream(path, fd)
-    except OSError as error:
-        raise DumpError(f"cannot read the file: {error.strerror}", file=str(path)) from None
-    finally:
-        os.close(fd)
 
 
 def kept_while_unchanged(count: int) -> Callable[[Make], Make]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
-from replay_core.file_spans import Stream, stream
+from replay_core.file_spans import Stream
 from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
         return np.asarray(array(ref.source.of) != 0, dtype=numpy_dtype(ref.dtype))
     where = ref.source
     dtype = _stored(ref, where)
-    with stream(where.path) as file:
+    with Stream(where.path) as file:
         if where.strides is None:
             values = np.empty(ref.shape, dtype)
             file.into(values.reshape(-1).view(np.uint8).data, where.offset)
@@ -169,7 +169,7 @@ def element(ref: TensorRef, index: tuple[int, ...]) -> Any:
         flat = sum(place * stride for place, stride in zip(index, strides, strict=True))
     dtype = _stored(ref, where)
     number = np.empty(dtype.itemsize, dtype=np.uint8)
-    with stream(where.path) as file:
+    with Stream(where.path) as file:
         file.into(number.data, where.offset + flat * dtype.itemsize)
     return number.view(dtype)[0].item()
 
@@ -195,7 +195,7 @@ def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
                 continue
             if file is None or file.path != where.path:
                 opened.close()
-                file = opened.enter_context(stream(where.path))
+                file = opened.enter_context(Stream(where.path))
             file.into(here.view(np.uint8).data, where.offset)
     whole.flags.writeable = False
     return whole
@@ -242,7 +242,7 @@ def _read_chunks(
 
     dtype = _stored(ref, where)
     buffer = np.empty(min(elements, ref.numel) * dtype.itemsize, dtype=np.uint8)
-    with stream(where.path) as file:
+    with Stream(where.path) as file:
         for start in starts:
             part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
             file.into(part.data, where.offset + start * dtype.itemsize)
@@ -271,7 +271,7 @@ def row_reader(ref: TensorRef, width: int) -> Callable[[Any], np.ndarray[Any, An
         if high - low > 4 * len(numbers) + 64:
             return np.concatenate([read(part) for part in np.array_split(numbers, 2)])
         span = np.empty((high - low) * row, dtype=np.uint8)
-        with stream(path) as file:
+        with Stream(path) as file:
             file.into(span.data, offset + low * row)
         rows = span.view(dtype).reshape(-1, width)
         return rows if high - low == len(numbers) and bool((np.diff(numbers) == 1).all()) else rows[numbers - low]
@@ -354,7 +354,7 @@ def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | 
     compare, blocks = _memcmp(), _blocks
     # Most tensors that differ do so at once.
     start, count = 0, min(_Blocks.FIRST, block)
-    with stream(a.source.path) as file_a, stream(b.source.path) as file_b:
+    with Stream(a.source.path) as file_a, Stream(b.source.path) as file_b:
         while start < a.nbytes:
             count = min(count, a.nbytes - start)
             file_a.into(blocks.a[:count], a.source.offset + start)
