@@ -95,8 +95,9 @@ class Busy:
             return None
         if far.parts > 1:
             each = (self.part_began - self.began - self.imported_s) / far.part if far.part else 0.0
-            left = each * (far.parts - far.part) - (self.now - self.part_began)
-            return left if left > 0 else None
+            spent = self.now - self.part_began
+            # A part that takes longer than those before it is of another kind, and the rest may be of its kind.
+            return each * (far.parts - far.part) - spent if spent < each else None
         spent, done = self.told - self.phase_began, far.done - self.phase_from
         if not far.total or far.done >= far.total or not done or spent < _TOLD_AFTER_S:
             return None

@@ -37,7 +37,8 @@ def test_a_phase_of_a_part_does_not_stand_for_the_whole() -> None:
     assert at(20.0, *first) == "20.0 s"
     second = *first, (40, Progress(0, 4, "forwards", 1, 3)), (50, Progress(3, 4, "forwards", 1, 3))
     assert at(50.0, *second) == "50.0 s, about 70 s left"
-    assert at(200.0, *second) == "200 s", "it has taken longer than the parts before: nothing is known of what is left"
+    assert at(79.0, *second) == "79.0 s, about 41 s left"
+    assert at(81.0, *second) == "81.0 s", "it has taken longer than the parts before: nothing is known of what is left"
 
 
 def test_what_the_first_part_waited_for_torch_is_not_what_the_others_cost() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tui_debugger.driving import A, B, opened, press
+from tests.tui_debugger.driving import A, B, opened, press, rest, screen, until
 from tui_debugger.app import RldbgApp
 from tui_debugger.panes.tensors import TensorRows
 from tui_debugger.screens.debugger import DebuggerScreen
@@ -52,6 +52,22 @@ async def test_leaving_before_every_pane_is_mounted_is_no_crash(monkeypatch: pyt
     async with app.run_test() as pilot:
         await pilot.pause(0.1)
     assert app.return_code == 0
+    assert app._exception is None
+
+
+@pytest.mark.parametrize(("name", "shows"), [("matrix", "8 cells"), ("trends", "signal"), ("parity", "Measures")])
+async def test_news_that_comes_before_a_screen_is_composed_is_drawn_once_it_is(name: str, shows: str) -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "P", "escape")  # its numbers are there
+        assert app.screen is app.debugger
+        app.debugger.action_do(name)
+        on_top = app.screen
+        assert on_top is not app.debugger
+        assert not on_top.is_mounted
+        app.debugger._redraw_stale()
+        await until(pilot, lambda: on_top.is_mounted, f"the {name} screen")
+        await rest(app, pilot)
+        assert shows in screen(app)
     assert app._exception is None
 
 

@@ -13,10 +13,14 @@ from textual.command import CommandList
 from replay_core.errors import ChildDiedError, RldbgError, TruncatedError
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
+from tui_debugger import remembered
 from tui_debugger.answer import answer_of
+from tui_debugger.app import RldbgApp
 from tui_debugger.busy import Busy
+from tui_debugger.flows import errands
 from tui_debugger.panes.log import LogPane
 from tui_debugger.panes.tensors import TensorRows
+from tui_debugger.state import Part
 
 FIRST = "layers.0.self_attn.o_proj.inputs.0"
 
@@ -320,6 +324,38 @@ async def test_an_error_goes_when_something_else_is_asked_and_what_is_cancelled_
         assert "cancelled: replaying padded, sdpa, float32" in toasts(app)
 
 
+async def test_a_look_that_gives_way_to_a_replay_is_not_told_as_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never_ends(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ScriptedEngine, "_inspect", never_ends)
+    app = RldbgApp(A, engine=(engine := ScriptedEngine()))
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "inspect" in engine.kinds(), "the look")
+        monkeypatch.undo()
+        await pilot.press("r")
+        await until(pilot, lambda: "replay" in engine.kinds(), "the replay")
+        await rest(app, pilot)
+        assert not [one for one in toasts(app) if one.startswith("cancelled")]
+
+
+async def test_what_a_matrix_took_is_not_what_a_replay_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errands, "_WORTH_S", 0.0)
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "m", "r", "escape")
+        assert remembered.took("matrix", A, None) is not None
+        engine.gate = asyncio.Event()
+        await pilot.press("r")
+        await until(pilot, lambda: "RUN  replaying" in screen(app))
+        assert app.session.state.job.busy is not None
+        assert app.session.state.job.busy.usual_s is None
+        engine.gate.set()
+        await rest(app, pilot)
+        await press(app, pilot, "r")
+        assert remembered.took("replaying padded, sdpa, float32", A, None) is not None
+
+
 async def test_a_comparison_that_fails_leaves_the_tensors_that_were_there() -> None:
     engine = ScriptedEngine(compare=TruncatedError("the file ends early"))
     async with opened(A, engine=engine) as (app, pilot):
@@ -431,6 +467,33 @@ async def test_no_name_is_cut_while_what_both_sides_have_alike_takes_its_cells()
     answer["tensors"][1]["name"] = name
     async with opened(A, B, engine=ScriptedEngine(compare=answer), size=(200, 60)) as (app, _):
         assert name in screen(app)
+
+
+async def test_a_short_name_leaves_its_cells_to_where_it_is() -> None:
+    answer = document("comparison")
+    for row in answer["tensors"]:
+        row["a_key"] = {"step": 0, "rank": None, "micro": None, "stage": "prepared_trajectories"}
+    answer["tensors"][0]["a_key"] = {"step": 0, "rank": 1, "micro": 0, "stage": "forward_data"}
+    answer["tensors"][1]["name"] = "input_ids"
+    answer["tensors"][2]["name"] = long = "layers.0.self_attn.inputs.position_embeddings.0"
+    async with opened(A, B, engine=ScriptedEngine(compare=answer), size=(80, 24)) as (app, _):
+        rows = app.debugger.query_one(TensorRows)
+        short_line, long_line = (rows.line(row, 78) for row in (1, 2))
+        assert " input_ids " in short_line.plain
+        assert " prepared_trajectories " in short_line.plain
+        assert "layers.0." in long_line.plain
+        assert long not in long_line.plain
+        assert short_line.cell_len == long_line.cell_len == 78
+
+
+async def test_a_tensor_that_is_selected_and_not_read_yet_is_named_under_the_glass() -> None:
+    async with opened(A, B) as (app, pilot):
+        app.session.state.inspection.document = None
+        app.debugger.redraw(Part.TENSORS)
+        await rest(app, pilot)
+        shown = screen(app)
+        assert "Nothing selected" not in shown
+        assert "Not read yet" in shown
 
 
 async def test_what_was_told_for_information_gives_its_room_to_the_next_and_an_error_stays() -> None:

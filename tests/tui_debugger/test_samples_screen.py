@@ -57,6 +57,20 @@ async def test_a_sample_is_read_with_its_turns_and_coloured_by_what_is_chosen(si
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=str)
+async def test_the_largest_number_of_a_legend_is_whole_beside_its_bars(size: tuple[int, int]) -> None:
+    async with opened(A, engine=_of(SLIME), size=size) as (app, pilot):
+        await press(app, pilot, "I")
+        await rest(app, pilot)
+        document = workbench.samples(Path(SLIME))
+        (tokens,) = [one for one in document["tokens"] if one["sample"] == document["samples"][0]["sample"]]
+        most = max(abs(value) for value in tokens["columns"][0]["values"] if value is not None)
+        legend = next(line for line in screen(app).splitlines() if "coloured by delta_logprob" in line)
+        assert f"up to {most:.4g} " in legend
+        assert "· ▂ ▄ ▆ █" in legend
+
+
+@pytest.mark.long
 async def test_samples_are_ordered_searched_and_written_from_the_screen(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tui_debugger.paths.here", lambda: tmp_path)
     engine = _of(SLIME, tokenizer=TOKENIZER)

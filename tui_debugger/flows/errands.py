@@ -47,6 +47,8 @@ class Errands:
         self.changed = changed
         self.tell = tell
         self.log = log
+        self._stopped = ""
+        """What the last job that was cancelled did; another may be shown by then."""
 
     async def run(
         self, job: Job, what: str, *, is_replay: bool = False, on_part: Callable[[DocumentPiece], None] | None = None
@@ -54,7 +56,8 @@ class Errands:
         """Run a job; while no other is shown, its progress is. `on_part` takes what it sends early."""
         # A record looked at while a replay runs leaves the replay's progress on the screen.
         now, opened = time.monotonic(), self.state.opened
-        of = job.kind, opened.a_path, opened.b_path
+        # Two replays of other settings, or one and a matrix, have nothing alike.
+        of = what if is_replay else job.kind, opened.a_path, opened.b_path
         own = Busy(what, is_replay, began=now, now=now, usual_s=remembered.took(*of))
         if self.state.job.busy is None:
             self.state.job.busy = own
@@ -77,6 +80,7 @@ class Errands:
                 remembered.keep_took(*of, took)
             return answer
         except (JobCancelledError, asyncio.CancelledError):
+            self._stopped = what
             if self.state.job.busy is own:
                 self.state.job.cancelled = what
             raise
@@ -103,9 +107,10 @@ class Errands:
         return answer
 
     def _cancelled(self) -> None:
-        said = f"cancelled: {self.state.job.cancelled}" if self.state.job.cancelled else "cancelled"
-        self.log(said)
-        self.tell(said, "information")
+        if self._stopped:  # what nobody was shown, nobody misses
+            self.log(f"cancelled: {self._stopped}")
+            self.tell(f"cancelled: {self._stopped}", "information")
+        self._stopped = ""
         self.changed(Part.ANSWER, Part.MATRIX)
 
     def _fail(self, error: RldbgError) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _EMPTY = (
     "Nothing selected. Choose a tensor in 2 Tensors: its statistics and values stand here, and where A and B differ."
 )
+_NOT_READ = "Not read yet: its statistics and values will stand here, and where A and B differ."
 _STATS = (
     ("numel", "elements"), ("nan", "nan"), ("pos_inf", "+inf"), ("neg_inf", "-inf"), ("zeros", "zeros"),
     ("min", "min"), ("max", "max"), ("mean", "mean"), ("std", "std"), ("l2", "l2"),
@@ -82,9 +83,15 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         width = max(24, self.size.width - 3)
         # A narrow screen gives the pane its whole width once it is looked at.
         self._state.inspection.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
-        self.query_one("#inspect-sheet", Lines).put(
-            Text(_EMPTY, style=paint(self, "muted")) if document is None else self.sheet(document, width)
-        )
+        sheet = self._without(width) if document is None else self.sheet(document, width)
+        self.query_one("#inspect-sheet", Lines).put(sheet)
+
+    def _without(self, width: int) -> Text:
+        """What stands there before anything was read: of a row that is selected, its name."""
+        if (row := self._state.tensors.row) is None:
+            return Text(_EMPTY, style=paint(self, "muted"))
+        name = Text(f"{fmt.middle(fmt.safe(row.name), width)}\n", style=paint(self, "strong"))
+        return name.append(_NOT_READ, paint(self, "muted"))
 
     @property
     def text(self) -> str:

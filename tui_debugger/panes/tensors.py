@@ -146,7 +146,14 @@ class TensorRows(Rows):
             text.append(f"{item.verdict} ", paint(self, verdict_token(item.verdict)))
         room = max(1, width - text.cell_len - sum(size + 1 for _, size in columns))
         quiet = item.verdict in ("SAME", "PADDING")
-        name = fmt.dotted(fmt.safe(item.name), room)
+        name = fmt.safe(item.name)
+        if columns and columns[0][0] == "where":
+            # A name and where it is share their cells: what one does not need is the other's.
+            needed = min(fmt.cells(fmt.safe(self._cell(item, "where"))), self._where)
+            both = room + columns[0][1]
+            size = min(needed, max(columns[0][1], both - fmt.cells(name)))
+            room, columns = both - size, [("where", size), *columns[1:]]
+        name = fmt.dotted(name, room)
         style = paint(self, "muted") if quiet else ""
         text.append(name + " " * (room - fmt.cells(name)), style)
         for column, size in columns:

@@ -170,7 +170,7 @@ class DebuggerScreen(KeyedScreen):
             self._log.add(lines)
             if Part.RUNS in parts:
                 self._findings.show(state)
-            if Part.INSPECT in parts:
+            if Part.INSPECT in parts or (Part.TENSORS in parts and state.inspection.document is None):
                 self._inspect.show(state)
             if parts & {Part.FLAGS, Part.TELEMETRY, Part.RUNS}:
                 self._flags.show(state)

@@ -80,7 +80,13 @@ class Overlay(KeyedScreen):
         return (self, *self.stage.screen.parts)
 
     def redraw(self) -> None:
-        """Draw the state anew."""
+        """Draw the state anew. News that comes before the screen is composed is drawn when it is mounted; when the app
+        leaves, nobody looks any more."""
+        if self.is_mounted and self.is_attached:
+            self.draw()
+
+    def draw(self) -> None:
+        """Put the state into the widgets, which are there."""
 
     def do_back(self) -> None:
         self.stage.state.trail = ""

@@ -147,11 +147,9 @@ class MatrixScreen(Overlay):
 
     def on_mount(self) -> None:
         self.query_one(MatrixRows).focus()
-        self.redraw()
+        self.draw()
 
-    def redraw(self) -> None:
-        if not self.is_attached:
-            return
+    def draw(self) -> None:
         state = self.stage.state
         marked = {mark.name for mark in state.marks if mark.kind == "cell"}
         rows = self.query_one(MatrixRows)

@@ -221,11 +221,9 @@ class ParityScreen(Overlay):
 
     def on_mount(self) -> None:
         self._focus_part("measures")
-        self.redraw()
+        self.draw()
 
-    def redraw(self) -> None:
-        if not self.is_attached:
-            return
+    def draw(self) -> None:
         view, state = self.view, self.stage.state
         for part in self.query(ParitySheet):
             part.show(view)

@@ -173,8 +173,9 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
             at = None if self._text is None or is_new else self._text.at
             self._text = TokenText(self, tokens, self._column, width, at)
         if self._column is not None:
-            which = f"coloured by {self._column} ({names.index(self._column) + 1} of {len(names)}, v)"
-            head.append(self._text.legend(f"{which}, up to {self._text.most}"))
+            # The number before what may be cut: one that ends in its middle is another number.
+            which = f"({names.index(self._column) + 1} of {len(names)}, v)"
+            head.append(self._text.legend(f"coloured by {self._column} up to {self._text.most} {which}"))
         head += [Text(line, paint(self, "key")) for line in self._text.told()]
         room = max(1, lines - len(head))
         if is_new:

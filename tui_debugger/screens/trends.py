@@ -119,13 +119,11 @@ class TrendsScreen(Overlay):
 
     def on_mount(self) -> None:
         self.query_one(TrendRows).focus()
-        self.redraw()
+        self.draw()
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
-    def redraw(self) -> None:
-        if not self.query(PlotPanel):
-            return  # news came before it was composed: mounting draws them
+    def draw(self) -> None:
         state = self.stage.state
         health = state.opened.health
         self.query_one(TitleLine).show(state)

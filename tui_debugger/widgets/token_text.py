@@ -102,7 +102,8 @@ class TokenText:
 
     def legend(self, said: str) -> Text:
         """What colours and bars stand for."""
-        text = Text(f"{fmt.end(said, max(20, self._width - 24))}: ", paint(self._widget, "muted"), no_wrap=True)
+        bars = 2 * len(_BARS)
+        text = Text(f"{fmt.end(said, max(20, self._width - bars - 2))}: ", paint(self._widget, "muted"), no_wrap=True)
         for bar, token in zip(_BARS, _TOKENS, strict=True):
             text.append(f"{bar} ", paint(self._widget, token))
         return text
