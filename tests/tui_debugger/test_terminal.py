@@ -138,6 +138,9 @@ def test_plain_text_is_ascii_and_as_wide() -> None:
     for text in ("╭─ 2 Tensors ▸ ▂▄█", "2×12×64 → Δ ≠", "中文 ok", "naïve…"):
         assert terminal.plain(text).isascii()
         assert len(terminal.plain(text)) == cell_len(text)
+    assert terminal.plain("A alone ↔ B packed") == "A alone | B packed", (
+        "two that are compared are not said to be equal"
+    )
     # A sign that takes two letters has the cell of the blank beside it.
     assert [terminal.plain(text) for text in ("|d| ≤ 1e-3", "p ≤3", "a ≠ b", "x≥y")] == [
         "|d| <=1e-3",
