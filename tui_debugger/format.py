@@ -249,10 +249,10 @@ class Answer:
 
 def counts(value: Mapping[str, Any]) -> str:
     """`3 DIFF · 41 CLOSE · 168 SAME of 212`."""
-    parts = [f"{value[word]} {word}" for word in VERDICTS if value.get(word)]
+    parts = [f"{value[word]:,} {word}" for word in VERDICTS if value.get(word)]
     if value.get("skipped"):
-        parts.append(f"{value['skipped']} skipped")
-    return f"{' · '.join(parts)} of {value.get('total', 0)}"
+        parts.append(f"{value['skipped']:,} skipped")
+    return f"{' · '.join(parts)} of {value.get('total', 0):,}"
 
 
 def comparison_answer(document: ComparisonDocument) -> Answer:

@@ -496,6 +496,18 @@ async def test_a_tensor_that_is_selected_and_not_read_yet_is_named_under_the_gla
         assert "Not read yet" in shown
 
 
+async def test_a_long_list_is_as_wide_as_its_longest_names_and_counts_in_thousands() -> None:
+    answer = document("comparison_same")
+    entry = answer["tensors"][0]
+    answer["tensors"] = [{**entry, "name": f"layers.{i}.p"} for i in range(12_000)]
+    answer["tensors"][-1] = last = {**entry, "name": "layers.11999.mlp.down_proj.weight", "verdict": "CLOSE"}
+    answer["counts"].update(SAME=11_999, CLOSE=1, total=12_000)
+    async with opened(A, B, size=(80, 24), engine=ScriptedEngine(compare=answer)) as (app, pilot):
+        assert "1 CLOSE · 11,999 SAME of 12,000" in screen(app)
+        await press(app, pilot, "G")
+        assert last["name"] in screen(app)
+
+
 async def test_what_was_told_for_information_gives_its_room_to_the_next_and_an_error_stays() -> None:
     async with opened(A, B, size=(80, 24)) as (app, pilot):
         app._tell("it broke", "error")

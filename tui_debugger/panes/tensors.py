@@ -76,14 +76,16 @@ class TensorRows(Rows):
         if not state.tensors.rows and state.tensors.shows_record and state.tensors.record is not None:
             self.empty = _HOLDS_NONE
         self._with_key = self._comparing and state.tensors.several_records
+        # From one end to the other: names grow with the number of a layer.
+        measured = self._shown[:: len(self._shown) // _MEASURED + 1]
         if self._with_key:
-            shown = (self._cell(self._rows[index], "where") for index in self._shown[:_MEASURED])
+            shown = (self._cell(self._rows[index], "where") for index in measured)
             self._where = max(map(len, shown), default=5)
         if self._comparing:
             # An index that is cut in its middle names another element.
             places = (self._cell(self._rows[index], "worst") for index in self._shown[:_MEASURED])
             self._worst = min(20, max(map(len, places), default=0))
-        named = (len(fmt.safe(self._rows[index].name)) for index in self._shown[:_MEASURED])
+        named = (len(fmt.safe(self._rows[index].name)) for index in measured)
         self._named = min(60, max(named, default=30))
         here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
             {state.opened.a["path"]} if state.opened.a else set()

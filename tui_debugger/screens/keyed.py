@@ -83,9 +83,9 @@ class Overlay(KeyedScreen):
         """Draw the state anew. News that comes before the screen is composed is drawn when it is mounted; when the app
         leaves, nobody looks any more."""
         if self.is_mounted and self.is_attached:
-            self.draw()
+            self._draw_state()
 
-    def draw(self) -> None:
+    def _draw_state(self) -> None:
         """Put the state into the widgets, which are there."""
 
     def do_back(self) -> None:

@@ -147,9 +147,9 @@ class MatrixScreen(Overlay):
 
     def on_mount(self) -> None:
         self.query_one(MatrixRows).focus()
-        self.draw()
+        self._draw_state()
 
-    def draw(self) -> None:
+    def _draw_state(self) -> None:
         state = self.stage.state
         marked = {mark.name for mark in state.marks if mark.kind == "cell"}
         rows = self.query_one(MatrixRows)

@@ -221,9 +221,9 @@ class ParityScreen(Overlay):
 
     def on_mount(self) -> None:
         self._focus_part("measures")
-        self.draw()
+        self._draw_state()
 
-    def draw(self) -> None:
+    def _draw_state(self) -> None:
         view, state = self.view, self.stage.state
         for part in self.query(ParitySheet):
             part.show(view)

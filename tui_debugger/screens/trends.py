@@ -119,11 +119,11 @@ class TrendsScreen(Overlay):
 
     def on_mount(self) -> None:
         self.query_one(TrendRows).focus()
-        self.draw()
+        self._draw_state()
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────
 
-    def draw(self) -> None:
+    def _draw_state(self) -> None:
         state = self.stage.state
         health = state.opened.health
         self.query_one(TitleLine).show(state)
