@@ -64,7 +64,7 @@ async def test_the_largest_number_of_a_legend_is_whole_beside_its_bars(size: tup
         await rest(app, pilot)
         document = workbench.samples(Path(SLIME))
         (tokens,) = [one for one in document["tokens"] if one["sample"] == document["samples"][0]["sample"]]
-        most = max(abs(value) for value in tokens["columns"][0]["values"] if value is not None)
+        most = max(abs(float(value)) for value in tokens["columns"][0]["values"] if value is not None)
         legend = next(line for line in screen(app).splitlines() if "coloured by delta_logprob" in line)
         assert f"up to {most:.4g} " in legend
         assert "· ▂ ▄ ▆ █" in legend
