@@ -45,6 +45,13 @@ class Algorithm:
         """The first of these settings that is stated as one number."""
         return stated_number(self._facts, *names)
 
+    def is_on(self, name: str) -> bool | None:
+        """Whether a switch is on; None where it is not stated."""
+        value = stated(self._facts, name)
+        if isinstance(value, str):
+            return {"true": True, "false": False}.get(value.lower())
+        return value if isinstance(value, bool) else None
+
     def word(self, *names: str) -> str:
         """The first of these settings that is stated as a word, in lower case."""
         value = stated(self._facts, *names)

@@ -119,10 +119,13 @@ class StepBatch:
             mask = self.columns.of(name)
             if mask is not None:
                 marked_N = mask.said_N & (mask.values_N != 0)
-                # What an engine sampled is no prompt, whether or not it is trained on (the last turn alone).
-                sampled = self.columns.of("rollout_logprobs") if name == "loss_mask" else None
+                # What an engine sampled is no prompt, whether or not it is trained on (the last turn alone); where
+                # the mask leaves a response out whole, it alone tells where that begins.
+                sampled = self.columns.of("rollout_logprobs")
                 if sampled is not None:
-                    every_N = marked_N | (sampled.said_N & (sampled.values_N != 0))
+                    bare_B = self.flat.count(marked_N) == 0
+                    asked_N = np.repeat(bare_B, self.flat.lengths_B) | (name == "loss_mask")
+                    every_N = marked_N | (asked_N & sampled.said_N & (sampled.values_N != 0))
                     marked_N = every_N if self.flat.first(every_N).all() else marked_N
                 first_B = self.flat.first(marked_N)
                 return self.flat.position_N >= np.repeat(first_B, self.flat.lengths_B)

@@ -259,6 +259,11 @@ def _by_its_words(words: frozenset[str]) -> str | None:
 
 
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+#: Metrics of an evaluation that tell how right the answers are.
+_HELD_OUT = regex(
+    r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match|em)"
+    r"(?:[/_@-](?!std|max|min|len|loss).*)?$"
+)
 
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
@@ -275,7 +280,7 @@ ORDER: tuple[str, ...] = (
 MACHINE = frozenset(
     {"step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu"}
 )
-SIGNALS: tuple[str, ...] = (*_TABLE, *dict.fromkeys(signal for _, signal, _ in _FAMILIES))
+SIGNALS: tuple[str, ...] = (*_TABLE, *dict.fromkeys(signal for _, signal, _ in _FAMILIES), "held_out")
 
 
 @cache
@@ -329,8 +334,10 @@ def named(raw: str, trl: bool = False) -> Name | None:
         if raw == "kl":
             return Name("kl", "TRL", "k3")
     found = _names().get(raw)
-    if found is not None or _ASIDE.match(raw):
+    if found is not None:
         return found
+    if _ASIDE.match(raw):
+        return Name("held_out") if _HELD_OUT.match(raw) else None
     for pattern, signal, framework in _FAMILIES:
         if pattern.match(raw):
             return Name(signal, framework)

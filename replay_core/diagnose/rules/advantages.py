@@ -422,6 +422,16 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
                 f"advantages belong to other samples: as {name} they are right, in another order",
                 "the batch was reordered after the advantages were computed",
             )
+    if batch.trained_N is not None:
+        tokens_B = np.maximum(batch.flat.count(batch.trained_N), 1)[kept_B]
+        known = ((name, values_B / tokens_B) for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B))
+        if np.unique(tokens_B).size > 1 and (over := _matching(heard_B, known, close)) is not None:
+            return (
+                "warning",
+                f"advantages are divided by the length of their response: they are {over}, over its tokens",
+                "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
+                "divides by the length twice, and long responses count for less",
+            )
     if np.unique(np.bincount(group_B)).size > 1:
         return None, "", "groups have different sizes: part of the batch may not be in the dump"
     return (

@@ -18,14 +18,17 @@ ENTROPY_GROWTH = 2.0
 MORE, HALF = 0.7, 1.5
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
 FALLEN = 4.0
+#: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
+FALLEN_LEARNING = 12.0
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
-      explains=("D01", "L08", "L09", "L10"),
+      explains=("D01", "D20", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
-    .7 nats and half as much more) and rising, or under a quarter of it and falling, too.
+    .7 nats and half as much more) and rising, or under a quarter of it and falling, too; info where the reward rises
+    meanwhile and a twelfth is left.
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -49,12 +52,16 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
     if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
+        reward = log.get("reward")
+        learns = now >= begun / FALLEN_LEARNING and reward is not None and trends.rises(reward.finite)
         yield finding(
-            "warning",
+            "info" if learns else "warning",
             f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",
             series.first(under=begun / FALLEN),
             evidence=[series.shown(now, f"> {begun / FALLEN:.3g}")],
-            cause="entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a learning rate "
+            cause="the policy gets sure of its answers while the reward rises; should it fall on, it no longer explores"
+            if learns
+            else "entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a learning rate "
             "too high",
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
             steps=series.steps(under=begun / FALLEN),

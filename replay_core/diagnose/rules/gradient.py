@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -177,6 +178,44 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
             next_step="look at the worst micro-batch of that step",
             steps=steps_of(spikes),
         )
+
+
+#: How far a norm of accumulated gradients grows, what is left of the noise that every batch's own gradient has, and by
+#: when it has begun to: after as many updates as make it so many times the first.
+PILED, SMOOTH, BEGUN = 4.0, 0.03, 2.0
+
+
+@rule("D68", "gradients pile up", link="gradient", scope="signals", needs=("grad_norm",), lasts=True,
+      explains=("L02", "L08", "L10", "D24", "D25", "L16"),
+      source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
+def norm_piles_up(log: RunLog) -> Iterator[Finding]:
+    """The gradient's norm before clipping comes to 4 times its first values (medians of 3), is twice that within the
+    first quarter of 24 steps and more, and its last half hardly wavers from step to step (median |log of the ratio|
+    below .03): a warning. The norm of one batch's gradient wavers by a tenth and more; a sum over all batches so far
+    does not.
+    """
+    series = given(log.get("grad_norm"))
+    values = series.finite
+    if len(values) < 24 or len(values) < len(series.points) or min(values) <= 0:
+        raise Skip("needs grad_norm of 24 steps, none of them 0")
+    first, last = median(values[:3]), median(values[-3:])
+    half, early = values[len(values) // 2 :], values[: max(4, len(values) // 4)]
+    noise = median(abs(math.log(b / a)) for a, b in pairwise(half))
+    if last < PILED * first or early[-1] < BEGUN * first or not 0 < noise < SMOOTH:
+        return
+    yield finding(
+        "warning",
+        f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
+        series.first(over=BEGUN * first),
+        evidence=[
+            series.shown(last, f"< {PILED:g} x {first:.3g}"),
+            shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
+        ],
+        cause="the gradients of earlier updates are never cleared: optimizer.zero_grad() is missing, or is called on "
+        "another optimizer",
+        next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D68",
+        steps=series.steps(over=BEGUN * first),
+    )
 
 
 #: No norm of a mean loss is that large: a loss scale of fp16 (2^16) is left in, or a sum stands for a mean. Above the

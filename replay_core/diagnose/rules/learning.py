@@ -168,6 +168,8 @@ def clips_at_nothing(case: Case) -> Iterator[Finding]:
 #: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.
 #: Runs that learn have 100 and more (docs/evidence.md#diagnosis); SGD has other rates, and is left out by their size.
 HARDLY, LARGEST_RATE = 0.1, 5e-3
+#: SGD moves by the rate times a gradient, which clipping leaves at .1 and more: with such rates, a KL of that is none.
+NOT_AT_ALL = 1e-7
 
 
 @rule("L14", "the policy hardly moves for its learning rate", link="optimizer", scope="signals",
@@ -175,28 +177,29 @@ HARDLY, LARGEST_RATE = 0.1, 5e-3
       source="Adam's update is bounded by the learning rate (arXiv 1412.6980, section 2.1)")  # fmt: skip
 def hardly_moves(log: RunLog) -> Iterator[Finding]:
     """KL to the reference over (sum of learning rates before)^2, largest over 8 steps and more: below .1 a warning, for
-    rates up to 5e-3. Runs under Adam that learn have 100 and more: of a gradient that arrives, Adam makes a step of
-    about the rate, however small it is. A KL of exactly 0 is D46's.
+    rates up to 5e-3, and below 1e-7 for higher ones. Runs under Adam that learn have 100 and more: of a gradient that
+    arrives, Adam makes a step of about the rate, however small it is. A KL of exactly 0 is D46's.
     """
     far, rates = given(log.get("kl")), given(log.get("learning_rate"))
     by_step = {point.step: point.value for point in rates.points}
     every = [(by_step[p.step], abs(p.value)) for p in far.points if p.step in by_step and math.isfinite(p.value)]
     grads = log.get("grad_norm")
-    if len(every) < 8 or not all(0 <= rate <= LARGEST_RATE for rate, _ in every):
-        raise Skip(f"needs KL and learning rate of 8 steps, a rate of at most {LARGEST_RATE:g}")
+    if len(every) < 8 or not all(rate >= 0 for rate, _ in every):
+        raise Skip("needs KL and learning rate of 8 steps")
+    limit = HARDLY if all(rate <= LARGEST_RATE for rate, _ in every) else NOT_AT_ALL
     sums = [0.0]
     for rate, _ in every:
         sums.append(sums[-1] + rate)
     ratios = [kl / so_far**2 for (_, kl), so_far in zip(every[1:], sums[1:-1], strict=True) if so_far > 0]
     if not ratios or not any(kl for _, kl in every) or (grads is not None and not any(grads.finite)):
         return
-    if max(ratios) < HARDLY:
+    if max(ratios) < limit:
         yield finding(
             "warning",
             f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
             f"of {every[-1][0]:.2g}",
             far.last.where(far.name),
-            evidence=[shown("KL / (sum of rates)^2", max(ratios), f"> {HARDLY:g}", far.source)],
+            evidence=[shown("KL / (sum of rates)^2", max(ratios), f"> {limit:g}", far.source)],
             cause="next to nothing of the gradient reaches the weights: it is clipped to almost nothing "
             "(max_grad_norm), the optimizer holds few of the parameters, or updates are lost in bf16 weights; or the "
             "reference follows the policy",
@@ -253,15 +256,18 @@ def never_moves(case: Case) -> Iterator[Finding]:
     )
 
 
-@rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl",),
+@rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl|pair_reward",),
       source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
 def no_divergence(log: RunLog) -> Iterator[Finding]:
-    """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning."""
-    series = given(log.get("kl"))
+    """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
+    preference pairs, so is every implicit reward (beta times the log ratio to the reference).
+    """
+    series = given(log.get("kl") or log.get("pair_reward"))
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
     if len(series.finite) < 2 * FEWEST:
         raise Skip(f"needs the KL of {2 * FEWEST} steps")
-    if any(series.finite) or grads is None or not any(grads.finite):
+    each = [series] if series.signal == "kl" else log.all("pair_reward")
+    if any(any(one.finite) for one in each) or grads is None or not any(grads.finite):
         return
     if rates is not None and not any(rates.finite):
         return
@@ -281,22 +287,31 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
       source="a parser that looks for a marker nobody writes")  # fmt: skip
 def one_reward(log: RunLog) -> Iterator[Finding]:
     """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,
-    else a warning. A mean over a batch wavers wherever rewards do.
+    else a warning. A mean over a batch wavers wherever rewards do; where a spread is logged beside it, that has to
+    stand still, too, while three of length, entropy, gradient and loss go on.
     """
     series = given(log.get("reward"))
     values = series.finite
     if len(values) < FEWEST or len(values) < len(series.points):
         raise Skip(f"needs the reward of {FEWEST} steps")
+    if len(set(values)) > 1:
+        return
     spreads = [one.finite for one in log.all("reward_std")]
     spreads += [[each - values[0] for each in one.finite] for one in (*log.all("reward_max"), *log.all("reward_min"))]
-    if len(set(values)) > 1 or any(any(each) for each in spreads):
+    differ = any(any(each) for each in spreads)
+    others = (log.get(name) for name in ("response_length", "entropy", "grad_norm", "loss"))
+    go_on = sum(one is not None and len(set(one.values)) > 1 for one in others)
+    if differ and (any(len(set(each)) > 1 for each in spreads) or go_on < 3):
         return
     yield finding(
-        "error" if values[0] == 0 else "warning",
+        "error" if values[0] == 0 and not differ else "warning",
         f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them",
         series.points[0].where(series.name),
         evidence=[series.shown(values[0], "another number in every step")],
-        cause="the judge is constant or never fires: a parser that looks for a marker nobody writes, an exception that "
+        cause="rewards differ within a batch, and are the same in every step: they are cached, or belong to the "
+        "samples of another step"
+        if differ
+        else "the judge is constant or never fires: a parser that looks for a marker nobody writes, an exception that "
         "is caught and scored 0, or a metric that is not updated",
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
         steps=series.steps(),
@@ -348,25 +363,32 @@ _FORM, _RIGHT = regex(r"format", re.IGNORECASE), regex(r"accura|correct|exact", 
 
 
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",
-      needs=("reward_function",), explains=("D01", "D03", "D25", "L08", "L09", "L10"),
+      needs=("reward_function",), explains=("D01", "D03", "D25", "L01", "L08", "L09", "L10"),
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
 def form_over_answers(log: RunLog) -> Iterator[Finding]:
-    """A reward for the format rises while one for right answers falls, both by more than chance explains (12 steps and
-    more): an error.
+    """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
+    explains (12 steps and more): an error.
     """
 
     def known(pattern: re.Pattern[str]) -> list[Series]:
         return [one for one in log.all("reward_function") if pattern.search(one.name) and len(one.finite) >= 12]
 
-    pairs = [(form, right) for form in known(_FORM) for right in known(_RIGHT)]
+    whole = log.get("reward")
+    paid = [*known(_FORM), *([whole] if whole is not None and len(whole.finite) >= 12 else [])]
+    pairs = [(form, right) for form in paid for right in known(_RIGHT) if form.values != right.values]
     if not pairs:
-        raise Skip("needs a format reward and an accuracy reward of 12 steps")
+        raise Skip("needs an accuracy reward, and a format reward or the whole one, of 12 steps")
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
             yield finding(
                 "error",
-                f"{form.name} rises while {right.name} falls: the format is learnt, the answers are lost",
+                f"{form.name} rises while {right.name} falls: "
+                + (
+                    "something else than answers is paid for, such as format or length, and they are lost"
+                    if form is whole
+                    else "the format is learnt, the answers are lost"
+                ),
                 right.last.where(right.name),
                 evidence=[
                     form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),

@@ -7,6 +7,7 @@ it is 0 by construction, while its gradient is not.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ CLOSE, FLOOR = 1e-4, 1e-6
 UNEVEN = 3.0
 #: A displayed loss below this is "0.0000".
 ZERO = 1e-4
+#: Megatron's schedule divides what a loss function returns by the micro-batches: theirs multiply by them first.
+_SCHEDULED = "token-sum over the tokens of the update, times its micro-batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class _MicroLoss:
     update_samples: int = 0
     ranks: int = 1
     """Ranks of that step."""
+    micros: int = 1
+    """Micro-batches that each of these ranks takes for it."""
 
 
 def reductions_of(
@@ -67,6 +72,8 @@ def reductions_of(
             "token-sum over the tokens of the update, times the ranks",
             part.ranks * total / max(part.update_tokens, 1),
         )
+    if part.micros > 1:
+        yield f"{_SCHEDULED} ({part.micros})", part.micros * total / max(part.update_tokens, 1)
     yield (
         "seq-mean-token-mean over the samples of the update",
         float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT) / max(part.update_samples, 1),
@@ -134,7 +141,10 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             f"{first.logged.name} is {name}",
             place,
             evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
-            cause="the reduction that was recomputed and agrees; nothing is wrong",
+            cause="right where the schedule divides by the micro-batches afterwards, as Megatron's does; a plain loop "
+            "that accumulates gradients makes them that many times too large"
+            if name.startswith(_SCHEDULED)
+            else "the reduction that was recomputed and agrees; nothing is wrong",
             next_step="rldbg diagnose --explain D28",
         )
         return
@@ -407,14 +417,16 @@ def _with_updates(parts: list[_MicroLoss]) -> list[_MicroLoss]:
     tokens: dict[tuple[int | None, int | None], int] = defaultdict(int)
     samples: dict[tuple[int | None, int | None], int] = defaultdict(int)
     ranks: dict[tuple[int | None, int | None], set[int | None]] = defaultdict(set)
+    counts: dict[tuple[int | None, int | None], int] = defaultdict(int)
     for part in parts:
+        counts[_update(part)] += 1
         tokens[_update(part)] += int((part.mask_BT != 0).sum())
         samples[_update(part)] += len(part.values_BT)
         ranks[_update(part)].add(part.logged.record.key.rank)
     return [
         replace(
             part, update_tokens=tokens[_update(part)], update_samples=samples[_update(part)],
-            ranks=len(ranks[_update(part)]),
+            ranks=len(ranks[_update(part)]), micros=counts[_update(part)] // len(ranks[_update(part)]),
         )
         for part in parts
     ]  # fmt: skip
@@ -535,7 +547,8 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
 
     The causes: no reward differs (D01, D03), no token counts (D07), the ratio is 1 (D02, no error), the gradient is
     lost (D23), the displayed loss is one micro-batch's. Looked at only where neither a gradient norm, the spread of
-    rewards nor micro-batches are logged for the step.
+    rewards nor micro-batches are logged for the step. A quarter of the steps and more is a warning, else info: where
+    rewards are rare, a step may have none.
     """
     told_in_micros = {point.step for point in log.micros("pg_loss")}
     zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
@@ -548,8 +561,9 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
             if both
             else "an on-policy ratio of 1, which is no error, or a gradient that is lost (both need grad_norm)"
         )
+        told = [point for point in given(log.get("loss") or log.get("pg_loss")).points if math.isfinite(point.value)]
         yield finding(
-            "warning",
+            "warning" if 4 * len(untold) >= len(told) else "info",
             f"{'loss and gradient are' if both else 'the loss is'} 0, and the log does not say why",
             untold[0].point.where("loss"),
             evidence=numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),

@@ -25,6 +25,8 @@ from replay_core.diagnose.stating import finding, listed, share, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
 _TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
+#: Of two tokens that have nothing to do with each other, log-probabilities are apart by that much, nats.
+OTHER_TOKENS = 1.0
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
 
@@ -116,7 +118,8 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
     kept = float(np.exp(between.d.mean()))
     yield finding(
         "error",
-        f"the rollout gives {between.one_sided:.0%} of its tokens more than the trainer does",
+        "rollout log-probabilities are renormalised over top-p or top-k: "
+        f"{between.one_sided:.0%} of the tokens have more of it than the trainer gives them",
         place,
         evidence=[
             shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
@@ -594,14 +597,18 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
     past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
+    other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     yield finding(
         "error" if limit.is_past(now, limit.error) else "warning",
         f"engine and trainer disagree: {series.name} is {now:.3g}",
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
-        cause="another precision or kernel, a temperature or top-p that one side applies, weights that were not "
-        "synced, a chat template, packing, tokens in the loss mask that no engine sampled such as padding, "
-        "prompt or tool output: the log has one number for all of them",
+        cause="so far apart from the first step on that both hardly speak of the same tokens: log-probabilities that "
+        "are shifted by one token, tokens that were re-tokenised or belong to other samples, or another model"
+        if other
+        else "another precision or kernel, dropout left on, a temperature or top-p that one side applies, weights "
+        "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
+        "padding, prompt or tool output: the log has one number for all of them",
         next_step=_TOLD_APART,
         steps=steps_of(past),
     )

@@ -31,6 +31,8 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
     group_B, prompt_B = given(batch.group_B), batch.prompt_B
     if prompt_B is None:
         raise Skip("a sample has no prompt")
+    if not batch.flat.count(given(batch.response_N)).all():
+        raise Skip("a sample has no response that is known: its prompt has no end")
     pairs = np.unique(np.stack([group_B, prompt_B]), axis=1)
     prompts_G, groups_P = np.bincount(pairs[0]), np.bincount(pairs[1])
     mixed = int((prompts_G > 1).sum())

@@ -14,7 +14,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import policy_loss
 
@@ -192,12 +192,25 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     # A sequence's ratio has a range of its own: GSPO clips half of its tokens on purpose (arXiv 2507.18071, section 5).
     for series, now in () if log.algorithm.is_by_sequence else log.level("clip_fraction"):
         if now > CLIPPED:
+            reach = _reach(log, series)
+            hardly = reach is not None and reach < NO_RANGE
             yield finding(
                 "error" if now > MOSTLY_CLIPPED else "warning",
-                f"{now:.0%} of the tokens are clipped",
+                f"{now:.0%} of the tokens are clipped"
+                + (
+                    f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range"
+                    if hardly
+                    else ""
+                ),
                 series.first(over=CLIPPED),
-                evidence=[series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})")],
-                cause="learning rate too high, too many updates per batch, stale samples, or an engine that samples "
+                evidence=[
+                    series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})"),
+                    *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
+                ],
+                cause="the clip range (eps) is far too small; or old and new log-probabilities differ by noise that is "
+                "no move of the policy: dropout left on, two forwards with other kernels or another order"
+                if hardly
+                else "learning rate too high, too many updates per batch, stale samples, or an engine that samples "
                 "from other probabilities than the trainer's",
                 next_step="compare old and new log-probabilities of the first mini-batch: rldbg record -- YOUR "
                 "COMMAND, then rldbg diagnose rldbg-dump",
@@ -230,6 +243,54 @@ def clipped(log: RunLog) -> Iterator[Finding]:
 
 #: A token's log-probability that moves by that much within one batch is another policy: ratios of 2.7 and more.
 TORN = 1.0
+
+
+#: Clip ranges of published recipes for a token's ratio begin at .1.
+NO_RANGE = 0.1
+
+
+def _reach(log: RunLog, clipped: Series) -> float | None:
+    """How far from 1 the clipped ratios are on average, at most: KL to the old policy is half the mean square of their
+    logarithms, and the clipped share alone makes all of it. The mean over all steps: k1's noise cancels.
+    """
+    moved = log.get("policy_kl")
+    if moved is None or len(moved.finite) < 8 or not any(moved.finite):
+        return None
+    share = sum(clipped.finite) / len(clipped.finite)
+    return math.sqrt(2 * abs(sum(moved.finite) / len(moved.finite)) / share) if share else None
+
+
+#: A mean |log ratio| that a range of .2 cannot leave alone, in so many steps.
+UNBOUND, STEPS = 0.25, 3
+
+
+@rule("L21", "nothing is clipped, however far the policy moves", link="trend", scope="signals",
+      needs=("policy_kl", "clip_fraction"), lasts=True,
+      explains=("D15", "D24", "D25", "L02", "L08", "L09", "L10", "L16"),
+      source="arXiv 1707.06347 equation 7")  # fmt: skip
+def never_clips(log: RunLog) -> Iterator[Finding]:
+    """The clip fraction exactly 0 in every step, and the policy's KL to the one that sampled over .25 nats in 3 and
+    more: an error. A mean log ratio of -.25 is past a range of .2. Not for CISPO and REINFORCE, which clip no ratio.
+    """
+    moved, clipped = given(log.get("policy_kl")), given(log.get("clip_fraction"))
+    far = [point for point in moved.points if math.isfinite(point.value) and point.value > UNBOUND]
+    if log.algorithm.estimator.startswith("reinforce") or log.algorithm.kind == "cispo":
+        raise Skip("the stated algorithm does not clip its ratio below")
+    if len(far) < STEPS or not clipped.finite or any(clipped.finite):
+        return
+    yield finding(
+        "error",
+        f"nothing is ever clipped although the policy moves {far[0].value:.2g} nats per token within one batch",
+        far[0].where(moved.name),
+        evidence=[
+            moved.shown_at(far[0], "< 0.05"), clipped.shown(0.0, "> 0 at such a move"),
+            shown("steps that move so far", len(far)),
+        ],
+        cause="the clip range is not in effect: it is far too wide, or the unclipped loss is used, and the batch's own "
+        "updates carry the policy away",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D50",
+        steps=steps_of(far),
+    )  # fmt: skip
 
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="signals", needs=("policy_kl",),

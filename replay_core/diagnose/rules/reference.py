@@ -14,7 +14,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import FEWEST
+from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
@@ -33,36 +33,58 @@ K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
       source="slime and miles debug guides (1e-8 with one kernel; about 0.8 per token: chat template)")  # fmt: skip
 def reference_moved(case: Case) -> Iterator[Finding]:
     """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
-    warning, more than 1 an error: another template, or another model. Skipped where step 0 is not in the dump.
+    warning, more than 1 an error: another template, or another model. Of step 1, where step 0 is not in
+    the dump, the last two alone. Skipped where neither is.
     """
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
-        if batch.step != 0 or trainer is None or ref is None:
+        if batch.step not in (0, 1) or trainer is None or ref is None:
             continue
         both_N = batch.pair(trainer, ref)
         if both_N.sum() < FEWEST:
             continue
         apart = np.abs(trainer.values_N[both_N] - ref.values_N[both_N])
         mean = float(apart.mean())
-        if mean <= MOVED:
+        # verl counts from 1. Elsewhere one update lies before: it moves no policy as far as another model is.
+        if mean <= (MOVED if batch.step == 0 else OTHER_PROMPT):
             return
         if batch.laid.algorithm.is_distilled or _is_taught(batch, trainer, ref, both_N):
             raise Skip("the reference is a teacher: advantages are made of its log-probabilities")
         at = int(np.flatnonzero(both_N)[apart.argmax()])
         place = batch.laid.where("ref_logprobs", at=at)
+        as_engine = Gap(batch, ref, trainer, both_N)
+        if as_engine.is_tempered:
+            yield finding(
+                "error" if mean > OTHER_MODEL else "warning",
+                f"policy and reference are at different temperatures: {given(as_engine.gain):.2f} explains their "
+                f"difference at step {batch.step}",
+                place,
+                evidence=[
+                    shown(
+                        f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"
+                    ),
+                    shown("temperature of the reference over the policy's", given(as_engine.gain), "0.9 to 1.1"),
+                    shown("correlation", as_engine.correlation),
+                ],
+                cause="one of the two divides its logits by the sampling temperature and the other does not: the KL "
+                "pulls the policy towards another distribution than the one it began with",
+                next_step=batch.laid.replay_command(place, "--model REFERENCE --against ref_logprobs"),
+                steps=(batch.step,),
+            )
+            return
         yield finding(
             "error" if mean > OTHER_MODEL else "warning" if mean > OTHER_PROMPT else "info",
-            f"policy and reference differ by {mean:.3g} nats per token at step 0",
+            f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}",
             place,
             evidence=[
-                shown("mean |policy - ref| at step 0", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
+                shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
                 shown("largest", float(apart.max())),
             ],
             cause="the reference has other weights than the policy began with, or sees another chat template"
             if mean > OTHER_PROMPT
             else "the run resumed from a checkpoint, or policy and reference run different kernels",
             next_step=batch.laid.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
-            steps=(0,),
+            steps=(batch.step,),
         )
         return
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
@@ -136,8 +158,8 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
 
 _NOT_THE_START = (
     "policy and reference disagree before any update: the reference is another checkpoint, template (about 0.8 per "
-    "token) or dtype than the policy's start; or the policy's own forward is off (positions or mask of padding, a "
-    "packing leak, dropout)"
+    "token), dtype or temperature than the policy's start; or the policy's own forward is off (positions or mask of "
+    "padding, a packing leak, dropout)"
 )
 _AGAINST_REFERENCE = (
     "rldbg record -- YOUR COMMAND; then rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs"

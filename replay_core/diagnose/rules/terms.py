@@ -78,7 +78,9 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
             dual_N = np.where(a_N < 0, np.minimum(plain_N, -_DUAL * a_N), plain_N)
             soft_N = None if logp_N is None else -r_N.clip(1 - low, 1 + high) * a_N * logp_N
-            if agrees(plain_N) or agrees(dual_N) or (soft_N is not None and agrees(soft_N)):
+            # CISPO's weight is bounded above alone, where its lower bound is none (verl: clip_ratio_low 1 and more).
+            above_N = None if logp_N is None else -np.minimum(r_N, 1 + high) * a_N * logp_N
+            if any(one_N is not None and agrees(one_N) for one_N in (plain_N, dual_N, soft_N, above_N)):
                 if stated and (low, high) != stated and _tells(r_N, a_N, stated, (low, high)):
                     yield finding(
                         "warning",
@@ -258,10 +260,33 @@ def _against_kl(log: RunLog, loss: Series) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+@rule("L23", "the KL is counted twice", link="loss", scope="signals", explains=("L08",),
+      source="verl: use_kl_in_reward and use_kl_loss are two places for one penalty")  # fmt: skip
+def kl_twice(log: RunLog) -> Iterator[Finding]:
+    """The head of the log states that the KL is subtracted from the rewards and is a term of the loss, each with a
+    coefficient over 0: a warning. Skipped where it does not state both.
+    """
+    in_reward, in_loss = log.algorithm.is_on("use_kl_in_reward"), log.algorithm.is_on("use_kl_loss")
+    if in_reward is None or in_loss is None:
+        raise Skip("needs a head that states use_kl_in_reward and use_kl_loss")
+    weights = log.algorithm.number("kl_coef"), log.algorithm.number("kl_loss_coef")
+    if not (in_reward and in_loss) or 0 in weights:
+        return
+    yield finding(
+        "warning",
+        "the KL is counted twice: in the rewards and in the loss",
+        evidence=[shown("use_kl_in_reward", True), shown("use_kl_loss", True),
+                  *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)
+                    if weight is not None)],
+        cause="both settings are on: the policy is held to its reference by two penalties, and their weights add up",
+        next_step="rldbg diagnose --explain L23   # then turn one of the two off",
+    )  # fmt: skip
+
+
 def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Iterator[Finding]:
     wrong = {
         "kl": ("the KL term is subtracted from the loss: the policy is driven away from its reference", -1),
-        "entropy": ("the entropy is added to the loss: it is pressed down, not kept up", 1),
+        "entropy": ("the entropy term has the wrong sign: added to the loss, it presses the entropy down", 1),
         "value_loss": ("the value loss is subtracted: the critic unlearns", -1),
     }
     told = [shown(f"coefficient of {series[kind].name}", weight) for kind, weight in weights.items()]

@@ -36,7 +36,7 @@ def seconds(log: RunLog) -> Series | None:
 
 
 @rule("D37", "a step takes far longer than the others", link="time", scope="signals",
-      needs=("step_seconds|iter_ms|phase_seconds",),
+      needs=("step_seconds|iter_ms|phase_seconds|tokens_per_second",),
       source="miles advisory (6 x median); torch.compile's automatic dynamic shapes; "
       "docs/evidence.md#grpo-notes")  # fmt: skip
 def slow_steps(log: RunLog) -> Iterator[Finding]:
@@ -44,11 +44,13 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
 
     8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
     good (the last quarter over the first half, a rise that chance does not explain) are a
-    warning. The second iteration slower
+    warning; so is, where no time is logged, a throughput that falls by as much. The second iteration slower
     than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the GRPO
     notes are compared as info, and for the log of their own trainer.
     """
     whole = seconds(log)
+    if whole is None:
+        yield from _throughput(log)
     yield from _warm_up(log, whole)
     yield from _expected(log, whole)
     phases = [
@@ -102,6 +104,26 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             else "something accumulates: a growing buffer, logging, fragmentation",
             next_step="compare the phases' trends; " + _NEXT,
             steps=steps_of(whole.points[-len(last) :]),
+        )
+
+
+def _throughput(log: RunLog) -> Iterator[Finding]:
+    """Of a log without times: tokens per second that fall by as much as a step may not lengthen."""
+    series = log.get("tokens_per_second")
+    values = [] if series is None else series.finite[trends.WARM_UP :]
+    if series is None or len(values) < 2 * trends.MIN_STEPS:
+        return
+    before, after = median(values[: len(values) // 2]), median(values[-(len(values) // 4) :])
+    if 0 < SLOWER * after < before and trends.drift(values) < -trends.DRIFT_Z:
+        yield finding(
+            "warning",
+            f"throughput falls: {series.name} goes from {before:.3g} to {after:.3g}",
+            series.last.where(series.name),
+            evidence=[series.shown(after, f"> {before:.3g} / {SLOWER:g}")],
+            cause="something accumulates (a growing buffer, logging, fragmentation), a machine slows down, or "
+            "responses get shorter",
+            next_step="log the time of a step's phases, and compare their trends",
+            steps=series.steps(under=before / SLOWER),
         )
 
 

@@ -267,6 +267,8 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun
     if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * begun):
         return
+    reward = log.get("reward")
+    falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
     entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
     also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
     yield finding(
@@ -282,6 +284,9 @@ def lengths(log: RunLog) -> Iterator[Finding]:
         cause="longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "
         "longer ends them (the end token is not trained)"
         if longer
+        else "the reward falls with it, so nothing pays for short ones: the policy is pushed away from what is "
+        "rewarded: the sign of loss or advantage is turned"
+        if falls
         else "short responses are paid for: a length penalty too strong, a judge that likes a bare end, or a mean per "
         "response that makes each token of a short one weigh more",
         next_step="read ten responses of the last step; rldbg record -- YOUR COMMAND",

@@ -82,7 +82,8 @@ def run(
         def logprobs(weights: Array, before: Array = before, after: Array = after) -> Array:
             return np.take_along_axis(np.log(softmax(weights[before])), after[..., None], -1)[..., 0]
 
-        old, ref = logprobs(table), logprobs(table if fault == "reference-follows" else base)
+        behind = {"reference-follows": table, "reference-tempered": base / 0.5}.get(fault, base)
+        old, ref = logprobs(table), logprobs(behind)
         m = mask[:, 1:].astype(float)
         fields: dict[str, Array] = {}
         if critic:

@@ -38,7 +38,7 @@ def test_a_frameworks_name_is_known(raw: str, signal: str, framework: str | None
     assert (name.signal, name.framework, name.formula) == (signal, framework, formula)
 
 
-@pytest.mark.parametrize("raw", ["eval/loss", "eval_loss", "val/reward", "weights", "max_grad_norm", ""])
+@pytest.mark.parametrize("raw", ["eval/loss", "eval_loss", "val/reward_std", "weights", "max_grad_norm", ""])
 def test_an_evaluations_metric_and_a_strange_name_are_no_signal(raw: str) -> None:
     assert named(raw) is None
 

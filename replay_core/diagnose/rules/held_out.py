@@ -1,0 +1,91 @@
+"""What a run is for: answers to prompts it does not train on, and rewards that mean what they meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+
+#: Share of its first level by which a held-out result falls before it is worth a warning.
+LOST = 0.15
+
+
+@rule("L20", "held-out results fall while the reward rises", link="trend", scope="signals",
+      needs=("held_out", "reward"), source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
+def overfits(log: RunLog) -> Iterator[Finding]:
+    """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
+    .15 of its first level (medians of 3), while the reward of training rises: a warning.
+    """
+    reward = given(log.get("reward"))
+    known = [series for series in log.all("held_out") if len(series.finite) >= trends.MIN_STEPS]
+    if not known:
+        raise Skip(f"needs {trends.MIN_STEPS} evaluations")
+    if not trends.rises(reward.finite):
+        return
+    for series in known:
+        begun, now = median(series.finite[:3]), median(series.finite[-3:])
+        if trends.drift(series.finite) < -trends.DRIFT_Z and now < begun - LOST * abs(begun):
+            yield finding(
+                "warning",
+                f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises: what is learnt does "
+                "not hold on held-out prompts",
+                series.last.where(series.name),
+                evidence=[
+                    series.shown(now, f">= {begun:.3g}"),
+                    reward.shown(trends.level(reward.finite, 3), f"was {trends.level(reward.finite[:3]):.3g}"),
+                ],
+                cause="the policy overfits its training prompts, or the reward is hacked: it pays for something that "
+                "the validation does not",
+                next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
+                steps=series.steps(),
+            )
+            return
+
+
+#: How many times all before, and below which no reward of training prompts is what it was.
+LEAPT = 5.0
+
+
+@rule("L19", "the scale of rewards leaps", link="rewards", scope="signals",
+      needs=("reward", "reward_max|reward_std"), explains=("L02", "L08", "L10", "D25"),
+      source="a reward model or a weighting of functions that was changed within a run")  # fmt: skip
+def scale_leaps(log: RunLog) -> Iterator[Finding]:
+    """From one step to the next the largest reward of a batch (else the spread within its groups) is over 5 times all
+    it ever was, and stays there in 3 steps and more, and so does the mean: a warning. A judge's best answer has the
+    same reward in every step; a policy that learns comes nearer to it.
+    """
+    mean, scale = given(log.get("reward")), given(log.get("reward_max") or log.get("reward_std"))
+    at = _leap(scale)
+    if at is None or _leap(mean) != at:
+        return
+    before, after = max(map(abs, scale.values[:at])), median(map(abs, scale.values[at:]))
+    yield finding(
+        "warning",
+        f"the scale of rewards leaps {after / before:.3g} times at step {scale.points[at].step}: {scale.name} goes "
+        f"from at most {before:.3g} to {after:.3g}",
+        scale.points[at].where(scale.name),
+        evidence=[
+            scale.shown_at(scale.points[at], f"<= {before:.3g}"), mean.shown_at(mean.points[at]),
+            shown("times what it was", after / before, f"< {LEAPT:g}"),
+        ],
+        cause="the judge was changed, or its weights: another scale of rewards, a normalisation that was lost, a "
+        "checkpoint that resumed with other settings",
+        next_step="score one response with the judge of both sides of that step",
+        steps=[p.step for p in scale.points[at:] if p.step is not None],
+    )  # fmt: skip
+
+
+def _leap(series: Series) -> int | None:
+    """The place from which on every size is over `LEAPT` times every one before."""
+    sizes = [abs(value) for value in series.finite]
+    if len(sizes) < len(series.points):
+        return None
+    for at in range(4, len(sizes) - 2):
+        if min(sizes[at:]) > LEAPT * max(sizes[:at]) > 0:
+            return at
+    return None

@@ -1,0 +1,65 @@
+"""The learning rate over the steps: what no schedule does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import Point, RunLog
+from replay_core.diagnose.stating import finding, shown
+
+#: Steps before a leap, none of which rises: a warm-up does. And how many times all of them it is.
+BEFORE, LEAPT = 4, 5.0
+#: What is left of the rate where a warm-up begins again, and steps over which it then rises.
+LEFT, RISES = 1 / 3, 3
+
+
+@rule("L22", "the learning rate leaps or starts again", link="optimizer", scope="signals", needs=("learning_rate",),
+      explains=("L02", "L08", "L09", "L10", "L16", "D20", "D24", "D25"), lasts=True,
+      source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
+def leaps(log: RunLog) -> Iterator[Finding]:
+    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning. Or one that comes
+    to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
+    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit.
+    """
+    series = given(log.get("learning_rate"))
+    values = series.finite
+    if len(values) < 2 * BEFORE or len(values) < len(series.points):
+        raise Skip(f"needs the learning rate of {2 * BEFORE} steps")
+    for at in range(BEFORE, len(values)):
+        before = values[:at]
+        if values[at] > LEAPT * max(before) > 0 and before[-1] <= before[-BEFORE]:
+            back = next((later for later in range(at + 1, len(values)) if values[later] <= max(before)), None)
+            yield _told(
+                log, series.points[at], f"the learning rate leaps {values[at] / max(before):.3g} times at step "
+                f"{series.points[at].step}, to {values[at]:.3g}" + (", and comes back" if back else ""),
+                "the schedule has a step that is wrong, a checkpoint was resumed with other settings, or a second "
+                "parameter group's rate is logged",
+            )  # fmt: skip
+            return
+        after = values[at : at + RISES + 1]
+        if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(
+            b > a for a, b in pairwise(after)
+        ):  # fmt: skip
+            yield _told(
+                log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "
+                f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising",
+                "the run resumed without the state of its scheduler, and most likely of its optimizer: Adam's moments "
+                "begin at 0 as well",
+            )  # fmt: skip
+            return
+
+
+def _told(log: RunLog, point: Point, claim: str, cause: str) -> Finding:
+    series = given(log.get("learning_rate"))
+    return finding(
+        "warning", claim, point.where(series.name),
+        evidence=[series.shown_at(point), shown("largest before", max(
+            each.value for each in series.points if (each.step or 0) < (point.step or 0)
+        ))],
+        cause=cause,
+        next_step="print the scheduler's last_epoch before and after that step; save and load its state_dict",
+        steps=[] if point.step is None else [point.step],
+    )  # fmt: skip
