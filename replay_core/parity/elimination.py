@@ -84,7 +84,26 @@ def _beginning(ev: ValueEvidence) -> Found | None:
     return "attention", why, numbers
 
 
+def _of_some_rows(ev: ValueEvidence) -> Found | None:
+    """Rows that part while most agree: neither dropout nor other weights leave a row alone."""
+    if ev.starts is None or len(ev.starts) < 3:
+        return None
+    apart = [row for row, start in enumerate(ev.starts) if start >= 0]
+    heard = int(ev.mask_BT.any(1).sum())
+    if not apart or 2 * len(apart) > heard:
+        return None
+    which = ", ".join(map(str, apart[:6])) + (" …" if len(apart) > 6 else "")
+    why = (
+        f"only {len(apart)} of {heard} rows part (row {which}), the others agree: dropout or other weights would move "
+        "every row, so these see other rows, padding or a mask of their own"
+    )
+    return "attention", why, {"rows": apart[:16]}
+
+
 def _scatter(ev: ValueEvidence) -> Found:
+    some = _of_some_rows(ev)
+    if some is not None:
+        return some
     r, slope = ev.masked.pearson, ev.masked.slope
     numbers = {"pearson": r, "slope": slope, "residual_rms": ev.masked.residual_rms}
     repeats = [pairs for pairs, _ in ev.repeats.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,9 +90,19 @@ def paired(a: list[Values], b: list[Values], where: str) -> tuple[list[PairedVal
         faces, alone, left = [(a[0], b[0])], [], {}
     notes = [f"{one.batch} step {one.step}: only in A" for one in alone]
     notes += [f"{one.batch} step {one.step}: only in B" for one in left.values()]
-    fitting = [(one, other) for one, other in faces if one.shape == other.shape]
+    fitting, shapes = [], []
+    for one, other in faces:
+        if one.shape != other.shape:
+            shapes.append(f"{one.batch}: {one.shape} against {other.shape}")
+        elif (told := _other_tokens(one, other)) is not None:
+            shapes.append(f"{one.batch}: {told}")
+            notes.append(f"{one.batch}: not compared, {told}")
+        else:
+            laid = laid_as(one, other)
+            if laid is not other:
+                notes.append(f"{one.batch}: the padding of A and B is on other sides; values are held token by token")
+            fitting.append((one, laid))
     if not fitting:
-        shapes = [f"{one.batch}: {one.shape} against {other.shape}" for one, other in faces]
         raise NothingComparableError(
             "no batch of the two has values that could be paired",
             file=where, tensor="values", expected="the same tokens in the same shape",
@@ -108,6 +119,62 @@ def paired(a: list[Values], b: list[Values], where: str) -> tuple[list[PairedVal
 def _tokens(values: Values) -> bytes | None:
     """The rows' tokens, whatever their order."""
     return None if values.ids_BS is None else b"".join(sorted(row.tobytes() for row in values.ids_BS))
+
+
+def _attended(values: Values) -> list[Ints] | None:
+    """Each row's tokens without its padding, in order; None where tokens or padding are not known."""
+    ids, held = values.ids_BS, values.attention_BS
+    if ids is None or held is None or ids.shape != held.shape:
+        return None
+    return [row[kept] for row, kept in zip(ids, held, strict=True)]
+
+
+def _other_tokens(one: Values, other: Values) -> str | None:
+    """What is said where two critics were not given the same tokens; None where they were, or it is not known."""
+    a, b = _attended(one), _attended(other)
+    if a is None or b is None:
+        return None
+    if sorted(row.tobytes() for row in a) == sorted(row.tobytes() for row in b):
+        return None
+    apart = [row for row, (x, y) in enumerate(zip(a, b, strict=False)) if not np.array_equal(x, y)]
+    first = apart[0] if apart else 0
+    return (
+        f"input_ids hold other tokens in {len(apart)} of {len(a)} rows: row {first} is "
+        f"{a[first][:6].tolist()} in A and {b[first][:6].tolist()} in B"
+    )
+
+
+def laid_as(one: Values, other: Values) -> Values:
+    """`other` with every token's value, position and mask where `one` has that token: padding on the other side is no
+    difference. `other` itself where its padding lies as `one`'s does, or rows are not the same ones in the same order.
+    """
+    a, b = _attended(one), _attended(other)
+    if a is None or b is None or one.attention_BS is None or other.attention_BS is None:
+        return other
+    if np.array_equal(one.attention_BS, other.attention_BS):
+        return other
+    if not all(np.array_equal(x, y) for x, y in zip(a, b, strict=True)):
+        return other
+    # Column j of [B, T] is the state of token j; of the last T where responses alone have values.
+    width, before = one.shape[1], max(one.attention_BS.shape[1] - one.shape[1] - 1, 0)
+    changed: dict[str, Any] = {name: getattr(other, name) for name in other.__slots__}
+    of_values = {name: value.copy() for name, value in changed.items() if name.endswith("_BT") and value is not None}
+    probes = {name: value.copy() for name, value in other.probes.items()}
+    positions = None if other.positions_BS is None else other.positions_BS.copy()
+    for row, (here, there) in enumerate(zip(one.attention_BS, other.attention_BS, strict=True)):
+        to, back = np.flatnonzero(here), np.flatnonzero(there)
+        if positions is not None and other.positions_BS is not None:
+            positions[row, to] = other.positions_BS[row, back]
+        both = (to >= before) & (to < before + width) & (back >= before) & (back < before + width)
+        for name, value in of_values.items():
+            source = changed[name][row]
+            value[row] = False if value.dtype == bool else source
+            value[row, to[both] - before] = source[back[both] - before]
+        for name, value in probes.items():
+            value[row, to[both] - before] = other.probes[name][row, back[both] - before]
+    changed |= {**of_values, "probes": probes, "positions_BS": positions}
+    changed |= {"ids_BS": one.ids_BS, "attention_BS": one.attention_BS, "tokens_BT": one.tokens_BT}
+    return Values(**changed)
 
 
 def _same(one: Ints, other: Ints | None) -> bool:

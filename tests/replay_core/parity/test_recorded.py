@@ -284,3 +284,59 @@ def test_one_critic_of_one_number_is_no_factor_of_zero(tmp_path: Path):
     validate(document)
     assert document["cause"] == "weights"
     assert "B's values are one number (0.75)" in document["why"]
+
+
+def _padded(ids: Any, lengths: tuple[int, ...], width: int, *, left: bool) -> dict[str, torch.Tensor]:
+    """Rows of these lengths, and the values of a causal critic that does not see padding."""
+    worth_V = torch.randn(99, generator=torch.Generator().manual_seed(1))
+    out_BS, held_BS = (torch.zeros(len(lengths), width, dtype=torch.long) for _ in range(2))
+    for row, length in enumerate(lengths):
+        at = slice(width - length, width) if left else slice(0, length)
+        out_BS[row, at], held_BS[row, at] = ids[row, :length], 1
+    values_BT = (worth_V[out_BS] * held_BS).cumsum(1)[:, :-1] / 4
+    return {
+        "input_ids": out_BS, "attention_mask": held_BS, "response_mask": held_BS, "values": values_BT,
+        "position_ids": (held_BS.cumsum(1) - 1).clip(0),
+    }  # fmt: skip
+
+
+IDS = torch.randint(1, 90, (4, 12), generator=torch.Generator().manual_seed(3))
+
+
+def test_padding_on_the_other_side_is_laid_token_by_token(tmp_path: Path):
+    a = recorded(tmp_path / "a", **_padded(IDS, (12, 9, 7, 10), 16, left=True))
+    b = recorded(tmp_path / "b", **_padded(IDS, (12, 9, 7, 10), 16, left=False))
+    for one, other in ((a, b), (b, a)):
+        document = workbench.recorded_parity(one, other)
+        validate(document)
+        assert document["agrees"], document["why"]
+        assert document["eval"]["masked"]["max_abs"] < 1e-6
+        assert any("held token by token" in note for note in document["notes"])
+
+
+def test_values_that_differ_still_do_where_padding_is_on_the_other_side(tmp_path: Path):
+    a = recorded(tmp_path / "a", **_padded(IDS, (12, 9, 7, 10), 16, left=True))
+    there = _padded(IDS, (12, 9, 7, 10), 16, left=False)
+    there["values"] = there["values"] + 0.2
+    document = workbench.recorded_parity(a, recorded(tmp_path / "b", **there))
+    assert (document["cause"], document["agrees"]) == ("offset", False)
+
+
+def test_critics_that_were_given_other_tokens_are_not_compared(tmp_path: Path):
+    a = recorded(tmp_path / "a", input_ids=IDS)
+    with pytest.raises(NothingComparableError, match="could be paired") as refused:
+        workbench.recorded_parity(a, recorded(tmp_path / "b", input_ids=IDS + 1))
+    assert "input_ids hold other tokens in 4 of 4 rows: row 0" in str(refused.value)
+
+
+@pytest.mark.parametrize(("rows", "cause"), [((1,), "attention"), ((0, 1, 2, 3), "dropout")])
+def test_one_row_that_parts_is_no_dropout(tmp_path: Path, rows: tuple[int, ...], cause: str):
+    here = _padded(IDS, (12, 12, 12, 12), 12, left=True)
+    a = recorded(tmp_path / "a", **here)
+    noise_BT = torch.randn(here["values"].shape, generator=torch.Generator().manual_seed(5)) * 0.2
+    changed = here["values"].clone()
+    changed[list(rows)] += noise_BT[list(rows)]
+    document = workbench.recorded_parity(a, recorded(tmp_path / "b", **{**here, "values": changed}))
+    validate(document)
+    assert document["cause"] == cause, document["why"]
+    assert ("only 1 of 4 rows part (row 1)" in document["why"]) is (len(rows) == 1)
