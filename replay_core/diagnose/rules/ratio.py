@@ -186,6 +186,7 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
 def clipped(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning, over 0.5 an error.
 
+    Where the policy hardly moves, GSPO or a clip range is all it can be, and it stays a warning.
     The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
     1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
     """
@@ -195,7 +196,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             reach = _reach(log, series)
             hardly = reach is not None and reach < NO_RANGE
             yield finding(
-                "error" if now > MOSTLY_CLIPPED else "warning",
+                "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
                     f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range"
@@ -208,7 +209,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                     *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
                 ],
                 cause="the clip range (eps) is far too small; or old and new log-probabilities differ by noise that is "
-                "no move of the policy: dropout left on, two forwards with other kernels or another order"
+                "no move of the policy: dropout left on, two forwards with other kernels or another order. GSPO alone "
+                "has so small a range on purpose"
                 if hardly
                 else "learning rate too high, too many updates per batch, stale samples, or an engine that samples "
                 "from other probabilities than the trainer's",
