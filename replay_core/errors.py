@@ -186,7 +186,7 @@ def stack_of(error: BaseException) -> list[str]:
 EXTRAS = {
     "torch": "replay", "transformers": "replay", "safetensors": "replay", "xxhash": "replay", "psutil": "replay",
     "pynvml": "replay", "scipy": "replay", "yaml": "parity", "deepspeed": "parity", "megatron": "parity",
-    "omegaconf": "yaml", "pyarrow": "parquet",
+    "omegaconf": "yaml", "pyarrow": "parquet", "ray": "ray",
 }  # fmt: skip
 
 

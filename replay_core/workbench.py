@@ -601,12 +601,16 @@ def work_units(
     *,
     select: Mapping[str, str] | None = None,
     judged: Mapping[str, Any] | None = None,
+    ray: str | None = None,
+    time_limit_s: float | None = None,
 ) -> GatheringDocument:
     """Do the units of a job that have no answer in `out` yet, those of a shard; a gathering document of them.
 
     Args:
         params: of the job `command`, without the part of the run.
         runner: what runs each; where it loses a process, that is one unit's outcome.
+        ray: the address of the Ray cluster whose actors run them in its place; "": one on this machine.
+        time_limit_s: how long a unit may take an actor.
         select: step, rank, micro as they are typed, and role; judged: what `export.outcome.exit_code` is told.
 
     Raises:
@@ -621,7 +625,13 @@ def work_units(
     plan = planned(Request(command, params, select or {}, judged or {}), on_event)
     folder = UnitFolder(out)
     folder.keep_plan(plan)
-    work(plan, folder, plan.units if shard is None else shard.of(plan.units), runner, on_event)
+    units = plan.units if shard is None else shard.of(plan.units)
+    if ray is None:
+        work(plan, folder, units, runner, on_event)
+    else:
+        from replay_core.units.on_ray import work_on_ray
+
+        work_on_ray(plan, folder, units, ray, on_event, time_limit_s=time_limit_s)
     return gathered(folder, plan, shard)
 
 

@@ -53,7 +53,7 @@ def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnE
     error: RldbgError | None = None
     with folder.held(unit.id):
         try:
-            document = runner.run(_placed(unit, folder), _quietly(on_event))
+            document = runner.run(placed(unit, folder), _quietly(on_event))
         except JobCancelledError:
             raise
         except RldbgError as raised:
@@ -84,11 +84,11 @@ def keep(
     folder.end(unit.id, outcome, document)
 
 
-def _placed(unit: Unit, folder: UnitFolder) -> Job:
+def placed(unit: Unit, folder: UnitFolder) -> Job:
     """The job, told where its files go."""
     if unit.job.kind != "replay":
         return unit.job
-    return Job("replay", {**unit.job.params, "out": str(folder.cells(unit.id))})
+    return Job("replay", {**unit.job.params, "out": str(folder.cells(unit.id).resolve())})
 
 
 def _tries(folder: UnitFolder, unit: Unit) -> int:

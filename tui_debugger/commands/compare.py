@@ -77,6 +77,7 @@ def command(
     show_all: bool,
     jsonl: bool,
     shard: str | None,
+    ray: str | None,
     units: Path | None,
     self_hosted_dir: Path | None,
     weaver_dir: Path | None,
@@ -98,7 +99,7 @@ def command(
         raise click.UsageError("--exact leaves nothing to tolerate: without --atol, --rtol and --tolerance")
     if as_json and jsonl:
         raise click.UsageError("--json and --jsonl are two forms of one answer: take one")
-    if shard is not None or units is not None:
+    if shard is not None or units is not None or ray is not None:
         refuse({"--explain": explain, "--jsonl": jsonl, "--referee": ruled})
         if a is None or b is None or self_hosted_dir or weaver_dir or remote_api_dir:
             raise click.UsageError("--out takes two dumps, A and B")
@@ -108,7 +109,7 @@ def command(
             "tolerance": _told(tolerance_file),
         }  # fmt: skip
         select = typed(step=step, rank=rank, micro=micro)
-        return in_units("compare", asked, units, shard, as_json=as_json, output=output, select=select,
+        return in_units("compare", asked, units, shard, ray, as_json=as_json, output=output, select=select,
                         judged={"allow_missing": allow_missing})  # fmt: skip
     given = [path for path in (a, b, self_hosted_dir, weaver_dir, remote_api_dir) if path is not None]
     options: dict[str, Any] = {

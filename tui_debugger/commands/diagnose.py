@@ -46,6 +46,7 @@ def command(
     fail_on: str,
     show_all: bool,
     shard: str | None,
+    ray: str | None,
     units: Path | None,
     as_json: bool,
     output: Path | None,
@@ -61,11 +62,11 @@ def command(
         return 0
     if not paths:
         raise click.UsageError("diagnose needs a dump or a log")
-    if shard is not None or units is not None:
+    if shard is not None or units is not None or ray is not None:
         if paths == (_STDIN,):
             raise click.UsageError("--out takes a dump or a log that can be read again, not -")
         asked = {"paths": [str(path.resolve()) for path in paths], "rules": list(rules)}
-        return in_units("diagnose", asked, units, shard, as_json=as_json, output=output, select=typed(step=step),
+        return in_units("diagnose", asked, units, shard, ray, as_json=as_json, output=output, select=typed(step=step),
                         judged={"fail_on": fail_on})  # fmt: skip
     progress = ProgressLine()
     if paths == (_STDIN,):

@@ -42,6 +42,7 @@ def command(
     graft: bool,
     show_all: bool,
     shard: str | None,
+    ray: str | None,
     units: Path | None,
     as_json: bool,
     output: Path | None,
@@ -54,13 +55,13 @@ def command(
 
     Exit 0: NOISE. Exit 1: BUG or SUSPECT. Exit 4: not ruled; it says what is missing.
     """
-    if shard is not None or units is not None:
+    if shard is not None or units is not None or ray is not None:
         asked = {
             "a": str(a.resolve()), "b": None if b is None else str(b.resolve()), "graft": graft,
             "weights_a": weights_a or weights, "weights_b": weights_b or weights, "role": role,
         }  # fmt: skip
         select = typed(step=step, rank=rank, micro=micro, role=role)
-        return in_units("referee", asked, units, shard, as_json=as_json, output=output, select=select,
+        return in_units("referee", asked, units, shard, ray, as_json=as_json, output=output, select=select,
                         judged={"fail_above": fail_above})  # fmt: skip
     progress = ProgressLine()
     doc = workbench.referee(

@@ -20,7 +20,7 @@ from tui_debugger import format as words
 from tui_debugger import paths
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
 from tui_debugger.commands.sections import Sectioned
-from tui_debugger.commands.sharding import in_units, shard_option, typed
+from tui_debugger.commands.sharding import in_units, ray_option, shard_option, typed
 from tui_debugger.reports.replay import replay_report
 
 
@@ -48,7 +48,7 @@ _SECTIONS = {
     "Under which settings": (*FLAGS, "flash_attn", "matrix"),
     "With gradients": ("backward", "loss", "optimizer"),
     "What is kept": ("capture", "capture_level", "capture_cap_mib", "logit_chunk", "out"),
-    "How it runs": ("warm", "time_limit", "twice", "why", "share_gpu", "verbose", "shard"),
+    "How it runs": ("warm", "time_limit", "twice", "why", "share_gpu", "verbose", "shard", "ray"),
     "The answer": ("as_json", "output", "html", "markdown", "junit"),
 }
 _EXAMPLES = (
@@ -111,6 +111,7 @@ _EXAMPLES = (
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep the cells' dumps here.")
 @shard_option
+@ray_option
 @click.option("--allow-pickled-weights", is_flag=True, help="Load .bin weights, which can run code.")
 @click.option("--verbose", is_flag=True, help="What the model prints, on standard error.")
 @document_output
@@ -129,6 +130,7 @@ def command(
     twice: bool,
     why: bool,
     shard: str | None,
+    ray: str | None,
     **asked: Any,
 ) -> int:
     """Replay one recorded micro-batch: each row alone (the reference), padded as recorded, and packed if asked.
@@ -139,7 +141,7 @@ def command(
         raise RequestError(
             "axes belong to --matrix", found=" ".join(axes), hint=f"rldbg replay {path} --matrix {axes[0]}"
         )
-    if shard is not None:
+    if shard is not None or ray is not None:
         select = typed(**{name: asked.pop(name) for name in ("step", "rank", "micro")}, role=asked["role"])
         if asked["backward"] or asked["optimizer"] is not None:
             raise click.UsageError("--backward puts micro-batches together: it has no parts to --shard")
@@ -148,7 +150,7 @@ def command(
             "matrix": None if matrix is None else " ".join([matrix, *axes]).strip(), "against": against,
             "models": list(models) if len(models) > 1 or against else [], "twice": twice, "why": why, "is_warm": warm,
         }  # fmt: skip
-        return in_units("replay", params, out, shard, as_json=as_json, output=output, select=select,
+        return in_units("replay", params, out, shard, ray, as_json=as_json, output=output, select=select,
                         time_limit_s=time_limit, verbose=verbose)  # fmt: skip
     plan = _plan(path, model=models[0], **asked)
     progress = ProgressLine(verbose=verbose)

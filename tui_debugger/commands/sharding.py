@@ -28,9 +28,15 @@ out_option = click.option(
 )  # fmt: skip
 
 
+ray_option = click.option(
+    "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]",
+    help="With --out: on the actors of a Ray cluster; without ADDRESS, of one on this machine.",
+)  # fmt: skip
+
+
 def sharded(command: Decorated) -> Decorated:
-    """--shard and --out."""
-    return shard_option(out_option(command))
+    """--shard, --ray and --out."""
+    return shard_option(ray_option(out_option(command)))
 
 
 def shard_of(text: str | None) -> Shard | None:
@@ -68,6 +74,7 @@ def in_units(
     params: Mapping[str, Any],
     out: Path | None,
     shard: str | None,
+    ray: str | None,
     *,
     as_json: bool,
     output: Path | None,
@@ -78,10 +85,11 @@ def in_units(
 ) -> int:
     """Do this worker's units, each in a child that stays warm and is replaced where it dies."""
     if out is None:
-        raise RequestError("--shard needs a directory that all workers share", expected="--out DIR", found="none")
+        raise RequestError("--shard and --ray need a directory for what they find", expected="--out DIR", found="none")
     part = shard_of(shard)
     progress = ProgressLine(verbose=verbose)
     with ChildRunner(warm=True, time_limit_s=time_limit_s) as runner:
-        doc = workbench.work_units(command, params, out, part, runner, progress, select=select, judged=judged)
+        doc = workbench.work_units(command, params, out, part, runner, progress, select=select, judged=judged,
+                                   ray=ray, time_limit_s=time_limit_s)  # fmt: skip
     progress.clear()
     return finish(doc, gathering_report, as_json=as_json, output=output)

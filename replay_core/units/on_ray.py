@@ -1,0 +1,206 @@
+"""The same units on the actors of a Ray cluster: `rldbg[ray]`.
+
+An actor is a process that keeps its model warm between units, one per GPU, or per CPU where there is none. It is handed
+one unit at a time; its death is that unit's outcome after two more tries, and another takes its place. The files are
+written by the process that asked, so they are those of any other worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import replay_core
+from replay_core.budget import lift_limit
+from replay_core.errors import (
+    ChildDiedError,
+    RequestError,
+    RldbgError,
+    UnavailableError,
+    error_from_mapping,
+    missing_library,
+)
+from replay_core.jobs import Job, OnEvent, Progress, ignore
+from replay_core.units.folder import UnitFolder
+from replay_core.units.plan import Plan, Unit
+from replay_core.units.working import is_done, keep, placed
+
+#: How often a unit whose actor died is tried again.
+RETRIES = 2
+#: How long a cluster may take to answer the door.
+_KNOCK_S = 10.0
+#: How long the loop waits for an answer before it looks at its clock.
+_LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A unit in the air: who has it, since when, and what tells others that it is held."""
+
+    unit: Unit
+    actor: Any
+    began: float
+    held: ExitStack = field(default_factory=ExitStack)
+
+
+def work_on_ray(
+    plan: Plan,
+    folder: UnitFolder,
+    units: Sequence[Unit],
+    address: str,
+    on_event: OnEvent = ignore,
+    *,
+    time_limit_s: float | None = None,
+) -> None:
+    """Do every unit that has no answer yet on the actors of a cluster; without an address, of one on this machine.
+
+    Raises:
+        UnavailableError: Ray is not installed, or the cluster has neither a GPU nor a CPU.
+        RequestError: no cluster answers there, or its rldbg is another version.
+        KeyboardInterrupt: the caller wants no more; every actor is ended.
+    """
+    waiting = deque(unit for unit in units if not is_done(folder, unit))
+    done, total = len(units) - len(waiting), len(units)
+    on_event(Progress(done, total, "units"))
+    if not waiting:
+        return
+    ray = _connected(address)
+    flights: dict[Any, _Flight] = {}
+    tries: dict[str, int] = {}
+    try:
+        idle = _actors(ray, min(len(waiting), _room(ray)))
+        while waiting or flights:
+            while waiting and idle:
+                unit, actor = waiting.popleft(), idle.pop()
+                flight = _Flight(unit, actor, time.monotonic())
+                flight.held.enter_context(folder.held(unit.id))
+                job = placed(unit, folder)
+                flights[actor.perform.remote(job.kind, dict(job.params))] = flight
+            ready, _ = ray.wait(list(flights), num_returns=1, timeout=_LOOK_S)
+            for answer in [*ready, *_overdue(ray, flights, time_limit_s)]:
+                flight = flights.pop(answer)
+                unit, took_s = flight.unit, time.monotonic() - flight.began
+                with flight.held:
+                    document, error = _heard(ray, answer, took_s, time_limit_s)
+                    if isinstance(error, ChildDiedError):
+                        tries[unit.id] = tries.get(unit.id, 0) + 1
+                        idle += _actors(ray, 1)
+                        if tries[unit.id] <= RETRIES:
+                            waiting.append(unit)
+                            continue
+                    else:
+                        idle.append(flight.actor)
+                    keep(plan, folder, unit, document, error, took_s)
+                done += 1
+                on_event(Progress(done, total, unit.label))
+    finally:
+        for flight in flights.values():
+            with contextlib.suppress(Exception):
+                ray.kill(flight.actor)
+            flight.held.close()
+        ray.shutdown()
+
+
+def _connected(address: str) -> Any:
+    # A raylet is no reader of untrusted files: it reserves more memory than one may have.
+    lift_limit()
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        missing = missing_library(error, "--ray")
+        if missing is None:
+            raise
+        raise missing from None
+    local = {} if address else {"include_dashboard": False}
+    try:
+        _knock(address)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **local)
+    except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+        raise RequestError(
+            "no Ray cluster of this version answers there",
+            expected=f"a cluster of Ray {ray.__version__} at --ray ADDRESS",
+            found=f"{address or 'a local one'}: {_first_line(error)}",
+            hint="ray status --address ADDRESS; --ray alone starts one on this machine",
+        ) from None
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError where nobody listens: Ray itself tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [repr(error)])[0][:200]
+
+
+def _room(ray: Any) -> int:
+    resources = ray.cluster_resources()
+    count = int(resources.get("GPU", 0)) or int(resources.get("CPU", 0))
+    if not count:
+        raise UnavailableError(
+            "the Ray cluster has no room", expected="a GPU or a CPU", found="none", hint="ray status"
+        )
+    return count
+
+
+class _Worker:
+    """What an actor is made of: a process that does jobs, as a child of `executors` does."""
+
+    def version(self) -> str:
+        return replay_core.__version__
+
+    def perform(self, kind: str, params: dict[str, Any]) -> dict[str, Any]:
+        """The answer, or the error as a mapping: an exception of ours would reach the other side as Ray's own."""
+        from replay_core.executors.in_process import InProcess
+
+        try:
+            # A process of its own begins at the top, as the loop of a child does.
+            return {"result": InProcess(import_module("replay_core.desk").perform).run(Job(kind, params))}
+        except RldbgError as error:
+            return {"error": error.to_mapping()}
+
+
+def _actors(ray: Any, count: int) -> list[Any]:
+    wants = {"num_gpus": 1} if ray.cluster_resources().get("GPU") else {"num_cpus": 1}
+    made = [ray.remote(**wants, max_restarts=0)(_Worker).remote() for _ in range(count)]
+    found = set(ray.get([actor.version.remote() for actor in made]))
+    if found != {replay_core.__version__}:
+        raise RequestError(
+            "the machines of the cluster have another rldbg",
+            expected=replay_core.__version__,
+            found=", ".join(sorted(found)),
+            hint="pip install the same version on each: answers of two are never mixed",
+        )
+    return made
+
+
+def _overdue(ray: Any, flights: dict[Any, _Flight], time_limit_s: float | None) -> list[Any]:
+    """Answers that will not come: their actors are ended."""
+    if time_limit_s is None:
+        return []
+    late = [answer for answer, one in flights.items() if time.monotonic() - one.began > time_limit_s]
+    for answer in late:
+        ray.kill(flights[answer].actor)
+    return late
+
+
+def _heard(
+    ray: Any, answer: Any, took_s: float, time_limit_s: float | None
+) -> tuple[dict[str, Any] | None, RldbgError | None]:
+    try:
+        told = ray.get(answer)
+    except ray.exceptions.RayError as error:
+        late = time_limit_s is not None and took_s > time_limit_s
+        said = f"no answer after {time_limit_s:.0f} s" if late else _first_line(error)
+        return None, ChildDiedError("the actor ended without an answer", expected="a document", found=said)
+    return (told["result"], None) if "result" in told else (None, error_from_mapping(told["error"]))

@@ -1,0 +1,101 @@
+"""The actors of a Ray cluster do units as any other worker: the same documents, and a death is one outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_core import workbench
+from replay_core.errors import ExitCode, UnavailableError
+from replay_core.executors.in_process import InProcess
+from tests.replay_core.units.test_working import Counting, compared, write_run
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def on_ray(runs: tuple[Path, Path], out: Path, before: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
+    """A driver of its own: Ray holds on to the process that it is started in."""
+    code = (
+        "import sys; from pathlib import Path; from replay_core import workbench\n"
+        f"{before}\n"
+        f"doc = workbench.work_units('compare', {{'a': {str(runs[0])!r}, 'b': {str(runs[1])!r}}}, Path({str(out)!r}), "
+        f"None, None, ray='', **{more!r})\n"
+        "import json; print(json.dumps(doc['counts']))"
+    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "RAY_DEDUP_LOGS": "0"},
+    )  # fmt: skip
+
+
+def documents(out: Path) -> dict[str, Any]:
+    return {file.name: {**json.loads(file.read_text()), "created": ""} for file in (out / "documents").iterdir()}
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed here")
+def test_without_ray_it_is_said_which_extra_brings_it(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", {}, 2), write_run(tmp_path / "b", {}, 2)
+    with pytest.raises(UnavailableError, match="needs ray") as raised:
+        workbench.work_units("compare", {"a": str(runs[0]), "b": str(runs[1])}, tmp_path / "out", None,
+                             InProcess(lambda *_: None), ray="")  # fmt: skip
+    assert raised.value.hint == "pip install 'rldbg[ray]'"
+    assert raised.value.exit_code == ExitCode.CELL_FAILED
+
+
+@needs_ray
+@pytest.mark.long
+def test_actors_leave_the_documents_that_other_workers_leave(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", {}), write_run(tmp_path / "b", {2: 0.5})
+    ran = on_ray(runs, tmp_path / "ray")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert json.loads(ran.stdout.splitlines()[-1])["done"] == 6
+    compared(runs, tmp_path / "plain", Counting())
+    assert documents(tmp_path / "ray") == documents(tmp_path / "plain")
+
+
+@needs_ray
+@pytest.mark.long
+def test_an_actor_that_dies_is_tried_twice_more_and_is_one_outcome(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", {}, 3), write_run(tmp_path / "b", {}, 3)
+    deadly = (
+        "from replay_core.units import on_ray\n"
+        "class Mortal(on_ray._Worker):\n"
+        "    def perform(self, kind, params):\n"
+        "        import os\n"
+        f"        open({str(tmp_path / 'tried')!r}, 'a').write(params['step'])\n"
+        "        if params['step'] == '1':\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        return super().perform(kind, params)\n"
+        "on_ray._Worker = Mortal\n"
+    )
+    ran = on_ray(runs, tmp_path / "out", deadly)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    counts = json.loads(ran.stdout.splitlines()[-1])
+    assert (counts["done"], counts["crashed"], counts["running"]) == (2, 1, 0)
+    assert (tmp_path / "tried").read_text().count("1") == 3
+    again = Counting()
+    compared(runs, tmp_path / "out", again)
+    assert again.done == ["1"], "what the cluster did is done"
+
+
+@needs_ray
+@pytest.mark.long
+def test_a_wrong_address_is_said(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", {}, 2), write_run(tmp_path / "b", {}, 2)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tui_debugger", "compare", *map(str, runs), "--out", str(tmp_path / "out"),
+         "--ray", "127.0.0.1:1"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert ran.returncode == ExitCode.BAD_REQUEST, ran.stderr[-2000:]
+    assert "no Ray cluster" in ran.stderr
+    assert "Traceback" not in ran.stderr
