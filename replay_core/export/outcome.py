@@ -49,7 +49,8 @@ def _gathering(doc: GatheringDocument) -> ExitCode:
         return ExitCode.BAD_BYTES
     if ExitCode.CELL_FAILED in codes or doc["counts"]["done"] < doc["counts"]["total"]:
         return ExitCode.CELL_FAILED
-    return _agreeing(doc["agrees"] is True)
+    # A worker without a unit has found nothing, and nothing has failed: its scheduler is told so.
+    return _agreeing(doc["agrees"] is True or not doc["units"])
 
 
 def _agreeing(agrees: bool) -> ExitCode:

@@ -47,7 +47,7 @@ def gathered(folder: UnitFolder, plan: Plan | None = None, shard: Shard | None =
         "command": plan.request.command,
         "asked": {**plan.request.params, **plan.request.select, **plan.request.judged},
         "shard": str(shard) if shard is not None else None,
-        "agrees": False if apart else True if counts["done"] == counts["total"] else None,
+        "agrees": False if apart else True if entries and counts["done"] == counts["total"] else None,
         "headline": _headline(plan, counts, first, one_sided),
         "counts": counts,
         "first": None if first is None else {
@@ -111,6 +111,8 @@ def _is_apart(one: UnitEntry) -> bool:
 def _headline(
     plan: Plan, counts: UnitCounts, first: UnitEntry | None, one_sided: tuple[Sequence[int], Sequence[int]]
 ) -> str:
+    if not counts["total"]:
+        return f"there are more parts than units ({len(plan.units)}): none is this one's"
     so_far = "" if counts["done"] == counts["total"] else " so far"
     said = f"{counts['done']} of {counts['total']} units done"
     if first is not None:

@@ -100,11 +100,13 @@ def _holds_units(path: Path) -> bool:
 
 
 def _gathered(path: Path) -> int:
-    """What the units of a directory have come to."""
+    """What the units of a directory have come to; where somebody watches, as they come."""
     from replay_core import workbench
+    from tui_debugger.commands.gather import followed
     from tui_debugger.reports.gathering import gathering_report
 
-    return finish(workbench.gather(path), gathering_report, as_json=False, output=None)
+    doc = followed(path) if _has_terminal() else workbench.gather(path)
+    return finish(doc, gathering_report, as_json=False, output=None)
 
 
 def _is_capsule(path: Path) -> bool:

@@ -17,6 +17,8 @@ _MOST = 20
 
 def verdict(doc: GatheringDocument) -> str:
     """The word that stands for all of it."""
+    if not doc["counts"]["total"]:
+        return "NOTHING TO DO"
     if doc["agrees"] is False:
         return "DISAGREES"
     return "AGREES" if doc["agrees"] else "NOT DONE"
@@ -27,6 +29,11 @@ def unit_word(one: UnitEntry) -> str:
     if one["state"] != "done":
         return one["state"]
     return "agrees" if one["exit_code"] == 0 else "not ruled" if one["exit_code"] == 4 else "disagrees"
+
+
+def is_over(doc: GatheringDocument) -> bool:
+    """Whether every unit has ended, one way or the other."""
+    return not doc["counts"]["running"] and not doc["counts"]["left"]
 
 
 def notable(doc: GatheringDocument) -> list[UnitEntry]:

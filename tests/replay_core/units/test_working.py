@@ -243,6 +243,14 @@ def test_a_gathering_is_as_the_schema_says_and_opens_again(runs: tuple[Path, Pat
     assert workbench.reopen(file) == json.loads(file.read_text())
 
 
+def test_a_part_without_a_unit_agrees_with_nothing_and_fails_nothing(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    doc = compared(runs, tmp_path, shard=Shard(1, 40))
+    assert doc["counts"]["total"] == 0
+    assert doc["agrees"] is None, "nothing was looked at"
+    assert "more parts than units (6)" in doc["headline"]
+    assert exit_code(doc) == ExitCode.AGREES
+
+
 def test_two_workers_that_take_the_same_leave_one_answer(runs: tuple[Path, Path], tmp_path: Path) -> None:
     class Meanwhile(Counting):
         def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
