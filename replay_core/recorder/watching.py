@@ -588,6 +588,9 @@ class _Watch:
         formed = "labels" in self._trained_on and foreign is None
         if self._loss_flags is not None:
             formed = len(self._loss_flags) > 1
+        if lacking := [name for name in _REPLAY_IMPORTS if importlib.util.find_spec(name) is None]:
+            # Recording needs none of them: without a word here, the line's first answer would be exit code 4.
+            weights += f" (after pip install 'rldbg[replay]': {', '.join(lacking)} not installed here)"
         if not formed and self._seen["losses' gradients at the logits"]:
             _say(f"{line} --backward carries back what its loss left at the logits, {weights}")
             return
@@ -668,6 +671,10 @@ def _is_sampling() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+#: What a replay imports that recording does not, and the extra `replay` brings.
+_REPLAY_IMPORTS = ("transformers", "safetensors", "xxhash", "psutil")
 
 
 def _say(text: str) -> None:

@@ -296,6 +296,13 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     assert len(gradients) == (2 if "--gradients" in line else 0)
 
 
+def test_the_line_of_a_replay_says_what_is_not_installed_for_it(tmp_path: Path) -> None:
+    # As far as an import and a search for a module can tell, None in sys.modules is a package that is not there.
+    answer = record(tmp_path, "import sys\nsys.modules['xxhash'] = None\n" + LANGUAGE_MODEL)
+    assert answer.returncode == 0, answer.stderr
+    assert "(after pip install 'rldbg[replay]': xxhash not installed here)" in answer.stderr
+
+
 def test_a_pattern_that_no_parameter_matches_is_said(tmp_path: Path) -> None:
     answer = record(tmp_path, PLAIN, "--gradients", "lm_head", "--params", "weight")
     assert answer.returncode == 0
