@@ -677,3 +677,10 @@ def a_tokenizer_that_panics(folder: Path) -> Path:
 @maker
 def zlib_text_that_is_no_archive(folder: Path) -> Path:
     return _file(folder, "x.npz", b"PK\x03\x04" + bytes(22) + struct.pack("<HH", 5, 0) + b"a.npy" + zlib.compress(b"x"))
+
+
+@maker
+def an_index_of_weights_of_very_many_files(folder: Path) -> Path:
+    places = {f"w{i}": f"s{i}" for i in range(30_000)}
+    _file(folder, "model.safetensors.index.json", json.dumps({"weight_map": places}).encode())
+    return folder

@@ -81,11 +81,17 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     places = _weight_map(path)
     fields: list[TensorRef] = []
     problems: list[Problem] = []
-    for shard in dict.fromkeys(places.values()):
-        names = [tensor for tensor, file in places.items() if file == shard]
+    shards: dict[str, list[str]] = {}
+    for tensor, file in places.items():
+        shards.setdefault(file, []).append(tensor)
+    for number, (shard, names) in enumerate(shards.items()):
         held: dict[str, TensorRef] = {}
         why = "the index says it is here, the file does not have it"
-        if "/" in shard or "\\" in shard or shard in ("", ".", ".."):
+        if number >= MAX_SHARDS:
+            why = f"the index names {len(shards):,} files, and no more than {MAX_SHARDS:,} are looked into"
+            if number == MAX_SHARDS:
+                problems.append(Problem(str(path), why))
+        elif "/" in shard or "\\" in shard or shard in ("", ".", ".."):
             why = "the index leads out of the directory"
             problems.append(Problem(str(path), f"{why}: {shard[:80]!r}"))
         else:

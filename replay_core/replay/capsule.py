@@ -20,6 +20,7 @@ from replay_core import pages
 from replay_core.documents.reopening import checked_part
 from replay_core.documents.replay import CapsuleEntry
 from replay_core.dumps import open_run
+from replay_core.dumps.containers.json_lines import read_object
 from replay_core.dumps.containers.reading import read_container
 from replay_core.errors import DumpError, RequestError
 from replay_core.file_spans import regular
@@ -42,6 +43,10 @@ _ASKING = (
     "_attn_implementation", "experts_implementation", "_experts_implementation", "trust_remote_code",
 )  # fmt: skip
 SIDES = ("reference", "cell")
+#: What a capsule's entries may be packed by; a zip knows others, each with errors of its own.
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+#: Of its JSON files.
+_MOST_JSON = 1 << 24
 
 
 def is_capsule(path: Path) -> bool:
@@ -100,6 +105,8 @@ def unpack(file: Path, folder: Path) -> tuple[dict[str, Any], CapsuleEntry]:
                 if sorted(one.filename for one in entries) != sorted(NAMES):
                     strange = next((one.filename for one in entries if one.filename not in NAMES), "too few, or twice")
                     raise _damaged(file, f"{', '.join(NAMES)}, each once", strange[:80])
+                if any(one.compress_type not in _PACKED for one in entries):
+                    raise _damaged(file, "entries stored or deflated", "another compression")
                 if sum(one.file_size for one in entries) > MOST_INSIDE:
                     raise _damaged(file, f"at most {MOST_INSIDE >> 20} MiB inside", "more")
                 for one in entries:
@@ -133,32 +140,32 @@ def unpack(file: Path, folder: Path) -> tuple[dict[str, Any], CapsuleEntry]:
             Flags.from_mapping(one)
         except (RequestError, TypeError) as error:
             raise _damaged(file, "flags that this rldbg knows", str(error)[:200]) from None
-    told = {**note.get("told", {}), "file": str(file), "bytes": file.stat().st_size, "script": None,
+    said = note.get("told", {})
+    if not isinstance(said, dict):
+        raise _damaged(file, "an object of what was told", type(said).__name__)
+    told = {**said, "file": str(file), "bytes": file.stat().st_size, "script": None,
             "as_made": {}}  # fmt: skip
     return note, checked_part(told, "CapsuleEntry", file)
 
 
-def _asked_for(value: Any, depth: int = 0) -> str | None:
+def _asked_for(value: Any) -> str | None:
     if isinstance(value, dict):
         for name, inner in value.items():
             # What the library writes of itself says nothing.
             if name in _ASKING and inner is not None:
                 return str(name)
-            if found := _asked_for(inner, depth + 1):
+            if found := _asked_for(inner):
                 return found
     if isinstance(value, list):
-        return next((found for one in value if (found := _asked_for(one, depth + 1))), None)
+        return next((found for one in value if (found := _asked_for(one))), None)
     return None
 
 
 def _object(file: Path, path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise _damaged(file, f"JSON in {path.name}", str(error)[:80]) from None
-    if not isinstance(found, dict):
-        raise _damaged(file, f"an object in {path.name}", type(found).__name__)
-    return found
+        return read_object(path, path.name, _MOST_JSON)
+    except DumpError as error:
+        raise _damaged(file, f"an object as JSON in {path.name}", error.message[:200]) from None
 
 
 def _damaged(file: Path, expected: str, found: str) -> DumpError:

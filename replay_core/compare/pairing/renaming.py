@@ -7,16 +7,18 @@ model.layers.*.attn.out = layers.*.self_attn.output
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_core.errors import RequestError
+from replay_core.errors import DumpError, RequestError
+from replay_core.file_spans import regular
 from replay_core.records import Record, TensorRef
 
 MAX_BYTES = 1 << 20
+#: Rules with a *, each of which is tried on every name: maps of two engines' names have a few dozen.
+MOST_STARRED = 512
 
 
 @dataclass(slots=True)
@@ -28,6 +30,12 @@ class Renames:
     #: Rules that made a tensor of b one of a's, and of others the first name they gave.
     _met: set[int] = field(default_factory=set)
     _given: dict[int, str] = field(default_factory=dict)
+    _exact: dict[str, int] = field(init=False)
+    _wild: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._exact = {in_b: number for number, (_, in_b) in enumerate(self.rules) if "*" not in in_b}
+        self._wild = [number for number, (_, in_b) in enumerate(self.rules) if "*" in in_b]
 
     @classmethod
     def read(cls, path: Path) -> Renames:
@@ -37,14 +45,14 @@ class Renames:
             RequestError: it cannot be read, holds no rule, or its rules contradict each other.
         """
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise RequestError(
-                    "the map of names is too large", file=str(path), found=f"{path.stat().st_size:,} bytes"
-                )
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            with regular(path) as file:
+                stored = file.read(MAX_BYTES + 1)
+            text = stored.decode()
+        except (DumpError, UnicodeDecodeError) as error:
+            why = error.message if isinstance(error, DumpError) else "it is not UTF-8"
             raise RequestError(f"the map of names cannot be read: {why}", file=str(path)) from None
+        if len(stored) > MAX_BYTES:
+            raise RequestError("the map of names is too large", file=str(path), expected=f"at most {MAX_BYTES:,} bytes")
         rules = _json_rules(text, path) if text.lstrip().startswith("{") else _line_rules(text, path)
         if not rules:
             raise RequestError("the map of names has no rule", file=str(path), expected="name in a = name in b")
@@ -74,18 +82,19 @@ class Renames:
         return renamed
 
     def _name(self, names: tuple[str, ...], names_of_a: Mapping[str, str]) -> str:
-        for number, (in_a, in_b) in enumerate(self.rules):
-            pattern = re.compile("(.+)".join(re.escape(part) for part in in_b.split("*")))
-            for name in names:
-                found = pattern.fullmatch(name)
-                if found:
-                    parts = iter(found.groups())
-                    given = "".join(next(parts) if part == "*" else part for part in re.split(r"(\*)", in_a))
-                    if given in names_of_a:
-                        self._met.add(number)
-                    else:
-                        self._given.setdefault(number, given)
-                    return names_of_a.get(given, given)
+        # A rule without * is looked up: a map may hold one for each of ten thousand tensors.
+        told = min((self._exact[name] for name in names if name in self._exact), default=len(self.rules))
+        for number in [*(one for one in self._wild if one < told), *([told] if told < len(self.rules) else [])]:
+            in_a, in_b = self.rules[number]
+            found = next((parts for name in names if (parts := _starred(in_b, name)) is not None), None)
+            if found is None:
+                continue
+            given = "".join(text for pair in zip(in_a.split("*"), [*found, ""], strict=True) for text in pair)
+            if given in names_of_a:
+                self._met.add(number)
+            else:
+                self._given.setdefault(number, given)
+            return names_of_a.get(given, given)
         return names[0]
 
     def unused(self) -> list[str]:
@@ -96,6 +105,27 @@ class Renames:
             for number, (in_a, in_b) in enumerate(self.rules)
             if number not in self._met
         ]
+
+
+def _starred(rule: str, name: str) -> list[str] | None:
+    """What each * of a rule stands for in a name, the first as much as it can; None where the rule does not fit.
+
+    From the right, as far right as each text can lie: an expression would try every way to share the name out.
+    """
+    head, *texts = rule.split("*")
+    if not texts:
+        return [] if name == rule else None
+    last = texts.pop()
+    if not name.startswith(head) or not name.endswith(last):
+        return None
+    found, end = list[str](), len(name) - len(last)
+    for text in reversed(texts):
+        at = name.rfind(text, len(head), max(end - 1, 0))
+        if at < 0:
+            return None
+        found.append(name[at + len(text) : end])
+        end = at
+    return [name[len(head) : end], *reversed(found)] if end > len(head) else None
 
 
 def _json_rules(text: str, path: Path) -> list[tuple[str, str]]:
@@ -146,6 +176,12 @@ def _consistent(rules: list[tuple[str, str]], path: Path) -> list[tuple[str, str
                     expected="one name each",
                     found=f"{seen[name]} and {meant}",
                 )
+    starred = sum("*" in in_b for _, in_b in rules)
+    if starred > MOST_STARRED:
+        raise RequestError(
+            "the map has too many rules with a *", file=str(path), expected=f"at most {MOST_STARRED}",
+            found=f"{starred:,}", hint="rules without a * may be as many as there are tensors",
+        )  # fmt: skip
     for in_a, in_b in rules:
         if in_a.count("*") != in_b.count("*"):
             raise RequestError(

@@ -120,6 +120,35 @@ def test_a_zip_that_is_no_capsule_is_not_taken_for_one(tmp_path):
         capsules.unpack(file, tmp_path / "out")
 
 
+_NOTE = b'{"format": "rldbg-capsule", "version": 1, "flags": {"reference": {}, "cell": {}}}'
+
+
+@pytest.mark.parametrize(("name", "data", "packing"), [
+    ("capsule.json", _NOTE[:-1] + b', "told": [1]}', 8),
+    ("capsule.json", _NOTE[:-1] + b', "told": null}', 8),
+    ("model/config.json", b'{"a": ' + b"[" * 600 + b"]" * 600 + b"}", 8),
+    ("model/config.json", b'{"a": ' * 900 + b"1" + b"}" * 900, 8),
+    ("outputs.safetensors", b"", zipfile.ZIP_LZMA),
+    ("outputs.safetensors", b"", zipfile.ZIP_BZIP2),
+])  # fmt: skip
+def test_a_capsule_of_anything_is_damaged_and_no_fault_of_ours(tmp_path, name, data, packing):
+    held = {
+        **dict.fromkeys(capsules.NAMES, b"{}"),
+        "capsule.json": _NOTE,
+        "run/manifest.json": b'{"models": {"*": "../model"}}',
+        name: data,
+    }
+    file = tmp_path / "a.capsule"
+    with zipfile.ZipFile(file, "w", packing) as packed:
+        for one, content in held.items():
+            packed.writestr(one, content)
+    stored = file.read_bytes()
+    if packing != zipfile.ZIP_DEFLATED:
+        file.write_bytes(stored[:60] + bytes(20) + stored[80:])  # what such a library says of damage is its own
+    with pytest.raises(DumpError, match="damaged"):
+        capsules.unpack(file, tmp_path / "out")
+
+
 @pytest.mark.long
 def test_a_replay_that_agrees_has_nothing_to_show(ask, tmp_path):
     doc = ask("packing=on")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 
 from replay_core.compare import Comparison
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing.renaming import Renames
+from replay_core.compare.pairing.renaming import Renames, _starred
 from replay_core.errors import NothingComparableError, RequestError
 from tests.builders import compare_paths, row_of, write_pair
 
@@ -92,3 +95,34 @@ def test_a_map_that_is_not_there_is_a_wrong_request(tmp_path: Path):
 def test_two_tensors_under_one_name_are_refused(tmp_path: Path):
     with pytest.raises(RequestError, match="one name"):
         compared_under(rules(tmp_path, "x = y\n"), tmp_path, {"x": 1.0}, {"x": 1.0, "y": 2.0})
+
+
+@pytest.mark.parametrize(("rule", "name"), [
+    ("a.*", "a.1"), ("*.b", "x.y.b"), ("a*b*c", "a1bb2cc"), ("*a*a*", "aaaaaa"), ("**", "abc"), ("a*", "a"),
+    ("*", ""), ("a*a", "aa"), ("a*a", "aba"), ("ab*ba", "aba"), ("x*y", "axby"), ("*.*.*", "l.0.1.out"), ("a", "a"),
+    ("**b*", "abab"), ("*ab*b", "abbabb"),
+])  # fmt: skip
+def test_a_star_stands_for_what_a_greedy_expression_finds(rule: str, name: str):
+    found = re.fullmatch("(.+)".join(map(re.escape, rule.split("*"))), name)
+    assert _starred(rule, name) == (None if found is None else list(found.groups()))
+
+
+def test_a_rule_of_many_stars_is_matched_in_time_that_a_name_is_long(tmp_path: Path):
+    renames = rules(tmp_path, f"{'*a' * 30}x = {'*a' * 30}b\n")
+    began = time.thread_time()
+    a = {"a" * 2000: torch.ones(3)}
+    assert compared_under(renames, tmp_path, a, a).counts["SAME"] == 1
+    assert time.thread_time() - began < 1
+
+
+def test_a_map_that_is_a_pipe_is_refused_without_waiting(tmp_path: Path):
+    os.mkfifo(tmp_path / "names.map")
+    with pytest.raises(RequestError, match="cannot read a pipe"):
+        Renames.read(tmp_path / "names.map")
+
+
+def test_a_map_of_very_many_stars_is_refused_and_one_of_many_plain_names_is_not(tmp_path: Path):
+    with pytest.raises(RequestError, match="too many rules"):
+        rules(tmp_path, "\n".join(f"a{i}.* = b{i}.*" for i in range(513)))
+    renames = rules(tmp_path, "\n".join(f"a{i}.x = b{i}.x" for i in range(20_000)))
+    assert compared_under(renames, tmp_path, {"a777.x": 1.0}, {"b777.x": 1.0}).counts["SAME"] == 1
