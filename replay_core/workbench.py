@@ -491,12 +491,13 @@ REPLAY_JSON = "replay.json"
 
 def capsule(
     doc: ReplayDocument, file: Path, out: Path, runner: Runner, on_event: OnEvent = ignore, *,
-    cell: int | None = None, script: Path | None = None,
+    cell: int | None = None, script: Path | None = None, allow_pickled_weights: bool = False,
 ) -> ReplayDocument:  # fmt: skip
     """Write one file that shows what a replay found by itself; the replay document of that file.
 
     Args:
-        doc: the replay; cell: which of its cells, the first that disagrees where None.
+        doc: the replay, which may be a stranger's: code that it names is not run, whatever it says was allowed there.
+        cell: which of its cells, the first that disagrees where None.
         out: a directory for what is made on the way; script: where the standalone script goes, if anywhere.
 
     Raises:
@@ -505,6 +506,7 @@ def capsule(
     """
     from replay_core.replay import capsule as capsules
     from replay_core.replay.plan import ReplayPlan
+    from replay_core.replay.references import FACTORY
 
     wrong = [number for number, one in enumerate(doc["cells"]) if one["agreement"]["agrees"] is False and one["dump"]]
     number = cell if cell is not None else next((one for one in wrong if doc["cells"][one]["part"] != "reference"), -1)
@@ -515,10 +517,14 @@ def capsule(
             found=f"cell {number}" if cell is not None else "a replay whose cells agree",
         )
     chosen, alone = doc["cells"][number], doc["cells"][doc["baseline"]]
-    plan = ReplayPlan.from_mapping({**doc["plan"], "flags": chosen["flags"], "out": str(out)})
-    if plan.forward or plan.backward:
+    plan = ReplayPlan.from_mapping(
+        {**doc["plan"], "flags": chosen["flags"], "out": str(out), "forward_path": None,
+         "allow_pickled_weights": allow_pickled_weights}
+    )  # fmt: skip
+    code = plan.model if plan.model.startswith(FACTORY) else "--forward" if plan.forward else None
+    if code is not None or plan.backward:
         raise RequestError("a capsule holds no code and no loss", expected="a forward replay of a model",
-                           found="--forward" if plan.forward else "--backward")  # fmt: skip
+                           found=code or "--backward")  # fmt: skip
     cause = chosen["cause"]
     said = f"cell {number} is not what each row alone is" if cause is None else cause["sentence"]
     told: Any = runner.run(Job("replay_slice", {"plan": plan.to_mapping(), "reference": alone["flags"], "said": said}),

@@ -161,6 +161,8 @@ class _Schema:
         types = schema.get("type")
         if types is not None and not _is(value, [types] if isinstance(types, str) else types):
             return f"{where} is {_short(value)}, not {types}"
+        if isinstance(value, float) and value - value != 0.0:
+            return f"{where} is {value}, no number of JSON"
         if "minimum" in schema and isinstance(value, (int, float)) and value < schema["minimum"]:
             return f"{where} is {value}, below {schema['minimum']}"
         if isinstance(value, dict):

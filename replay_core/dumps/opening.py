@@ -170,7 +170,7 @@ def _indexed(dialect: Dialect, path: Path) -> Index:
 def _is_there(path: Path) -> bool:
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a NUL is no file's
         return False
     except OSError as error:
         hint = "whoever runs rldbg must be allowed to enter every folder above it"

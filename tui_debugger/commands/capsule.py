@@ -18,7 +18,7 @@ from tui_debugger.reports.replay import replay_report
 
 _SECTIONS = {
     "What is made": ("cell", "script", "out"),
-    "How it runs": ("time_limit",),
+    "How it runs": ("time_limit", "allow_pickled_weights"),
     "The answer": ("as_json", "output", "html", "markdown", "junit"),
 }
 _EXAMPLES = (
@@ -36,6 +36,7 @@ _EXAMPLES = (
               help="Also a standalone script: torch and transformers, no rldbg.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep what is made on the way here.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a piece of work may take.")
+@click.option("--allow-pickled-weights", is_flag=True, help="Load .bin weights, which can run code.")
 @document_output
 def command(
     replay: Path,
@@ -44,6 +45,7 @@ def command(
     script: Path | None,
     out: Path | None,
     time_limit: float,
+    allow_pickled_weights: bool,
     as_json: bool,
     output: Path | None,
 ) -> int:
@@ -66,8 +68,9 @@ def command(
     progress.note("capsule: the smallest batch and slice of the model that show it, then a replay of those alone")
     with ChildRunner(warm=True, time_limit_s=time_limit) as runner:
         made = workbench.capsule(
-            doc, file, out or paths.new_replay_dir("capsule"), runner, progress, cell=cell, script=script
-        )
+            doc, file, out or paths.new_replay_dir("capsule"), runner, progress, cell=cell, script=script,
+            allow_pickled_weights=allow_pickled_weights,
+        )  # fmt: skip
     progress.clear()
     return finish(made, replay_report, as_json=as_json, output=output)
 

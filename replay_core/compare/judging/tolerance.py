@@ -215,10 +215,10 @@ def load_tolerances(path: Path) -> Tolerances:
 
 
 def _exemption(path: Path, number: int, table: dict[str, Any]) -> Exemption:
-    where = f"rule {number} ({table.get('name', 'without name')})"
+    where = f"rule {number} ({_shown(table.get('name', 'without name'))})"
 
     def refuse(what: str, expected: str, found: object) -> RequestError:
-        return RequestError(f"{where}: {what}", file=str(path), expected=expected, found=str(found))
+        return RequestError(f"{where}: {what}", file=str(path), expected=expected, found=_shown(found))
 
     known_keys = (*_TEXTS, "off", "exact", *_NUMBERS)
     unknown = sorted(set(table) - set(known_keys))
@@ -233,9 +233,11 @@ def _exemption(path: Path, number: int, table: dict[str, Any]) -> Exemption:
     if not isinstance(table.get("exact", False), bool):
         raise refuse("exact is a switch", "true or false", table["exact"])
     off = table.get("off", [])
-    if not isinstance(off, list) or any(one not in BY_ID or one == "elementwise" for one in off):
+    if not isinstance(off, list) or any(
+        not isinstance(one, str) or one not in BY_ID or one == "elementwise" for one in off
+    ):
         strange = [one for one in off if one not in _SETTABLE] if isinstance(off, list) else [off]
-        raise refuse("off lists rules", "of " + ", ".join((*_SETTABLE, "exact")), ", ".join(map(str, strange)))
+        raise refuse("off lists rules", "of " + ", ".join((*_SETTABLE, "exact")), ", ".join(map(_shown, strange)))
     numbers = {name: table[name] for name in _NUMBERS if name in table}
     if not numbers and not table.get("exact") and not off:
         raise refuse("it limits nothing", "one of " + ", ".join(known_keys[len(_TEXTS) :]), ", ".join(table))
@@ -252,6 +254,14 @@ def _exemption(path: Path, number: int, table: dict[str, Any]) -> Exemption:
     )  # fmt: skip
 
 
+def _shown(value: object) -> str:
+    """What a file says, short: a hexadecimal number of any length is read, and cannot be written in decimals."""
+    try:
+        return str(value)[:80]
+    except ValueError:
+        return "a number of very many digits"
+
+
 def _checked(what: str, value: Any, path: Path | None = None) -> float:
     # An int of 400 digits is no float either: Python's own is the judge of both.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
@@ -259,7 +269,7 @@ def _checked(what: str, value: Any, path: Path | None = None) -> float:
             f"{what} is no tolerance",
             file=None if path is None else str(path),
             expected="a finite number from 0 upwards",
-            found=str(value)[:40],
+            found=_shown(value),
         )
     return float(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_a_damaged_document_says_where(spoil: Any, says: str, written: tuple[Any
         read_document(path)
     assert says in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_a_number_too_large_for_a_float_is_no_number(written: tuple[Any, Path]):
+    """Else it is infinite here, and the page that is made of the document cannot be written."""
+    doc, path = written
+    path.write_text(re.sub(r": \d+\.\d+", ": 1e999", json.dumps(doc), count=1))
+    with pytest.raises(DumpError, match="is inf"):
+        read_document(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "nonsense", '{"schema_version": NaN}', "\x00"])

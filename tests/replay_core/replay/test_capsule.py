@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay_core import workbench
-from replay_core.errors import DumpError, RequestError
+from replay_core.errors import DumpError, ModelError, RequestError
 from replay_core.replay import capsule as capsules
 from replay_core.replay.flags import Flags
 from tests.builders import Here
@@ -147,6 +147,28 @@ def test_a_capsule_of_anything_is_damaged_and_no_fault_of_ours(tmp_path, name, d
         file.write_bytes(stored[:60] + bytes(20) + stored[80:])  # what such a library says of damage is its own
     with pytest.raises(DumpError, match="damaged"):
         capsules.unpack(file, tmp_path / "out")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("said", [
+    {"model": "factory:evil_of_a_document:make"},
+    {"forward": "evil_of_a_document:make"},
+    {"model": "pickled", "allow_pickled_weights": True},
+])  # fmt: skip
+def test_code_that_a_strangers_replay_names_is_not_run(made, tmp_path, said):
+    (tmp_path / "evil_of_a_document.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef make(*_): ...\n")
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    held = Path(made[0]["cells"][-1]["weights"]["model"])
+    (pickled / "config.json").write_bytes((held / "config.json").read_bytes())
+    (pickled / "pytorch_model.bin").write_bytes(f"cposix\nsystem\n(S'touch {tmp_path / 'ran'}'\ntR.".encode())
+    if said.get("model") == "pickled":
+        said = {**said, "model": str(pickled)}
+    doc = {**made[0], "plan": {**made[0]["plan"], **said, "forward_path": str(tmp_path)}}
+    with pytest.raises((RequestError, ModelError), match=r"holds no code|pickles, which can run code"):
+        workbench.capsule(doc, tmp_path / "a.capsule", tmp_path / "out", Here())
+    assert not (tmp_path / "ran").exists()
+    assert "evil_of_a_document" not in sys.modules
 
 
 @pytest.mark.long

@@ -183,6 +183,10 @@ def test_options_that_are_no_tolerance_are_refused_by_name(numbers: dict[str, fl
         ('[[tolerance]]\nname = "x"\nreason = "y"\nexact = 1', "exact is a switch"),
         ('[[tolerance]]\nname = "x"\nreason = "y"\noff = "gain"', "off lists rules"),
         ('[[tolerance]]\nname = "x"\nreason = "y"\noff = ["gain"]\ngain = 0.1', "set and switched off"),
+        ('[[tolerance]]\nname = "x"\nreason = "y"\noff = [["gain"]]', "off lists rules"),
+        (f'[[tolerance]]\nname = "x"\nreason = "y"\nrel_l2 = 0x{"f" * 9000}', "very many digits"),
+        (f'[[tolerance]]\nname = 0x{"f" * 9000}\nreason = "y"', "very many digits"),
+        (f'[[tolerance]]\nname = "x"\nreason = "y"\nrel_l2 = 1\noff = [0x{"f" * 9000}]', "very many digits"),
         ("[[tolerance", "cannot be read"),
     ],
 )
