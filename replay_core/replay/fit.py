@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from replay_core.errors import CellError, ModelError
+from replay_core.dumps.containers.json_lines import read_object
+from replay_core.errors import CellError, DumpError, ModelError
+from replay_core.regexes import regex
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.packing import Arrangement
 
@@ -15,6 +19,13 @@ from replay_core.replay.packing import Arrangement
 _OFFSET = 16
 #: Factors between two sets of positions that tell whether a model heeds them; a constant shift would not (RoPE).
 _STRETCH = 3
+#: Of a config: its bytes, and the layers or experts it may ask for.
+_MOST_CONFIG, _MOST_PARTS = 1 << 24, 4096
+_PARTS = regex(r"(?:num|n)_\w*(?:layer|expert|block)\w*|\w*_layers|layers|depth")
+#: Numbers a model may have beside those stored (tables of positions, ties), and for a stored byte (four bits and less).
+_FREE, _PER_BYTE = 1 << 26, 8
+#: From so many stored bytes on a config is taken at its word: building a large model twice takes seconds.
+_SURELY = 1 << 31
 
 
 def need_vocabulary(vocabulary: int, batch: MicroBatch, model: str) -> None:
@@ -37,6 +48,51 @@ def need_vocabulary(vocabulary: int, batch: MicroBatch, model: str) -> None:
         found=f"token ids {low}..{high}",
         hint="is it the model the batch was recorded with? random:llama-tiny sizes itself to the batch",
     )
+
+
+def need_layers(directory: Path) -> None:
+    """Refuse a config of more layers or experts than any model has: building them alone takes all memory there is.
+
+    Raises:
+        ModelError: the name of the number, and how large it is.
+    """
+    try:
+        level: list[Any] = [read_object(directory / "config.json", "the model's config", _MOST_CONFIG)]
+    except DumpError:
+        return  # transformers says what is wrong with it
+    while level:
+        one = level.pop()
+        pairs = one.items() if isinstance(one, dict) else enumerate(one)
+        for name, value in pairs:
+            if isinstance(value, (dict, list)):
+                level.append(value)
+            elif isinstance(value, int) and value > _MOST_PARTS and _PARTS.fullmatch(str(name)):
+                raise ModelError(
+                    "the model's config asks for more parts than any model has",
+                    file=str(directory / "config.json"), expected=f"{name} of at most {_MOST_PARTS:,}",
+                    found=f"{value:,}"[:40],
+                )  # fmt: skip
+
+
+def need_stored(kind: Any, config: Any, directory: Path) -> None:
+    """Refuse a config of a model far larger than the weights beside it: what is missing would be made up, in memory.
+
+    Raises:
+        ModelError: how large the config's model is, and what is stored.
+    """
+    stored = sum(file.stat().st_size for end in ("*.safetensors", "*.bin") for file in directory.glob(end))
+    if stored > _SURELY:
+        return
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = kind.from_config(config)
+    asked = sum(one.numel() for part in (model.parameters(), model.buffers()) for one in part)
+    if asked > _FREE + _PER_BYTE * stored:
+        raise ModelError(
+            "the model's config asks for a far larger model than its weights are", file=str(directory / "config.json"),
+            expected=f"at most {_FREE + _PER_BYTE * stored:,} numbers, as {stored:,} bytes are stored",
+            found=f"{asked:,}", hint="do config.json and the weights belong to one model?",
+        )  # fmt: skip
 
 
 def need_padding(vocabulary: int, arrangement: Arrangement) -> None:

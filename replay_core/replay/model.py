@@ -212,6 +212,7 @@ def _from_whole(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[A
     with _naming_attention(plan.flags, config.model_type), _naming_weights(directory), _no_progress_bar():
         if plan.is_critic:
             config.num_labels = 1
+        fit.need_stored(_class(plan), config, directory)
         model, info = _class(plan).from_pretrained(
             directory,
             config=config,
@@ -284,6 +285,7 @@ def _need_weights(directory: Path, plan: ReplayPlan) -> bool:
 
 
 def _config(directory: Path) -> Any:
+    fit.need_layers(directory)
     try:
         return transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,8 +1,10 @@
 """Whether a batch fits a model, asked of small models before any forward."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoModel, GPT2Config, LlamaConfig
+from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from replay_core.errors import CellError, ModelError
 from replay_core.replay import fit
@@ -81,3 +83,23 @@ def test_the_first_weight_that_is_not_finite_is_named(llama):
         weight[0, 0] = float("inf")
         assert fit.not_finite(llama) == "layers.0.mlp.up_proj.weight"
         weight[0, 0] = kept
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "num_local_experts", "n_routed_experts", "depth"])
+def test_a_config_of_more_parts_than_any_model_has_is_refused_before_one_is_built(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": {name: 10**9}}))
+    with pytest.raises(ModelError, match="more parts than any model has") as refused:
+        fit.need_layers(tmp_path)
+    assert f"{name} of at most 4,096" in str(refused.value)
+    (tmp_path / "config.json").write_text(json.dumps({name: 60, "shared_expert_intermediate_size": 20480}))
+    fit.need_layers(tmp_path)
+
+
+def test_a_config_of_a_far_larger_model_than_is_stored_takes_no_memory(tmp_path):
+    small = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=2)  # fmt: skip
+    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path)
+    fit.need_stored(AutoModelForCausalLM, small, tmp_path)
+    for name, value in (("vocab_size", 10**11), ("hidden_size", 10**6), ("intermediate_size", 10**10)):
+        with pytest.raises(ModelError, match="far larger model than its weights"):
+            fit.need_stored(AutoModelForCausalLM, LlamaConfig(**{**small.to_dict(), name: value}), tmp_path)
