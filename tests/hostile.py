@@ -684,3 +684,28 @@ def an_index_of_weights_of_very_many_files(folder: Path) -> Path:
     places = {f"w{i}": f"s{i}" for i in range(30_000)}
     _file(folder, "model.safetensors.index.json", json.dumps({"weight_map": places}).encode())
     return folder
+
+
+@maker
+def a_distributed_checkpoint_of_one_piece_again_and_again(folder: Path) -> Path:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )  # fmt: skip
+
+    def at(place: int) -> torch.Size:
+        return torch.Size([place])
+
+    held = io.BytesIO()
+    torch.save(torch.zeros(1), held)
+    chunks = [ChunkStorageMetadata(at(i), at(1)) for i in range(2000)]
+    tensors: Any = {"w": TensorStorageMetadata(TensorProperties(dtype=torch.float32), at(2000), chunks)}
+    one = _StorageInfo("__0_0.distcp", 0, len(held.getvalue()))
+    places: Any = {MetadataIndex("w", at(i)): one for i in range(2000)}
+    _file(folder, "__0_0.distcp", held.getvalue())
+    _file(folder, ".metadata", pickle.dumps(Metadata(tensors, None, places)))
+    return folder

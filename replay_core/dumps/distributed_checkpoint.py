@@ -54,18 +54,18 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     tensors, places = said.get("state_dict_metadata"), said.get("storage_data")
     if not isinstance(tensors, dict) or not isinstance(places, dict):
         raise DumpError("the metadata of a distributed checkpoint names no tensors", file=str(metadata))
-    problems: dict[str, Problem] = {}
+    pieces = _Pieces(metadata, places)
     fields: list[TensorRef] = []
     # {"model": state} nests what a model of Hugging Face's calls `model.` itself.
     nested = any(str(name).startswith(("model.model.", "model.lm_head.")) for name in tensors)
     for name, kind in tensors.items():
-        held = _tensor(str(name), kind, places, metadata, problems)
+        held = _tensor(str(name), kind, pieces)
         plain = str(name).removeprefix("model.") if nested else str(name)
         for ref in flatten({plain: held}):
             of_a_weight = isinstance(held, TensorRef) and not plain.startswith("optim")
             fields.append(ref.with_(canonical=naming.canonical(f"param.{ref.name}" if of_a_weight else ref.name)))
     fields.sort(key=lambda ref: naming.called(ref.canonical or ref.name))
-    return Fields([ref.with_(order=order) for order, ref in enumerate(fields)], list(problems.values()))
+    return Fields([ref.with_(order=order) for order, ref in enumerate(fields)], list(pieces.problems.values()))
 
 
 def _state(value: Any) -> dict[str, Any]:
@@ -73,10 +73,42 @@ def _state(value: Any) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _tensor(name: str, kind: Any, places: Mapping[Any, Any], metadata: Path, problems: dict[str, Problem]) -> Any:
+class _Pieces:
+    """What the .distcp files of a checkpoint hold, each place read once: a hostile list names one a thousand times."""
+
+    def __init__(self, metadata: Path, places: Mapping[Any, Any]) -> None:
+        self._metadata, self._places = metadata, places
+        self._held: dict[tuple[str, int, int], Any] = {}
+        self.problems: dict[str, Problem] = {}
+
+    def of(self, name: str, start: tuple[int, ...] | None) -> Any:
+        """What was saved under a name, or of a tensor its piece from `start`; None where it cannot be read."""
+        said = _state(self._places.get(text_of_place(name, start)))
+        file, offset, length = (said.get(part) for part in ("relative_path", "offset", "length"))
+        if not isinstance(file, str) or type(offset) is not int or type(length) is not int:
+            return None
+        place = (file, max(offset, 0), max(length, 0))
+        if place not in self._held:
+            self._held[place] = self._read(*place)
+        return self._held[place]
+
+    def _read(self, file: str, offset: int, length: int) -> Any:
+        if os.path.basename(file) != file or file in ("", ".", ".."):
+            what = f"the metadata leads out of the directory: {file[:80]!r}"
+            self.problems.setdefault(file, Problem(str(self._metadata), what))
+            return None
+        source = FileBytes(self._metadata.with_name(file), offset, length)
+        try:
+            return read_nested(TensorRef(file, "uint8", (source.nbytes,), source)).tree
+        except RldbgError as error:
+            self.problems.setdefault(file, Problem(str(source.path), error.message))
+            return None
+
+
+def _tensor(name: str, kind: Any, held: _Pieces) -> Any:
     """The tensor, or what else was saved under that name."""
     if not isinstance(kind, dict) or kind.get("__class__") != _KIND:
-        return _at(places.get(text_of_place(name, None)), metadata, problems)
+        return held.of(name, None)
     said, pieces = _state(kind), dict[tuple[int, ...], TensorRef]()
     shape, chunks = said.get("size"), said.get("chunks")
     if not _is_shape(shape) or not isinstance(chunks, list):
@@ -85,7 +117,7 @@ def _tensor(name: str, kind: Any, places: Mapping[Any, Any], metadata: Path, pro
         start = chunk.get("offsets")
         if not _is_shape(start):
             return TensorRef("", "none", shape, Unreadable("a piece without a place"))
-        piece = _at(places.get(text_of_place(name, start)), metadata, problems)
+        piece = held.of(name, start)
         if not isinstance(piece, TensorRef) or piece.shape != chunk.get("sizes"):
             return TensorRef("", "none", shape, Unreadable(f"the piece at {list(start)} cannot be read"))
         pieces[start] = piece
@@ -95,23 +127,6 @@ def _tensor(name: str, kind: Any, places: Mapping[Any, Any], metadata: Path, pro
 
 def _is_shape(value: Any) -> TypeGuard[tuple[int, ...]]:
     return isinstance(value, tuple) and all(type(length) is int and length >= 0 for length in value)
-
-
-def _at(place: Any, metadata: Path, problems: dict[str, Problem]) -> Any:
-    """What a .distcp file holds at a place; None where it cannot be read."""
-    said = _state(place)
-    file, offset, length = (said.get(part) for part in ("relative_path", "offset", "length"))
-    if not isinstance(file, str) or type(offset) is not int or type(length) is not int:
-        return None
-    if os.path.basename(file) != file or file in ("", ".", ".."):
-        problems.setdefault(file, Problem(str(metadata), f"the metadata leads out of the directory: {file[:80]!r}"))
-        return None
-    source = FileBytes(metadata.with_name(file), max(offset, 0), max(length, 0))
-    try:
-        return read_nested(TensorRef(file, "uint8", (source.nbytes,), source)).tree
-    except RldbgError as error:
-        problems.setdefault(file, Problem(str(source.path), error.message))
-        return None
 
 
 DIALECT = Dialect("distributed checkpoint", "names", any_of(_folders), index, read)

@@ -29,6 +29,7 @@ _LONG = {
     "text_arrays_of_the_same_bytes", "a_megabyte_of_lists", "a_log_of_errors", "a_msgpack_of_lists",
     "a_log_of_iterations", "metric_rows_of_one_document", "a_megabyte_of_empty_bytes", "metric_lines_without_end",
     "a_msgpack_of_very_many_batches", "a_megabyte_of_empty_sets", "meta_tensors_of_one_long_size",
+    "a_distributed_checkpoint_of_one_piece_again_and_again", "an_index_of_weights_of_very_many_files",
     "a_log_of_nothing_but_nan", "a_line_of_very_many_metrics", "a_step_that_spaces_follow", "a_column_of_one_long_text",
 }  # fmt: skip
 
