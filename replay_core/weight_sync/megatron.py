@@ -18,9 +18,9 @@ from replay_core.records import FileBytes, TensorRef
 from replay_core.regexes import regex
 from replay_core.weight_sync.state import Values, WeightState
 
-_RANK = regex(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
-_LAYER = regex(r"(?:decoder|encoder)\.layers\.(\d+)\.(.*)")
-_EXPERT = regex(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc\d)\.weight|(linear_fc\d)\.weight(\d+))")
+_RANK = regex(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
+_LAYER = regex(r"(?:decoder|encoder)\.layers\.(\d{1,6})\.(.*)")
+_EXPERT = regex(r"mlp\.experts\.(?:local_experts\.(\d{1,6})\.(linear_fc\d)\.weight|(linear_fc\d)\.weight(\d{1,6}))")
 #: Megatron's name within a layer -> Hugging Face's, and the axis along which ranks hold parts; None: all hold all.
 _SAME: dict[str, tuple[str, int | None]] = {
     "input_layernorm.weight": ("input_layernorm.weight", None),
@@ -81,8 +81,8 @@ def joined(states: Sequence[WeightState]) -> list[WeightState]:
     found = MegatronWeights(states[0].path, states[0].label, {}, None, states[0].step)
     first_layer = 0
     for stage in range(pipeline):
-        ranks = [by_rank.get((at, stage)) for at in range(tensor)]
-        whole = [one for one in ranks if one is not None]
+        # Of those there are: a folder may be called rank nine hundred thousand.
+        whole = [by_rank[place] for place in sorted(by_rank) if place[1] == stage]
         if len(whole) < tensor:
             raise DumpError(
                 "ranks of a Megatron checkpoint are missing", file=str(states[0].path),
@@ -114,13 +114,17 @@ def _add(found: MegatronWeights, name: str, parts: list[TensorRef], first_layer:
         found.wholes[theirs] = whole
 
     def put_same(theirs: str, axis: int | None) -> None:
+        _need_alike(parts, axis, told)
         shape = list(parts[0].shape)
         if axis is not None:
             shape[axis] = sum(one.shape[axis] for one in parts)
         put(theirs, tuple(shape), _Whole(tuple(parts), axis))
 
     def put_gate_up(theirs: str) -> None:
+        _need_alike(parts, 0, told)
         rows = sum(one.shape[0] for one in parts) // 2
+        if any(one.shape[0] % 2 for one in parts):
+            raise _unfit(told, parts[0], "as many rows of the gate as over it", parts)
         for half, what in enumerate(("gate_proj", "up_proj")):
 
             def take(ranks: list[Values], half: int = half) -> Values:
@@ -146,7 +150,10 @@ def _add(found: MegatronWeights, name: str, parts: list[TensorRef], first_layer:
         put_gate_up(f"{layer}.mlp")
     elif inner.startswith("self_attention.linear_qkv.") and inner.rsplit(".", 1)[1] in ("weight", "bias"):
         heads, groups = _heads(told)
+        _need_alike(parts, 0, told)
         rows = sum(one.shape[0] for one in parts)
+        if rows % (heads + 2 * groups):
+            raise _unfit(told, parts[0], f"rows of {heads} heads and {groups} query groups", parts)
         head = rows // (heads + 2 * groups)
         counts = (heads // groups, 1, 1)
         for at, what in enumerate(("q_proj", "k_proj", "v_proj")):
@@ -164,6 +171,20 @@ def _add(found: MegatronWeights, name: str, parts: list[TensorRef], first_layer:
         put_same(f"{layer}.{theirs}", axis)
 
 
+def _need_alike(parts: list[TensorRef], axis: int | None, told: WeightState) -> None:
+    """Refuse parts that do not join along an axis."""
+    beside = [[length for at, length in enumerate(one.shape) if at != axis] for one in parts]
+    if any(one != beside[0] for one in beside) or (axis is not None and len(parts[0].shape) <= axis):
+        raise _unfit(told, parts[0], "parts that differ along one axis alone", parts)
+
+
+def _unfit(told: WeightState, ref: TensorRef, expected: str, parts: list[TensorRef]) -> DumpError:
+    return DumpError(
+        "the ranks of a Megatron checkpoint do not fit together", file=str(told.path), tensor=ref.name,
+        expected=expected, found=", ".join(str(list(one.shape)) for one in parts[:4]),
+    )  # fmt: skip
+
+
 def _heads(state: WeightState) -> tuple[int, int]:
     """(attention heads, query groups), of the arguments in the file.
 
@@ -171,13 +192,23 @@ def _heads(state: WeightState) -> tuple[int, int]:
         DumpError: they are not there.
     """
     asked = ("num_attention_heads", "group_query_attention", "num_query_groups")
-    said = {one: np.asarray(state.values(f"args.{one}")).item() for one in asked if state.has(f"args.{one}")}
+    said = {one: np.asarray(state.values(f"args.{one}")).tolist() for one in asked if state.has(f"args.{one}")}
     if "num_attention_heads" not in said:
         raise DumpError(
             "the fused attention of a Megatron checkpoint cannot be cut apart", file=str(state.path),
             expected="args.num_attention_heads and args.num_query_groups in model_optim_rng.pt", found="none",
             hint="convert it to Hugging Face's layout first (megatron-bridge, mbridge)",
         )  # fmt: skip
-    heads = int(said["num_attention_heads"])
+    heads = said["num_attention_heads"]
     # Megatron's default of num_query_groups is 1, and means nothing unless groups are asked for.
-    return heads, int(said.get("num_query_groups") or heads) if said.get("group_query_attention", True) else heads
+    groups = (said.get("num_query_groups") or heads) if said.get("group_query_attention", True) else heads
+    if type(heads) is not int or type(groups) is not int or groups < 1 or heads < groups or heads % groups:
+        raise DumpError(
+            "the arguments of a Megatron checkpoint are of no attention", file=str(state.path),
+            expected="so many heads in each query group", found=" and ".join(_counted(one) for one in (heads, groups)),
+        )  # fmt: skip
+    return heads, groups
+
+
+def _counted(said: object) -> str:
+    return str(said) if isinstance(said, int) and abs(said) < 1 << 40 else f"a {type(said).__name__} that is no count"
