@@ -709,3 +709,10 @@ def a_distributed_checkpoint_of_one_piece_again_and_again(folder: Path) -> Path:
     _file(folder, "__0_0.distcp", held.getvalue())
     _file(folder, ".metadata", pickle.dumps(Metadata(tensors, None, places)))
     return folder
+
+
+@maker
+def many_tensors_that_overlap_themselves(folder: Path) -> Path:
+    few = torch.arange(4096.0)
+    torch.save({f"h{i}": few.as_strided((1000, 1000), (1, 1), i) for i in range(500)}, folder / "x.pt")
+    return folder / "x.pt"

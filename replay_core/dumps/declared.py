@@ -24,7 +24,7 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
     for ref in fields:
         source = ref.source
         if type(source) is FileBytes and source.nbytes:
-            declared += source.nbytes
+            declared += source.nbytes if source.strides is None else _looked_at(ref)
         elif ref.shape:
             break
     else:
@@ -40,7 +40,7 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
                 if here is not None:
                     walked[here] = walked.get(here, 0) + nbytes
                 here, nbytes = source.path, 0
-            nbytes += source.nbytes
+            nbytes += source.nbytes if source.strides is None else _looked_at(ref)
         else:
             odd.append(number)
     if here is not None:
@@ -60,6 +60,11 @@ def payable(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
         if why is not None:
             answer[number] = ref.with_(source=Unreadable(why))
     return answer
+
+
+def _looked_at(ref: TensorRef) -> int:
+    """Bytes of a tensor with strides: of one whose elements overlap at least one for each, for each is looked at."""
+    return max(ref.source.nbytes, ref.numel) if isinstance(ref.source, FileBytes) else 0
 
 
 def _hint() -> str:

@@ -64,6 +64,16 @@ def test_a_document_of_what_claims_more_than_it_holds_is_made(tmp_path: Path, na
         assert len(open_dump(MAKERS[name](tmp_path), headers=True)["records"]) <= 4096
 
 
+def test_tensors_that_overlap_themselves_share_one_bound_and_a_few_are_read(tmp_path: Path) -> None:
+    many = open_run(MAKERS["many_tensors_that_overlap_themselves"](tmp_path)).records[0].tensors()
+    assert not any(ref.is_readable for ref in many)
+    few = torch.arange(4096.0)
+    path = save_file(tmp_path / "few.pt", {f"h{i}": few.as_strided((1000, 1000), (1, 1), i) for i in range(20)})
+    fields = open_run(path).records[0].tensors()
+    assert all(ref.is_readable for ref in fields)
+    assert pages.array(fields[3])[2, 5] == 2 + 5 + 3
+
+
 def test_a_budget_says_what_was_claimed_what_is_stored_and_what_raises_it(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(5000))
