@@ -101,6 +101,7 @@ def test_a_reference_at_another_temperature_is_called_that(tmp_path: Path) -> No
     (one,) = causes(look(copying.run(tmp_path / "run", "reference-tempered"), "D15"))
     assert "policy and reference are at different temperatures" in one.claim
     gain = next(each.value for each in one.evidence if "temperature" in each.name)
+    assert isinstance(gain, float)
     assert 0.45 < gain < 0.55
 
 
