@@ -48,7 +48,7 @@ def test_rules_of_a_file_say_the_same_afterwards(fault: Fault, limits: tuple[flo
     before = compare_paths(*paths)
     asked = compare_paths(*paths, tolerances=rules)
     kept = verdicts(before)
-    monkeypatch.setattr(pages, "stream", lambda path: pytest.fail("it read"))
+    monkeypatch.setattr(pages, "Stream", lambda path: pytest.fail("it read"))
     assert verdicts(rejudge(before, rules)) == verdicts(asked)
     assert verdicts(before) == kept
     assert verdicts(rejudge(rejudge(before, rules), Tolerances())) == kept
