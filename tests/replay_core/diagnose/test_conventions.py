@@ -31,6 +31,7 @@ def trained(**recipe: object) -> Trained:
     return train(Recipe("run", **{**SMALL, **recipe}))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_loss_that_megatrons_schedule_will_divide_is_no_error(tmp_path: Path) -> None:
     path = forms.native(trained(fault="accumulation-forgotten", warm=240), tmp_path / "native")
     one = of(look(path, "D28"), "D28")

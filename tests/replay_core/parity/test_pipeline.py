@@ -81,6 +81,7 @@ def test_each_planted_change_is_its_own_cause(parity: Parity, name: str):
     assert others <= {"padding"}, document["also"]
 
 
+@pytest.mark.long
 def test_an_epsilon_is_found_at_the_first_norm_and_the_epsilons_are_read_back(parity: Parity):
     document = parity({}, {"model": {"rms_norm_eps": 1e-5}}, steps=0)
     first = document["first_divergence"]

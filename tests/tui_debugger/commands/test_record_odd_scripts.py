@@ -129,6 +129,7 @@ def counted(run: Run) -> dict[str, int]:
     return Counter(str(record.key.stage) for record in run.records)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "steps", "calls", "losses", "code"),
     [
