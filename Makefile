@@ -28,6 +28,8 @@ demo: $(STAMP)  ## train a tiny policy, pack a micro-batch wrongly, see the firs
 PARALLEL := -n 3 --dist worksteal
 QUICK ?= not slow and not long
 test test-all check: export OMP_NUM_THREADS = 1
+# Hundreds of tests start a child: where an environment forbids to keep compiled code, each child compiles rldbg anew.
+test test-all check: export PYTHONDONTWRITEBYTECODE =
 
 test: $(STAMP)  ## the quick tests: what to run after every change
 	$(BIN)/python -m pytest -m "$(QUICK)" $(PARALLEL) $(PYTEST_FLAGS)

@@ -80,7 +80,12 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 def _of_bin(values: list[float]) -> float:
     """A bin that holds one non-finite value shows it: it must not vanish."""
-    return next((value for value in values if not math.isfinite(value)), median(values))
+    beyond = next((value for value in values if not math.isfinite(value)), None)
+    if beyond is not None:
+        return beyond
+    middle = median(values)
+    # The mean of two numbers that stand in the middle: their sum may be beyond what a float holds.
+    return middle if math.isfinite(middle) else 2 * median(value / 2 for value in values)
 
 
 def _bar(value: float, low: float, high: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replay_core.diagnose.trends import DRIFT_Z, drift, level, outliers, sparkline, spread
@@ -46,6 +46,7 @@ def test_level_is_the_median_of_the_end() -> None:
 
 
 @given(st.lists(st.floats(), max_size=200), st.integers(1, 60))
+@example([8.988465674311579e307, 8.98846567431158e307], 1)
 def test_any_series_has_marks_and_a_sparkline(values: list[float], width: int) -> None:
     line = sparkline(values, width)
     assert len(line) == min(len(values), width)
